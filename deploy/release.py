@@ -1,7 +1,8 @@
 """`python -m deploy.release vX.Y.Z --source URL --notes FILE`: prepares the sources for a release.
 
 The tag, `cellgate.VERSION` and the changelog must agree. The notes are the changelog's section. Where the
-repository is goes into the project's URLs, and into the links of the README, which a package shows elsewhere.
+repository is goes into the project's URLs, into the links of the README, which a package shows elsewhere, and
+into the runbooks' addresses in the alerts: nothing else knows it.
 """
 
 import argparse
@@ -17,6 +18,8 @@ Documentation = "{source}/tree/{tag}/docs"
 Changelog = "{source}/blob/{tag}/CHANGELOG.md"
 Issues = "{source}/issues"
 """
+_DOCS = "https://cellgate.example/docs/"
+"""Stands for the pages of docs/ in deploy/monitoring, until a release says where they are."""
 
 
 class ReleaseError(Exception):
@@ -35,7 +38,7 @@ def main() -> int:
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
-    for name, change in (("pyproject.toml", with_urls), ("README.md", with_links)):
+    for name, change in _CHANGES.items():
         file = ROOT / name
         file.write_text(change(file.read_text(), args.source.rstrip("/"), args.tag))
     return 0
@@ -75,6 +78,17 @@ def with_links(readme: str, source: str, tag: str) -> str:
     pictures = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{source}/raw/{tag}/", readme)
     return re.sub(r"(\]\()(?!https?:|#)", rf"\1{source}/blob/{tag}/", pictures)
 
+
+def with_runbooks(rules: str, source: str, tag: str) -> str:
+    """The alerts with runbooks of this release."""
+    return rules.replace(_DOCS, f"{source}/blob/{tag}/docs/")
+
+
+_CHANGES = {
+    "pyproject.toml": with_urls,
+    "README.md": with_links,
+    "deploy/monitoring/rules.yaml": with_runbooks,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

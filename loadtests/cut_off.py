@@ -149,7 +149,6 @@ def _s(seconds: float | None) -> str:
 
 
 @progress.shown("cut-off")
-@progress.shown("cut-off")
 def main() -> int:
     """Run both parts, or one; 0 when all is as it must be."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.cut_off", description=__doc__)

@@ -154,7 +154,6 @@ async def _rounds(
 
 
 @progress.shown("detection")
-@progress.shown("detection")
 def main() -> int:
     """Run the cases that were asked for; 0 when every one passes."""
     args = _arguments()

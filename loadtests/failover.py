@@ -142,7 +142,6 @@ def _count(ends: Counter[End]) -> str:
 
 
 @progress.shown("failover")
-@progress.shown("failover")
 def main() -> int:
     """Run the rounds; 0 when every one passes."""
     args = _arguments()

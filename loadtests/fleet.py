@@ -195,7 +195,6 @@ async def _publish(redis_url: str, url: str, count: int) -> None:
 
 
 @progress.shown("fleet")
-@progress.shown("fleet")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; 0 when each passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.fleet", description=__doc__)

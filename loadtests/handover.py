@@ -156,7 +156,6 @@ async def _all_end(dynasty: Dynasty) -> list[str]:
 
 
 @progress.shown("handover")
-@progress.shown("handover")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the drill; 0 when nobody noticed."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.handover", description=__doc__)

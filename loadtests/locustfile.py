@@ -1,32 +1,42 @@
 """Locust's users of an OpenAI-compatible API: `locust -f loadtests/locustfile.py --host http://127.0.0.1:8000`.
 
-A class for each mix; `--config-users` changes their weights. TTFT, ITL, TPOT, E2E, tokens/s and goodput are
-Locust events; the summary comes at the end. What must stay true: every request gets exactly one record.
+A class for each mix; `--config-users` changes their weights. Locust's requests are whole ones, from sending
+to the last byte; first tokens, gaps, tokens a second and failovers are a part of its page, and of `make
+load`'s report. What must stay true: every request gets exactly one record.
 """
 
 import argparse
 import itertools
+import os
 import random
 import sys
 from pathlib import Path
 from typing import Any
+
+if __package__ is None or __package__ == "":  # Locust runs a file, from whichever folder one is in.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gevent  # type: ignore[import-untyped]
 from locust import User, constant, events, task
 from locust.env import Environment
 from locust.user.task import LOCUST_STATE_STOPPING
 
+from loadtests.datasets import nouns as datasets
+from loadtests.datasets.reading import read as read_dataset
 from loadtests.drill.answers import Answer, End
 from loadtests.drill.asking import Client
 from loadtests.drill.mixes import Request
 from loadtests.drill.records import Record, Writer, read
 from loadtests.drill.summary import Goal, Summary
+from loadtests.load import live, target
 
+DATASET_MOST = 20_000
+"""Requests of a file that are kept."""
 RETRY_S = 0.5
 """Who was not answered asks again after this; a refusal must not become a busy loop."""
 
 HONEST = (End.WHOLE, End.HONEST, End.REFUSED)
-_numbers = itertools.count()
+_numbers, _asked = itertools.count(), itertools.count()
 
 
 class _Run:
@@ -34,6 +44,10 @@ class _Run:
 
     writer: Writer
     bursts: gevent.Greenlet | None = None
+    model = ""
+    failovers_before: int | None = None
+    dataset: tuple[datasets.Request, ...] = ()
+    live = live.Live()
 
 
 _run = _Run()
@@ -63,8 +77,12 @@ class MixUser(User):
     @task
     def ask(self) -> None:
         """One request."""
-        if ask(self.environment, self._client, self.mix, self._rng) is not End.WHOLE:
+        if ask(self.environment, self._client, self.draw()) is not End.WHOLE:
             gevent.sleep(RETRY_S)
+
+    def draw(self) -> Request:
+        """What to ask next."""
+        return Request.draw(self.mix, self._rng, known=_options(self.environment).texts == "known")
 
 
 class ShortChatUser(MixUser):
@@ -98,28 +116,60 @@ class EmbeddingsUser(MixUser):
     wait_time = constant(0.5)
 
 
+def _named(name: str) -> int:
+    """The weight of a class that takes part only when it is named."""
+    return int(name in sys.argv)
+
+
 class Stream48User(MixUser):
     """Streams of 48 tokens, for units that are slow."""
 
-    mix, weight = "stream-48", int("Stream48User" in sys.argv)  # Only who is named takes part.
+    mix, weight = "stream-48", _named("Stream48User")
 
 
 class LongPromptUser(MixUser):
     """100k tokens at once."""
 
-    mix, weight = "long-prompt", int("LongPromptUser" in sys.argv)
+    mix, weight = "long-prompt", _named("LongPromptUser")
+
+
+class PrefillHeavyUser(MixUser):
+    """Long prompts, short answers."""
+
+    mix, weight = "prefill-heavy", _named("PrefillHeavyUser")
+
+
+class DecodeHeavyUser(MixUser):
+    """Short prompts, long answers."""
+
+    mix, weight = "decode-heavy", _named("DecodeHeavyUser")
+
+
+class ChatUser(MixUser):
+    """Prompts and answers of many lengths."""
+
+    mix, weight = "chat", _named("ChatUser")
+
+
+class DatasetUser(MixUser):
+    """Asks what `--dataset` holds, in its order; all such users together, and from its start again."""
+
+    mix, weight = "chat", _named("DatasetUser")
+
+    def draw(self) -> Request:
+        """The next one of the file."""
+        found = _run.dataset[next(_asked) % len(_run.dataset)]
+        return Request.of(found, self._rng, known=_options(self.environment).texts == "known")
 
 
 def client_of(environment: Environment) -> Client:
     """A client of what `--host` names."""
     options = _options(environment)
-    return Client(environment.host or "http://127.0.0.1:8000", options.model, options.hang_s)
+    return Client(_host(environment), _run.model, options.hang_s, options.api_key)
 
 
-def ask(environment: Environment, client: Client, mix: str, rng: random.Random) -> End:
-    """Ask once, leave the record and the events."""
-    options = _options(environment)
-    request = Request.draw(mix, rng, known=options.texts == "known")
+def ask(environment: Environment, client: Client, request: Request) -> End:
+    """Ask once, leave the record and the event."""
     answer = Answer(request)
     _run.writer.begin()
     try:
@@ -127,8 +177,13 @@ def ask(environment: Environment, client: Client, mix: str, rng: random.Random) 
     finally:
         record = Record.of(answer)
         _run.writer.write(record)
-    _fire(environment, record, Goal(options.goal_ttft_s, options.goal_tpot_s))
+        _run.live.take(record)
+    _fire(environment, record)
     return record.end
+
+
+def _host(environment: Environment) -> str:
+    return environment.host or "http://127.0.0.1:8000"
 
 
 def _options(environment: Environment) -> argparse.Namespace:
@@ -137,34 +192,28 @@ def _options(environment: Environment) -> argparse.Namespace:
     return options
 
 
-def _fire(environment: Environment, record: Record, goal: Goal) -> None:
-    request: Any = environment.events.request
-
-    def fire(kind: str, value: float, exception: Exception | None = None) -> None:
-        request.fire(
-            request_type=kind,
-            name=record.mix,
-            response_time=value,
-            response_length=record.tokens,
-            exception=exception,
-            context={},
-        )
-
+def _fire(environment: Environment, record: Record) -> None:
+    """Tell Locust of a request, the only kind that it knows of."""
     bad = None if record.end is End.WHOLE else RuntimeError(f"{record.end}: {record.why}")
-    fire("E2E ms", 1000 * record.e2e_s, bad)
-    if record.gaps_s and record.ttft_s is not None and record.tpot_s is not None:
-        fire("TTFT ms", 1000 * record.ttft_s)
-        fire("TPOT ms", 1000 * record.tpot_s)
-        fire("tokens/s", record.tokens / record.e2e_s)
-        for gap_s in record.gaps_s:
-            fire("ITL ms", 1000 * gap_s)
-    if goal.met_by(record):
-        fire("goodput", 1000 * record.e2e_s)
+    request: Any = environment.events.request
+    request.fire(
+        request_type="whole answer",
+        name=record.mix,
+        response_time=1000 * record.e2e_s,
+        response_length=record.tokens,
+        exception=bad,
+        context={},
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="sim", help="the model's name")
-    parser.add_argument("--texts", default="known", help="known: of simulated units; unknown: of any other")
+    parser.add_argument("--model", default="", help="the model's name; without it the first of /v1/models")
+    key = os.environ.get("OPENAI_API_KEY", "")
+    parser.add_argument("--api-key", default=key, help="sent as a bearer token; default: $OPENAI_API_KEY")
+    parser.add_argument("--admin", default="", help="URL of the gate's admin port, to count failovers")
+    parser.add_argument("--dataset", default="", help="what DatasetUser asks: a file of requests")
+    parser.add_argument("--max-prompt-tokens", type=int, default=8000, help="longer ones are left out")
+    parser.add_argument("--texts", default="unknown", help="known: of simulated units; unknown: of any other")
     parser.add_argument("--records", default="requests.jsonl", help="where each request is written")
     parser.add_argument(
         "--hang-s", type=float, default=10.5, help="a stream without a byte for so long hangs"
@@ -177,8 +226,33 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _open(environment: Environment, **_: Any) -> None:
     options = _options(environment)
+    try:
+        _run.model = options.model or target.first_model(_host(environment), options.api_key)
+        if options.dataset:
+            most = options.max_prompt_tokens
+            _run.dataset = tuple(read_dataset(Path(options.dataset), requests=DATASET_MOST, max_tokens=most))
+    except (target.TargetError, datasets.DatasetError) as error:
+        # Locust only logs other exceptions of a listener, and its users would go on without a model.
+        raise SystemExit(str(error)) from None
+    _run.failovers_before = target.failovers(options.admin)
+    _run.live.clear()
+    _run.live.goal = Goal(options.goal_ttft_s, options.goal_tpot_s)
     _run.writer = Writer(Path(options.records))
     _run.bursts = gevent.spawn(_burst, environment) if options.burst_every_s else None
+
+
+def _add_page(environment: Environment, **_: Any) -> None:
+    """The part of Locust's page that tells of tokens."""
+
+    def html() -> str:
+        runner = environment.runner
+        now = target.failovers(_options(environment).admin)
+        before = _run.failovers_before
+        moved = None if now is None or before is None else now - before
+        return _run.live.html(runner.user_count if runner is not None else 0, moved)
+
+    if environment.web_ui is not None:
+        live.add_to(environment.web_ui.app, html)
 
 
 def _burst(environment: Environment) -> None:
@@ -192,7 +266,10 @@ def _burst(environment: Environment) -> None:
 
 def _one_of_burst(environment: Environment) -> None:
     client = client_of(environment)
-    ask(environment, client, "short-chat", random.Random(f"burst {next(_numbers)}"))
+    known = _options(environment).texts == "known"
+    ask(
+        environment, client, Request.draw("short-chat", random.Random(f"burst {next(_numbers)}"), known=known)
+    )
     client.close()
 
 
@@ -213,6 +290,7 @@ def _sum_up(environment: Environment, **_: Any) -> None:
 
 _hooks: Any = events
 _hooks.init_command_line_parser.add_listener(_add_options)
+_hooks.init.add_listener(_add_page)
 _hooks.test_start.add_listener(_open)
 _hooks.test_stop.add_listener(_close)
 _hooks.quitting.add_listener(_sum_up)

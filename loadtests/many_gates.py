@@ -1,9 +1,9 @@
 """Many gates on one Redis: what that costs Redis and each gate, and how soon all know what one has found.
 
-`python -m loadtests.many_gates` starts a real redis-server, two mock units, and 1, 16, then 64 gates before
-them. What must hold: each gate hears all others, and all of them hear of a unit that one has lost. The times
-of a flip are those of the gates' own events, to a millisecond; where the gates want more CPU than the machine
-has, they are those of the crowd, and the line says so.
+`python -m loadtests.many_gates` starts a real redis-server, two mock units (`--units`), and 1, 16, then 64
+gates before them. What must hold: each gate hears all others, and all of them hear of a unit that one has
+lost. The times of a flip are those of the gates' own events, to a millisecond; where the gates want more CPU
+than the machine has, they are those of the crowd, and the line says so.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from loadtests.kit.report import print_problems, verdict
 from loadtests.kit.waiting import until
 from loadtests.redis_faults.flips import Door
 
-UNITS = 2
 SETTLE_S = 5.0
 HEARD_PATIENCE_S = 30.0
 LINGER_S = 3.0
@@ -67,8 +66,9 @@ class Cost:
 class Crowd:
     """So many gates before the same units, the first of them by way of doors."""
 
-    def __init__(self, size: int, server: RedisServer, stack: AsyncExitStack) -> None:
+    def __init__(self, size: int, units: int, server: RedisServer, stack: AsyncExitStack) -> None:
         self.size = size
+        self._units = units
         self.server = server
         self._stack = stack
         self.doors: dict[str, Door] = {}
@@ -76,7 +76,7 @@ class Crowd:
 
     async def start(self) -> None:
         """All of them, and wait until each hears all others. Raises RuntimeError when one does not."""
-        units = self._stack.enter_context(mock_fleet(UNITS, 2.0))
+        units = self._stack.enter_context(mock_fleet(self._units, 2.0))
         for unit in units:
             door = self.doors[unit.name] = Door(unit.url)
             await door.open()
@@ -167,7 +167,7 @@ def _peers(gate: GateProcess) -> int:
 
 
 def _beats(gate: GateProcess) -> float:
-    return metric_sum(gate.metrics(), "cellgate_redis_documents_written_total") / UNITS
+    return metric_sum(gate.metrics(), "cellgate_redis_beats_total")
 
 
 def _heard_at(gate: GateProcess, unit: str, since: float) -> float | None:
@@ -176,10 +176,10 @@ def _heard_at(gate: GateProcess, unit: str, since: float) -> float | None:
     return told[0] if told else None
 
 
-async def crowd(size: int, seconds: float, flips: int) -> list[str]:
+async def crowd(size: int, units: int, seconds: float, flips: int) -> list[str]:
     """Measure with so many gates; what must not have been."""
     async with AsyncExitStack() as stack:
-        gates = Crowd(size, stack.enter_context(redis_server()), stack)
+        gates = Crowd(size, units, stack.enter_context(redis_server()), stack)
         await gates.start()
         problems = await gates.unheard()
         await asyncio.sleep(SETTLE_S)
@@ -205,7 +205,7 @@ async def _flips(gates: Crowd, flips: int) -> tuple[list[float], list[str]]:
     """How long each flip took to each gate, and which were not heard."""
     took_s, problems = [], []
     for number in range(flips):
-        heard, missed = await gates.flip(list(gates.doors)[number % UNITS])
+        heard, missed = await gates.flip(list(gates.doors)[number % len(gates.doors)])
         took_s += heard
         problems += [f"{missed} of {gates.size - 1} gates never heard of flip {number}"] if missed else []
     return took_s, problems
@@ -220,18 +220,18 @@ def _times(size: int, took_s: list[float]) -> str:
 
 
 @progress.shown("many-gates")
-@progress.shown("many-gates")
 def main() -> int:
     """Measure with each number of gates; 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.many_gates", description=__doc__)
     parser.add_argument("--gates", default="1,16,64", help="how many, one number after the other")
+    parser.add_argument("--units", type=int, default=2, help="before which all of them are")
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, with each number")
     parser.add_argument("--flips", type=int, default=6, help="with each number")
     args = parser.parse_args()
     problems: list[str] = []
     for size in map(int, args.gates.split(",")):
         progress.phase(f"{size} gates, {len(problems)} problems")
-        problems += uvloop.run(crowd(size, args.seconds, args.flips))
+        problems += uvloop.run(crowd(size, args.units, args.seconds, args.flips))
     print(verdict(problems))
     print_problems(problems)
     return 1 if problems else 0

@@ -183,7 +183,6 @@ def share(times_s: Sequence[float], part: float) -> float:
 
 
 @progress.shown("own-health")
-@progress.shown("own-health")
 def main() -> int:
     """Run all loads; 0 when each answer came in time."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.own_health", description=__doc__)

@@ -235,7 +235,6 @@ def _settings(units: Sequence[Named], audit: str) -> dict[str, object]:
 
 
 @progress.shown("pauses")
-@progress.shown("pauses")
 def main() -> int:
     """Run it; 0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.pauses", description=__doc__)

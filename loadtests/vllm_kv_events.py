@@ -34,6 +34,7 @@ from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.processes import free_port
 from loadtests.vllm import processes, unit
 from loadtests.vllm.install import set_up
+from loadtests.vllm.prompts import some_words
 from loadtests.wire.blocking import fetch
 
 REQUESTS = 200
@@ -44,21 +45,6 @@ CLEARED_AT, CUT_AT, MENDED_AT, RESTARTED_AT = 60, 90, 105, 140
 SETTLED_S = 0.4
 START_TIMEOUT_S = 300.0
 SILENCE_S = 120.0
-WORDS = (
-    "the",
-    "gate",
-    "knows",
-    "what",
-    "each",
-    "unit",
-    "holds",
-    "sends",
-    "a",
-    "request",
-    "where",
-    "it",
-    "was",
-)
 
 
 @dataclass(slots=True)
@@ -226,11 +212,11 @@ def _follower(one: Watched, context: zmq.Context[zmq.Socket[bytes]]) -> RankFoll
 
 async def _play(units: list[Watched], gates: list[GateProcess]) -> list[Seen]:
     rng, seen = random.Random(7), []
-    documents = [_text(rng, rng.randrange(150, 500)) for _ in range(6)]
+    documents = [some_words(rng, rng.randrange(150, 500)) for _ in range(6)]
     for number in range(REQUESTS):
         await _happens(number, units, gates)
         one = rng.choice(units)
-        content = f"{rng.choice(documents)} {_text(rng, rng.randrange(5, 120))}"
+        content = f"{rng.choice(documents)} {some_words(rng, rng.randrange(5, 120))}"
         if CUT_AT <= number < MENDED_AT and one is units[0]:
             # Its index hears nothing now: the gates' events have another connection.
             await asyncio.to_thread(_ask, gates[number % 2], one, content)
@@ -296,10 +282,6 @@ def _post(url: str, body: dict[str, object], lines: str = "") -> bytes:
 def _chat(content: str) -> dict[str, object]:
     messages = [{"role": "user", "content": content}]
     return {"model": unit.MODEL_NAME, "messages": messages, "max_tokens": 4, "temperature": 0}
-
-
-def _text(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def _report(seen: list[Seen], units: list[Watched]) -> int:

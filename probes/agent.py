@@ -2,7 +2,7 @@
 
 One file, standard library only, Python 3.8 or later: it also runs as `python agent.py` in an engine's image.
 1. A process is gone only when the kernel says so; what the agent cannot read keeps its last state.
-2. Command lines never leave the machine, because they may hold keys: only names and numbers do.
+2. Command lines never leave the machine, because they may hold keys: only names, numbers and hashes do.
 3. A client that does not read, or sends garbage, costs a bounded amount of memory and is dropped.
    docs/agent.md has the rule that distinguishes needed processes from helpers, and the protocol.
 """
@@ -19,9 +19,11 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +46,8 @@ COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
 SHOWN_MAX = 64
 NAMED_MAX = 3
+SAID_MAX = 80
+"""Characters of a name or a value in a report."""
 ALONE = 3
 """With fewer visible processes than this, the agent may be in its own namespace."""
 HEAD_BYTES = 8 * 1024
@@ -51,6 +55,21 @@ HEAD_S = 5.0
 UNREAD_BYTES = 64 * 1024
 CLIENTS_MAX = 128
 TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+IMAGE_VARIABLE = "CELLGATE_IMAGE_DIGEST"
+"""The digest of the engine's image: nothing inside a container knows it."""
+
+RAS_ADDRESS = ("localhost", 28028)
+REPORT_S = 9.0
+"""A report that takes longer is not awaited: a driver may keep its reader waiting without an end."""
+RAS_S = 7.0
+RAS_WAIT_S = 2
+"""How long NCCL's RAS service waits for ranks that do not answer."""
+RAS_BYTES = 4 << 20
+COMMUNICATORS_MAX = 8
+RANKS_MAX = 16
+COUNTERS_MAX = 1024
+FLAGS_MAX = 128
+ANCESTORS_MAX = 8
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -76,6 +95,10 @@ _WRAPPERS = frozenset(
     "sh bash dash ash zsh ksh tini dumb-init docker-init catatonit timeout sudo su".split()  # noqa: SIM905
 )
 _HELPERS = re.compile(r"--match\b|multiprocessing\.(resource_tracker|forkserver)|compile_worker")
+
+
+def _is_wrapper(argv: Sequence[str]) -> bool:
+    return os.path.basename(argv[0]).lstrip("-") in _WRAPPERS
 
 
 # -- what the kernel says ----------------------------------------------------------------------------------
@@ -130,6 +153,42 @@ class Proc:
             if argv != [""]:
                 found[pid] = argv
         return found
+
+    def arguments(self, pid: int) -> list[str]:
+        """The arguments of one process; none when there is no such process."""
+        try:
+            return self._read(f"{pid}/cmdline").decode("utf-8", "replace").rstrip("\0").split("\0")
+        except OSError:
+            return []
+
+    def packages(self, pid: int) -> Iterator[tuple[str, str]]:
+        """Name and version of the Python packages beside the libraries that a process has loaded."""
+        with suppress(OSError):  # It has ended, or belongs to another user.
+            directories = set(re.findall(rb"(/\S*/(?:site|dist)-packages)/", self._read(f"{pid}/maps")))
+            for directory in sorted(directories):
+                path = os.path.join(self._root, str(pid), "root", os.fsdecode(directory).lstrip("/"))
+                for entry in sorted(os.listdir(path)):
+                    if entry.endswith(".dist-info"):
+                        name, _, version = entry[: -len(".dist-info")].partition("-")
+                        yield name.lower(), version
+
+    def addresses(self) -> list[str]:
+        """The IP addresses of this machine, without those of its loopback."""
+        found: set[str] = set()
+        with suppress(OSError):
+            text = self._read("net/fib_trie").decode("utf-8", "replace")
+            found |= set(re.findall(r"\|-- (\d[\d.]+)\n +/32 host LOCAL", text))
+        with suppress(OSError, ValueError):
+            for line in self._read("net/if_inet6").decode("utf-8", "replace").splitlines():
+                found.add(str(ipaddress.IPv6Address(bytes.fromhex(line[:32]))))
+        return sorted(found - {"::1"} - {ip for ip in found if ip.startswith("127.")})[:SHOWN_MAX]
+
+    def nvidia_driver(self) -> str:
+        """The version of NVIDIA's kernel module; empty without one."""
+        with suppress(OSError):
+            found = re.search(rb"Kernel Module.*?\s(\d+\.[\d.]+)", self._read("driver/nvidia/version"))
+            return found.group(1).decode() if found else ""
+        return ""
 
     def file_use(self, pid: int) -> float | None:
         """Open files as a share of the limit; None when this agent may not know."""
@@ -215,7 +274,7 @@ class Pattern:
 
     def _is_meant(self, proc: Proc, pid: int, commands: dict[int, list[str]]) -> bool:
         argv = commands[pid]
-        if pid == os.getpid() or os.path.basename(argv[0]).lstrip("-") in _WRAPPERS:
+        if pid == os.getpid() or _is_wrapper(argv):
             return False
         if _HELPERS.search(" ".join(argv)):
             return False
@@ -437,6 +496,276 @@ def _short_hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
+# -- what the node runs ------------------------------------------------------------------------------------
+
+_INTERPRETER = re.compile(r"python[\d.]*|pypy[\d.]*")
+_PACKAGES = re.compile(r"vllm|sglang|tensorrt_llm|torch|transformers|neuronx_cc|nvidia_nccl_cu\d+")
+_MODULES = ("nvidia", "neuron", "amdgpu", "efa", "mlx5_core")
+# What starts or carries an engine: its flags are not those of the engine.
+_CARRIERS = re.compile(r"--match\b|\bmultiprocessing\b|(^|/)raylet\b")
+_SECRET = re.compile(r"key|secret|passw|pwd|credential|auth|cookie|bearer|api.?token|token(?!s|iz)", re.I)
+_NUMBER = re.compile(r"-?\d{1,12}(\.\d{1,12})?")
+SECRET = "***"
+
+
+def stack_of(proc: Proc, sysfs: str, pids: Sequence[int], key: bytes) -> dict[str, str]:
+    """The software of this node by name: packages, drivers, the image, and the flags of the engine, whose
+    values are hashed with `key` (see `flags_of`).
+    """
+    stack = {f"driver {name}": _line_of(f"{sysfs}/module/{name}/version") for name in _MODULES}
+    stack["driver nvidia"] = stack["driver nvidia"] or proc.nvidia_driver()
+    stack["image"] = os.environ.get(IMAGE_VARIABLE, "")
+    for pid in pids[:1]:
+        stack.update(
+            (f"package {name}", version) for name, version in proc.packages(pid) if _PACKAGES.fullmatch(name)
+        )
+    stack = {name: value[:SAID_MAX] for name, value in stack.items() if value}
+    stack.update(flags_of(_command_of(proc, pids), key))
+    return stack
+
+
+def flags_of(argv: Sequence[str], key: bytes) -> dict[str, str]:
+    """The program, flags and other arguments of a command line, by name.
+
+    Numbers stay as they are. Whatever may hold a word of a person's is hashed with `key`, and the value of a
+    flag that is called like a secret is left out: gates compare, and need not know.
+    """
+    found: dict[str, list[str]] = {}
+    current, count = "", 0
+    program, arguments = _program_of(argv)
+    for word in arguments:
+        if word.startswith("-") and not _NUMBER.fullmatch(word):
+            name, equals, value = word.partition("=")
+            current = f"flag {name[:SAID_MAX]}"
+            found.setdefault(current, []).extend([value] if equals else [])
+        else:
+            count += not current
+            found.setdefault(current or f"argument {count}", []).append(word)
+        if len(found) > FLAGS_MAX:
+            break
+    told = {name: _hidden(name, " ".join(values), key) for name, values in found.items()}
+    return {"program": program[:SAID_MAX], **told} if argv else {}
+
+
+def _program_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What runs, and its arguments: of `python -m MODULE` and `python SCRIPT` the module and the script."""
+    name = os.path.basename(argv[0]) if argv else ""
+    if _INTERPRETER.fullmatch(name) and len(argv) > 1:
+        if argv[1] == "-m" and len(argv) > 2:
+            return argv[2], argv[3:]
+        if not argv[1].startswith("-"):
+            return os.path.basename(argv[1]), argv[2:]
+    return name, argv[1:]
+
+
+def _hidden(name: str, value: str, key: bytes) -> str:
+    if _SECRET.search(name):
+        return SECRET
+    if not value or _NUMBER.fullmatch(value):
+        return value
+    return "#" + hmac.new(key, f"{name}={value}".encode(), "sha256").hexdigest()[:12]
+
+
+def _command_of(proc: Proc, pids: Sequence[int]) -> list[str]:
+    """The command line that started the engine: its workers call themselves something else."""
+    for pid in pids:
+        for _ in range(ANCESTORS_MAX):
+            argv, stat = proc.arguments(pid), proc.stat(pid)
+            has_flags = any(word.startswith("-") for word in argv[1:])
+            if has_flags and not _is_wrapper(argv) and not _CARRIERS.search(" ".join(argv)):
+                return argv
+            if stat is None or not stat.parent:
+                break
+            pid = stat.parent
+    return []
+
+
+def _line_of(path: str) -> str:
+    """The first line of a small file; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(256).decode("utf-8", "replace").partition("\n")[0].strip()
+    except OSError:
+        return ""
+
+
+# -- what its ranks and devices say ------------------------------------------------------------------------
+
+# Linux: Documentation/ABI/stable/sysfs-class-infiniband; the drivers mlx5 and efa. Counters that also grow in
+# quiet times are left out.
+_PORT_ERRORS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_HARDWARE_ERRORS = (
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "req_transport_retries_exceeded",
+    "retrans_timeout_events",
+    "unresponsive_remote_events",
+    "impaired_remote_conn_events",
+    "rdma_read_wr_err",
+    "rdma_write_wr_err",
+    "rx_drops",
+)
+_LINK_ERRORS = (
+    *(f"counters/{name}" for name in _PORT_ERRORS),
+    *(f"hw_counters/{name}" for name in _HARDWARE_ERRORS),
+)
+# AWS Neuron: the guide of its sysfs. The status of a core counts what calls of the runtime returned.
+_CORE_ERRORS = (
+    "timeout",
+    "hw_error",
+    "failure",
+    "generic_error",
+    "infer_completed_with_error",
+    "infer_failed_to_queue",
+)
+_DEVICE_ERRORS = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
+
+
+def counters_of(sysfs: str) -> dict[str, int]:
+    """The error counters of links (InfiniBand, RoCE, EFA) and Neuron devices, as far as there are any."""
+    neuron = f"{sysfs}/devices/virtual/neuron_device"
+    found = [
+        (f"{device}/{port} {name.rpartition('/')[2]}", f"{ports}/{port}/{name}")
+        for device in _entries(f"{sysfs}/class/infiniband")
+        for ports in [f"{sysfs}/class/infiniband/{device}/ports"]
+        for port in _entries(ports)
+        for name in _LINK_ERRORS
+    ]
+    for device in _entries(neuron):
+        found += [(f"{device} {name}", f"{neuron}/{device}/stats/hardware/{name}") for name in _DEVICE_ERRORS]
+        cores = [entry for entry in _entries(f"{neuron}/{device}") if entry.startswith("neuron_core")]
+        found += [
+            (f"{device}/{core} {name}", f"{neuron}/{device}/{core}/stats/status/{name}/total")
+            for core in cores
+            for name in _CORE_ERRORS
+        ]
+    read = ((name, _line_of(path) or _line_of(f"{path}/total")) for name, path in found[:COUNTERS_MAX])
+    return {name: int(value) for name, value in read if value.isdigit()}
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def ranks_of(address: tuple[str, int]) -> list[dict[str, Any]]:
+    """What NCCL's RAS service says of the communicators of this job, the largest first; nothing where no
+    service listens, or one before NCCL 2.28.7, which has no JSON.
+
+    The protocol is lines of text, each answered by a line; the status has no end but that of the connection
+    (NCCL: src/ras/client.cc, client_support.cc).
+    """
+    until = time.monotonic() + RAS_S
+    try:
+        with socket.create_connection(address, timeout=1.0) as connection:
+            for command in ("CLIENT PROTOCOL 2", f"TIMEOUT {RAS_WAIT_S}", "SET FORMAT json"):
+                connection.sendall(command.encode() + b"\n")
+                if _received(connection, until, 256, b"\n")[:5] == b"ERROR":
+                    return []
+            connection.sendall(b"STATUS\n")
+            status = json.loads(_received(connection, until, RAS_BYTES))
+        communicators = sorted(status["communicators"], key=lambda comm: -int(comm["size"]))
+        return [_communicator(comm) for comm in communicators[:COMMUNICATORS_MAX]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def _received(connection: socket.socket, until: float, limit: int, end: bytes = b"") -> bytes:
+    """Bytes up to `end`, or to the end of the connection. Raises OSError when that is late or too long."""
+    data = bytearray()
+    while not end or not data.endswith(end):
+        connection.settimeout(max(0.01, until - time.monotonic()))
+        piece = connection.recv(65536)
+        data += piece
+        if len(data) > limit or (not piece and end) or time.monotonic() > until:
+            raise OSError("no answer, or too long")
+        if not piece:
+            break
+    return bytes(data)
+
+
+def _communicator(comm: dict[str, Any]) -> dict[str, Any]:
+    """One communicator in short: who is behind, who does not answer, who reports an error."""
+    ranks, behind = comm["ranks"], []
+    most: dict[str, int] = {}
+    for rank in ranks:
+        for operation, count in rank["collective_counts"].items():
+            most[operation] = max(most.get(operation, 0), int(count))
+    for rank in ranks:
+        late = [
+            (most[operation] - count, operation) for operation, count in rank["collective_counts"].items()
+        ]
+        by, operation = max(late, default=(0, ""))
+        if by > 0:
+            behind.append([*_place(rank), str(operation), most[operation] - by, most[operation]])
+    missing = [rank for rank in comm["missing_ranks"] if any(rank["status"].values())]
+    # Of ncclResult_t: 0 is success, 7 in progress.
+    failed = [rank for rank in ranks if rank["status"]["async_error"] not in (0, 7)]
+    return {
+        "id": "{} {}".format(comm["hash"], comm["secondary_hash"]),
+        "size": int(comm["size"]),
+        "launched": sum(sum(rank["collective_counts"].values()) for rank in ranks),
+        "behind_count": len(behind),
+        "behind": behind[:RANKS_MAX],
+        "missing": [[*_place(rank), bool(rank["status"]["considered_dead"])] for rank in missing[:RANKS_MAX]],
+        "failed": [[*_place(rank), int(rank["status"]["async_error"])] for rank in failed[:RANKS_MAX]],
+    }
+
+
+def _place(rank: dict[str, Any]) -> list[Any]:
+    return [int(rank["rank"]), str(rank["host"])[:SAID_MAX], int(rank["pid"])]
+
+
+class Reporter:
+    """Composes reports in a thread, because a driver may keep a reader waiting: one at a time.
+
+    `compose` is called in that thread, with whether ranks are to be asked. All who ask while it works get its
+    report.
+    """
+
+    def __init__(self, compose: Callable[[bool], dict[str, Any]]) -> None:
+        self._compose = compose
+        self._asking: list[Client] = []
+        self._is_composing = False
+
+    def ask(self, client: Client, *, of_ranks: bool) -> None:
+        """Send a report to a client, or 503 if there is none within REPORT_S."""
+        self._asking.append(client)
+        loop = asyncio.get_running_loop()
+        loop.call_later(REPORT_S, self._give_up, client)
+        if not self._is_composing:
+            self._is_composing = True
+            threading.Thread(target=self._work, args=(loop, of_ranks), daemon=True).start()
+
+    def _work(self, loop: asyncio.AbstractEventLoop, of_ranks: bool) -> None:
+        try:
+            report = self._compose(of_ranks)
+        except Exception as error:
+            report = {"error": f"the report failed: {error!r}"}
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            loop.call_soon_threadsafe(self._done, report)
+
+    def _done(self, report: dict[str, Any]) -> None:
+        self._is_composing = False
+        asking, self._asking = self._asking, []
+        for client in asking:
+            client.reply(200, {"cellgate_agent": 1, **report})
+
+    def _give_up(self, client: Client) -> None:
+        if client in self._asking:
+            self._asking.remove(client)
+            client.reply(503, {"error": f"the report is not ready after {REPORT_S:g} s"})
+
+
 # -- how it is told ----------------------------------------------------------------------------------------
 
 
@@ -467,6 +796,8 @@ class Client(asyncio.Protocol):
         self._received = 0
         self._head = b""
         self.watching = False
+        self.is_served = False
+        """It has asked for something that it gets over time."""
         self.since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -487,7 +818,7 @@ class Client(asyncio.Protocol):
         self._received += len(data)
         if self.transport.is_closing():
             return
-        if self.watching:
+        if self.is_served:
             if self._received > HEAD_BYTES:
                 self.transport.abort()
             return
@@ -516,21 +847,27 @@ class Client(asyncio.Protocol):
         elif words[1] == b"/healthz":
             status = self._agent.status
             told = {"state": status.state, "reason": status.reason, "epoch": status.epoch}
-            self._reply(200 if status.state == "ok" else 503, told)
-        elif words[1] != b"/watch":
-            self._refuse(404, "unknown path; use GET /healthz or GET /watch")
+            self.reply(200 if status.state == "ok" else 503, told)
+        elif words[1] not in (b"/watch", b"/report", b"/report?ranks"):
+            self._refuse(404, "unknown path; use GET /healthz, GET /watch or GET /report")
         elif not self._agent.admits(lines[1:]):
             self._refuse(401, "send `Authorization: Bearer TOKEN` with the token of this agent")
+        elif words[1] != b"/watch":
+            self.is_served = True
+            self._agent.reporter.ask(self, of_ranks=words[1] == b"/report?ranks")
         else:
-            self.watching = True
+            self.watching = self.is_served = True
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nCache-Control: no-store\r\n"
             self.transport.write(head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
             self.send(chunk(self._agent.status.line()))
 
     def _refuse(self, status: int, reason: str) -> None:
-        self._reply(status, {"error": reason})
+        self.reply(status, {"error": reason})
 
-    def _reply(self, status: int, told: dict[str, str]) -> None:
+    def reply(self, status: int, told: dict[str, Any]) -> None:
+        """Answer with JSON, and close; nothing to a client that has left."""
+        if self.transport.is_closing():
+            return
         body = json.dumps(told).encode() + b"\n"
         head = f"HTTP/1.1 {status} {_STATUSES[status]}\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -541,11 +878,16 @@ class Client(asyncio.Protocol):
 class Agent:
     """Checks the processes ten times a second and reports to its clients."""
 
-    def __init__(self, watch: ProcessWatch, token: str = "") -> None:
+    def __init__(
+        self, watch: ProcessWatch, token: str = "", ras: tuple[str, int] = RAS_ADDRESS, root: str = "/"
+    ) -> None:
         self._watch = watch
         self._token = token
+        self._ras = ras
+        self._proc, self._sysfs = Proc(os.path.join(root, "proc")), os.path.join(root, "sys")
         self.clients: set[Client] = set()
         self.status = watch.look()
+        self.reporter = Reporter(self._compose)
 
     async def run(self, host: str, port: int) -> None:
         """Serve until SIGTERM or SIGINT. Raises OSError when the address is not available."""
@@ -574,6 +916,18 @@ class Agent:
                 given = value.strip()
         return not self._token or hmac.compare_digest(given, b"Bearer " + self._token.encode())
 
+    def _compose(self, of_ranks: bool) -> dict[str, Any]:
+        """A report; called in another thread."""
+        pids = [needed.pid for needed in self.status.needed]
+        report: dict[str, Any] = {
+            "stack": stack_of(self._proc, self._sysfs, pids, self._token.encode()),
+            "counters": counters_of(self._sysfs),
+            "addresses": self._proc.addresses(),
+        }
+        if of_ranks:
+            report["ranks"] = ranks_of(self._ras)
+        return report
+
     def _look(self) -> None:
         before, self.status = self.status, self._watch.look()
         changed = self.status[:3] != before[:3]
@@ -588,7 +942,7 @@ class Agent:
         self._tell(_BEAT_CHUNK)
         too_old = time.monotonic() - HEAD_S
         for client in list(self.clients):
-            if not client.watching and client.since < too_old:
+            if not client.is_served and client.since < too_old:
                 client.transport.abort()
 
     def _tell(self, data: bytes) -> None:
@@ -640,6 +994,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1:9911",
         help="the address to listen on; any other than loopback requires a token (default: %(default)s)",
     )
+    add(
+        "--ras",
+        metavar="HOST:PORT",
+        type=_address,
+        default=RAS_ADDRESS,
+        help="where NCCL's RAS service answers, if it does (default: localhost:28028)",
+    )
     add("--token-file", metavar="PATH", help=f"file with the token; default: the variable {TOKEN_VARIABLE}")
 
 
@@ -684,7 +1045,8 @@ def _agent(args: argparse.Namespace) -> Agent:
             f"{args.listen[0]} can be reached from other machines, so gates must send a token: "
             f"set {TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1"
         )
-    return Agent(ProcessWatch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME)), token)
+    watch = ProcessWatch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    return Agent(watch, token, args.ras)
 
 
 def _token(path: str | None) -> str:

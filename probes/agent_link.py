@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from cellgate.probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
 from cellgate.probes.agent_stream import AgentLostError, AgentMessage, AgentStream, NotAnAgentError
 from cellgate.probes.base import FetchError, ProbeContext, Trouble
+from cellgate.router.node_nouns import AGENT
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 SILENCE_S = 3 * BEAT_S
@@ -71,7 +72,7 @@ class AgentLink:
     `stranger_s` when another program answers there.
     """
 
-    name: ClassVar[str] = "agent"
+    name: ClassVar[str] = AGENT
     address: str
     token: str = field(default="", repr=False)
     connect_timeout_s: float = 1.0

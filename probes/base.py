@@ -85,8 +85,10 @@ class Listener(Protocol):
 class Net(Protocol):
     """Access to addresses other than the unit's own: nodes, exporters, agents."""
 
-    def fetch(self, url: str) -> Fetch:
-        """A `Fetch` to another server, `http(s)://HOST:PORT` (a path in it is ignored)."""
+    def fetch(self, url: str, *, token: str = "") -> Fetch:
+        """A `Fetch` to another server, `http(s)://HOST:PORT` (a path in it is ignored), with a bearer token,
+        if there is one.
+        """
         ...
 
     async def connect(

@@ -21,6 +21,7 @@ from cellgate.probes.apis import CANARIES, Api, at, fingerprint_of, has_answer, 
 from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.models import ask_served
+from cellgate.probes.version import ask_version
 from cellgate.router.engine_nouns import Build, Built
 from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
@@ -29,12 +30,15 @@ ASK_AGAIN_S = 0.25
 YIELD_S = 0.75
 """The delay until the result of another gate's canary is known here: it is published, read and applied every
 0.25 s each."""
+VERSION_S = 0.5
+"""The timeout of each question for what a unit is that is about to come up."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
 IN_LINE = 4.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
+_COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 _BUSY = frozenset({429, 503})
@@ -49,6 +53,16 @@ _RANK = "rank"
 """Note: the data parallel rank that the next canary goes to."""
 _USUAL_S = "usual_s"
 """Note: how long a canary takes on an idle unit."""
+
+
+NO_PAIR = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 0}
+"""What makes an engine of SGLang that only does its part of a pair generate a token without the other one
+(FAKE_BOOTSTRAP_HOST; its own /health_generate asks like this). Without a room, it may end with an error."""
+
+
+def is_half(context: ProbeContext) -> bool:
+    """Whether its engine is, or may be, one of SGLang that only does its part of a pair."""
+    return context.unit.role != "both" and context.engine in ("", "sglang")
 
 
 class _Fate(NamedTuple):
@@ -136,9 +150,12 @@ class Canary:
         if context.reborn != reborn:
             # Perhaps the process before has answered, in its last moment.
             fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
+        # What it is comes before the evidence: a unit that comes up is known.
         if fate.fingerprint:
-            # Before the evidence: a unit that comes up is known.
             yield Built(context.unit.name, Build(fate.fingerprint), context.now())
+        if fate.sign is Sign.GOOD and context.verdict in _COMES_UP:
+            async for told in _what_it_is(context):
+                yield told
         yield Evidence(context.unit.name, fate.sign, fate.strength, self.name, fate.reason, context.now())
         if is_starting and fate.sign is Sign.GOOD:
             await self._learn_usual(context, model)
@@ -147,6 +164,17 @@ class Canary:
         """The first canary may have warmed the engine up: only the next one shows what is usual."""
         with suppress(FetchError):
             await _fly(context, model, context.now() + context.rules.canary_timeout_s)
+
+
+async def _what_it_is(context: ProbeContext) -> AsyncGenerator[Finding, None]:
+    """The engine and its version, as far as they are unknown: after a restart both are."""
+    if not context.engine:
+        with suppress(FetchError):
+            for finding in await ask_served(context, VERSION_S):
+                yield finding
+    if not context.build.version:
+        for built in await ask_version(context, VERSION_S):
+            yield built
 
 
 def model_of(context: ProbeContext) -> str:
@@ -212,6 +240,8 @@ async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, 
     body = api.body(model, context.new_id(), about)
     if body is None:
         return Reply(404, {}, page.body)
+    if is_half(context):
+        body |= NO_PAIR
     return await context.fetch(
         "POST",
         at(api.path, model),

@@ -18,7 +18,7 @@ import orjson
 
 from cellgate.probes.apis import fingerprint_of, parsed
 from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
-from cellgate.probes.canary import model_of
+from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine
 from cellgate.router.engine_nouns import Answered, AnswerToken, Build, Built, Urgency
 from cellgate.router.nouns import Finding, Verdict
@@ -110,8 +110,10 @@ class KnownAnswer:
 
 
 def _may_ask(context: ProbeContext) -> bool:
-    """Whether it can be asked now: not while it is on hold, or down for another reason than its answers."""
-    if context.is_on_hold or not _apis(context):
+    """Whether it can be asked now: not while it is on hold, or down for another reason than its answers. One
+    that only does its part of a pair has no answer of its own.
+    """
+    if context.is_on_hold or is_half(context) or not _apis(context):
         return False
     if context.verdict not in _USABLE:
         return context.urgency is not Urgency.ROUTINE

@@ -6,6 +6,7 @@ It proves nothing about the unit's health: a page that is missing, late or stran
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,13 +44,27 @@ class EngineVersion:
         page = engine(context.engine).version
         if page is None:
             return
-        path, name = page
         try:
-            reply = await context.fetch("GET", path, timeout_s=self.timeout_s)
+            version, status = await _ask(context, page, self.timeout_s)
         except FetchError:
             return
-        shown = parsed(reply.body) if reply.status == 200 else None
-        version = short_text(shown.get(name)) if isinstance(shown, dict) else ""
-        context.notes[_ABSENT] = None if version or reply.status >= 500 else page
+        context.notes[_ABSENT] = None if version or status >= 500 else page
         if version:
             yield Built(context.unit.name, Build(version=version), context.now())
+
+
+async def ask_version(context: ProbeContext, timeout_s: float) -> list[Built]:
+    """The version, if the engine shows one on its page; whatever else happens is of no interest."""
+    page, version = engine(context.engine).version, ""
+    if page is not None:
+        with suppress(FetchError):
+            version, _ = await _ask(context, page, timeout_s)
+    return [Built(context.unit.name, Build(version=version), context.now())] if version else []
+
+
+async def _ask(context: ProbeContext, page: tuple[str, str], timeout_s: float) -> tuple[str, int]:
+    """What the page shows as the version, or nothing, and its status. Raises FetchError."""
+    path, name = page
+    reply = await context.fetch("GET", path, timeout_s=timeout_s)
+    shown = parsed(reply.body) if reply.status == 200 else None
+    return short_text(shown.get(name)) if isinstance(shown, dict) else "", reply.status

@@ -10,11 +10,14 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane, Publish
+from cellgate.proxy.doors.accounting import make_door
+from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.collectors import AccessLogMetrics
 from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.large_reads import ReadBody
 from cellgate.proxy.wire.pool import MakeTls
 
@@ -41,6 +44,10 @@ class Gate:
     def port(self) -> int:
         """The port listened on; 0: none."""
         return self.gateway.port
+
+    def take_settings(self, settings: Settings) -> None:
+        """The configuration was read again."""
+        self.gateway.take_settings(settings)
 
     def announce_stop(self) -> None:
         """Not ready from now on; responses close their connections."""
@@ -72,19 +79,26 @@ def local_gateway(
     read: ReadBody,
 ) -> Gateway:
     """A gateway with a control plane in the same process."""
-    return Gateway(
+    dispatcher: Dispatcher = LocalDispatcher(plane)
+    if plane.accounting is not None:
+        dispatcher = LimitedDispatcher(dispatcher, plane.accounting.ledger)
+    gateway = Gateway(
         plane.settings,
         loop,
         rng,
         plane.ticker,
         board=plane.board,
-        dispatcher=LocalDispatcher(plane),
+        dispatcher=dispatcher,
         reports=LocalReports(plane),
         unit_pools=plane.reach,
         load_lines=plane.orca.lines,
         access_log=access_log,
         read=read,
     )
+    if plane.accounting is not None:
+        plane.accounting.door = make_door(plane.settings, plane.accounting.ledger)
+        gateway.ask_for_keys(plane.accounting.door)
+    return gateway
 
 
 def make_gate(

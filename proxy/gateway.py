@@ -15,6 +15,8 @@ from contextlib import suppress
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.doors.credentials import KEY_FIELDS
+from cellgate.proxy.guardrail.guardrail import make_guardrail
 from cellgate.proxy.ingress.envoy_health import response_line
 from cellgate.proxy.ingress.haproxy_agent import GATE
 from cellgate.proxy.ingress.orca import LoadLines
@@ -25,15 +27,24 @@ from cellgate.proxy.process.descriptors import Descriptors, allowed
 from cellgate.proxy.process.listeners import BACKLOG, Entrance
 from cellgate.proxy.process.malloc import SmallBlocks
 from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.realtime.realtime_session import RealtimeSession
+from cellgate.proxy.reconnect.reconnects import Reconnects
+from cellgate.proxy.request.cors import FIELDS as CORS_FIELDS
+from cellgate.proxy.request.cors import cors_rules
 from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.door import Door
 from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.guard import Guard
 from cellgate.proxy.request.large_reads import LargeReads, ReadBody
 from cellgate.proxy.request.local_endpoints import LocalEndpoints, unit_asked_about
+from cellgate.proxy.request.model_choice import choice_of
 from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.orphans import Orphans
 from cellgate.proxy.request.reports import Reports
 from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.body_memory import BodyMemory
+from cellgate.proxy.wire.client import ClientExchange, ResponseClient
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import Fields
@@ -51,7 +62,7 @@ FULL_S = 1.0
 LINGER_S = 0.5
 """How long a stopping gate keeps idle connections: a request may be in transit."""
 
-Observe = Callable[[ClientConnection, Request, float], tuple[Observer, ...]]
+Observe = Callable[[ResponseClient, Request, float], tuple[Observer, ...]]
 """The observers of a request that a client has sent, at a time."""
 
 
@@ -78,42 +89,69 @@ class Gateway:
         access_log: AccessLog,
         read: ReadBody,
     ) -> None:
-        self.settings = settings
-        self.limits = settings.limits
-        self.board = board
-        self.dispatcher = dispatcher
-        self.reports = reports
+        self.settings, self.limits = settings, settings.limits
+        self.board, self.dispatcher, self.reports = board, dispatcher, reports
         self.clients: dict[ClientConnection, None] = {}
         self.memory = BodyMemory(_share_of_bodies(settings), settings.limits.body_bytes)
         self.large_reads = LargeReads(loop, read, self.memory)
-        self.local_endpoints = LocalEndpoints(board)
+        self.models = choice_of(settings.models, settings.fallback)
+        self.local_endpoints = LocalEndpoints(board, self.models)
+        self.orphans = Orphans(board, self.pool, reports, loop.time)
         self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
-        self.routing_fields = self.routing_headers.names
+        self.cors = cors_rules(settings.cors)
+        self.door: Door | None = None
+        self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
         self.observe: Observe | None = None
-        self.entrance = Entrance(loop, self.connection)
-        self.now = loop.time
+        self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
+        self.entrance, self.now = Entrance(loop, self.connection), loop.time
         self.read_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
-        self._loop = loop
-        self._rng = rng
+        self._loop, self.rng = loop, rng
         self._unit_pools = unit_pools
         self._load_lines = load_lines
         self._access_log = access_log
         self.is_leaving = False
         """True once responses close their connections: the gate stops, or a successor accepts clients."""
-        self._stopping = False
+        self._stopping, self._sessions = False, set[RealtimeSession]()
         self._stop_line = response_line(stopping=False)
         self._empty = asyncio.Event()
-        ticker.looks += [
+        self.reconnects = Reconnects(self, settings.resume_s)
+        ticker.looks += self._looks()
+
+    def _looks(self) -> list[Callable[[float], object]]:
+        """What is done with each tick."""
+        return [
             SmallBlocks(lambda: len(self.clients)).tick,
             self._tick_clients,
+            self.reconnects.tick,
             self._shed,
-            self._unit_pools.tick,
+            self._tick_pools,
+            self.orphans.tick,
             self._end_if_empty,
             self._flush_log,
         ]
 
     # -- life ----------------------------------------------------------------------------------------------
+
+    def take_settings(self, settings: Settings) -> None:
+        """The configuration was read again: requests that come from now on go by it."""
+        self.settings = settings
+        self.models = choice_of(settings.models, settings.fallback)
+        self.local_endpoints = LocalEndpoints(self.board, self.models)
+        self.cors = cors_rules(settings.cors)
+        self.routing_fields = self._fields()
+
+    def _fields(self) -> frozenset[bytes]:
+        """The header fields of requests that are read before units are asked."""
+        fields = self.routing_headers.names
+        if self.cors is not None:
+            fields |= CORS_FIELDS
+        return fields if self.door is None else fields | KEY_FIELDS
+
+    def ask_for_keys(self, door: Door) -> None:
+        """Let this door ask all clients for keys that come from now on."""
+        self.door = door
+        self.routing_fields = self._fields()
 
     async def listen(
         self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
@@ -159,23 +197,36 @@ class Gateway:
                 await self._empty.wait()
         for client in list(self.clients):
             client.cut()
+        self.reconnects.close()
 
     async def close(self) -> None:
         """All connections have ended."""
+        self.orphans.close()
+        if self.guard is not None:
+            self.guard.close()
         # One turn for aborted connections to close.
         await asyncio.sleep(0)
         self._access_log.close()
 
     # -- for connections -----------------------------------------------------------------------------------
 
+    def shows_internals(self, peer: str) -> bool:
+        """Whether the answers to this peer tell which unit it was, and how busy the gate is."""
+        return self.settings.internal_headers == "all" or self.peers.trusts(peer)
+
     def connection(self) -> ClientConnection:
         """For a client that was accepted."""
         return ClientConnection(self)
 
-    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
+    def exchange(self, client: ResponseClient, request: Request) -> ClientExchange:
         """The exchange that answers `request`."""
-        observers = self.observe(client, request, self.now()) if self.observe is not None else ()
-        return Exchange(TABLE, self, client, request, observers)
+        if request.may_come_back:
+            if request.upgrades and isinstance(client, ClientConnection):
+                return RealtimeSession(self, client, request, self._sessions)
+            return self.reconnects.exchange(client, request)
+        if self.observe is None:
+            return Exchange(TABLE, self, client, request)
+        return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A malformed request was answered."""
@@ -210,7 +261,7 @@ class Gateway:
 
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
-        return b"%032x" % self._rng.getrandbits(128)
+        return b"%032x" % self.rng.getrandbits(128)
 
     def pool(self, state: UnitState) -> Pool:
         """The connections to a unit."""
@@ -229,9 +280,9 @@ class Gateway:
                 about = unit_asked_about(request.path) or GATE
                 self.reports.health_checked(about, value.decode("latin-1"))
 
-    def report_lines(self, fields: Fields) -> bytes:
-        """Header lines of each response that report the load of the gate to the ingress."""
-        return self._load_lines.line(fields) + self._stop_line
+    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes:
+        """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
+        return self._load_lines.line(fields) + self._stop_line if to_trusted else self._stop_line
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""
@@ -268,6 +319,11 @@ class Gateway:
                 client.tick(now)
             except Exception as error:
                 client.crashed("a client's clocks", error)
+
+    def _tick_pools(self, now: float) -> None:
+        self._unit_pools.tick(now)
+        if self.guard is not None:
+            self.guard.tick(now)
 
     def _shed(self, _now: float) -> None:
         """Close surplus idle connections."""

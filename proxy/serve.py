@@ -7,8 +7,6 @@ import os
 import random
 import socket
 import time
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -16,7 +14,7 @@ import uvloop
 from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.app import App, Starter, live
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.settings import Reload, Settings
+from cellgate.proxy.config.settings import Reload, Settings, after_reload
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.discovery.start import preload
 from cellgate.proxy.gate import make_gate
@@ -29,7 +27,7 @@ from cellgate.proxy.process import descriptors
 from cellgate.proxy.process.malloc import return_large_blocks
 from cellgate.proxy.process.signals import Signals
 from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.process.tls import client_context, unit_context
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.proxy.tracing.start import trace
 
@@ -60,6 +58,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
     """Run a gate of one process until it is told to end."""
     listeners = await listeners_of(settings, heritage)
     large, shared_status, tracing = LargeBodies(), SharedStatus(), trace(settings.tracing)
+    tls = LiveTls(settings.tls)
     gate = make_gate(
         settings,
         asyncio.get_running_loop(),
@@ -68,17 +67,18 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
         access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
         read=large.read,
         publish=shared_status.publish,
-        unit_tls=partial(unit_context, settings.tls),
+        unit_tls=tls.units,
     )
     if tracing is not None:
-        gate.gateway.observe = tracing.observers
+        tracing.watch(gate.gateway)
 
     async def let_clients_in(_: Signals) -> bool:
-        await gate.gateway.listen(client_context(settings.tls), listening_for(listeners, LISTEN))
+        await gate.gateway.listen(tls.clients(), listening_for(listeners, LISTEN))
         return True
 
+    app = App(settings, reload, tls, listeners, gate, shared_status, let_clients_in)
     try:
-        return await live(App(settings, reload, listeners, gate, shared_status, let_clients_in), heritage)
+        return await live(app, heritage)
     finally:
         await large.close()
         if tracing is not None:
@@ -101,7 +101,7 @@ async def run_control(start: ControlStart) -> int:
         Ticker(loop),
         events=EventLog(time.time, settings.rules.passes),
         publish=shared_status.publish,
-        unit_tls=partial(unit_context, settings.tls),
+        unit_tls=start.tls.units,
     )
     held = listening_for(listeners, LISTEN)
     control = ControlProcess(plane, loop, listeners=held, is_first=not start.restarts)
@@ -112,8 +112,8 @@ async def run_control(start: ControlStart) -> int:
         # It may have been told to end already.
         return control.all_accept.is_set()
 
-    starter = Starter(channel.notify, channel.ready, channel.on_signal, os.getppid())
-    app = App(settings, start.reload, listeners, control, shared_status, let_clients_in, starter)
+    starter = Starter(channel.notify, channel.ready, channel.reloaded, channel.on_signal, os.getppid())
+    app = App(settings, start.reload, start.tls, listeners, control, shared_status, let_clients_in, starter)
     plane.metrics.include(WorkerMetrics(control, start.restarts))
     plane.ticker.looks.append(start.beat)
     start.beat(plane.now())
@@ -130,10 +130,10 @@ async def run_control(start: ControlStart) -> int:
 
 
 def _read_anew(settings: Settings, reload: Reload) -> Settings:
-    """The settings after a reload by the previous control process; only units and cells may differ."""
+    """The settings after a reload by the previous control process."""
     try:
         anew = reload()
     except ConfigError as error:
         log_line("error", f"the units of the start are kept: {'; '.join(error.problems)}")
         return settings
-    return replace(settings, fleet=anew.fleet, sources=anew.sources, remedies=anew.remedies)
+    return after_reload(settings, anew)

@@ -155,11 +155,30 @@ class Backlog:
         if (batch := len(self._decoding) + foreign) > self.peak_batch:
             self.peak_batch = batch
         self.queued_tokens -= tokens
-        since, shown_at = self.front_since, self._shown_at
+        since = self.front_since
+        span_s = now - self._shown_at
         self._begin_next(now)
-        busy_s = now - since if now > since else 0.0
-        ttft_s, found_idle, follows = now - job.sent_at, key == self._first, since > job.begins_at
-        return _new(Prefilled, (tokens, busy_s, ttft_s, now - shown_at, found_idle, follows, job.had_seat))
+        return _new(
+            Prefilled,
+            (
+                tokens,
+                now - since if now > since else 0.0,
+                now - job.sent_at,
+                span_s,
+                key == self._first,
+                since > job.begins_at,
+                job.had_seat,
+            ),
+        )
+
+    def fetch(self, key: Hashable, now: float) -> None:
+        """Another unit computes the prompt of an attempt. It is no prompt ahead of others here, and does not
+        change when the one in front began.
+        """
+        if key in self._queued:
+            job = self._leave_queue(key, now)
+            area = self._area + self.batch * (now - self._area_at)
+            self._decoding[key] = job, now, area, self.computed_tokens
 
     def close(self, key: Hashable, now: float) -> Beside:
         """The attempt is over, however it ended. Nothing happens the second time.
@@ -168,13 +187,13 @@ class Backlog:
         """
         self._area += self.batch * (now - self._area_at)
         self._area_at = now
-        beside, decoded = ALONE, self._decoding.pop(key, None)
+        decoded = self._decoding.pop(key, None)
         if decoded is not None:
             job, shown_at, area, computed = decoded
             batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
             beside = _new(Beside, (batch, self.computed_tokens - computed))
         elif key in self._queued:
-            job = self._leave_queue(key, now)
+            job, beside = self._leave_queue(key, now), ALONE
         else:
             return ALONE
         self.kv_tokens -= job.kv_tokens

@@ -33,6 +33,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier
+from cellgate.router.pairs import Pairs
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
@@ -42,8 +43,6 @@ from cellgate.router.weights import shares
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 
-PEERS_S = 1.0
-"""How often units take over estimates from their peers."""
 BATCH_SHARE = 0.1
 """The weight of one tick in the mean of a unit's requests, which covers the last few seconds."""
 
@@ -85,6 +84,7 @@ class Board:
         self.proven: ProvenPrefixes | None = None
         """The prompts that this gate has proven, for others; None without other gates."""
         self.pools = Pools()
+        self.pairs = Pairs()
         self.adapters: frozenset[str] = frozenset()
         """The LoRA adapters that some unit lists."""
         self.has_far = False
@@ -125,6 +125,7 @@ class Board:
                 known.models = frozenset(unit.models) or known.models
         # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
+        self.pairs.configure(self.units)
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
@@ -156,7 +157,8 @@ class Board:
                 state.costs.on_up()
             elif before.because is not None and before.because.source == stall.SOURCE:
                 state.cleared_at = evidence.at
-            self.forecast(evidence.at)
+            if len(self.units) <= peers.AT_ONCE:
+                self.forecast(evidence.at)
         flip = flip_of(state, before, evidence)
         if after.verdict is Verdict.DOWN and state.stalls:
             # The unit did not recover from this stall by itself.
@@ -220,7 +222,7 @@ class Board:
 
     def forecast(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
-        if now - self._peers_at >= PEERS_S:
+        if now - self._peers_at >= peers.PEERS_S:
             peers.learn(self, now - self._peers_at)
             self._peers_at = now
         peers.foresee(self.units.values(), self.elsewhere, now)
@@ -250,7 +252,8 @@ class Board:
 
     def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
-        return any(not d.drained and name not in tried and d.serves(ask) for name, d in self.units.items())
+        units = self.units if ask.unit is not None else self.pairs.decoders
+        return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
 
     def cool_down(self, name: str, until: float) -> None:
         """Until then, use a unit that answered with an error only when there is no other.
@@ -268,7 +271,7 @@ class Board:
             for name, state in self.units.items()
             if state.is_usable() and (pool is None or self.pools.has(pool, name))
         ]
-        parts = shares([(state.weight, state.costs.rates.speed) for state in states])
+        parts = shares([(state.weight, state.costs.rates.speeds) for state in states])
         return sum(
             state.costs.rates.prefill_tokens_s.value * part for state, part in zip(states, parts, strict=True)
         )
@@ -370,9 +373,9 @@ class Board:
     def _forget(self, state: UnitState) -> None:
         """Forget what was measured of the previous incarnation."""
         state.load, state.foreign, state.counters_at = None, 0, 0.0
-        state.costs.forget()
-        state.adapters.forget()
-        state.ranks.forget()
+        for known in (state.costs, state.adapters, state.ranks, state.facts):
+            known.forget()
+        self.pairs.forget(state)
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
         state.can_hold = state.is_hold_spent = False

@@ -14,11 +14,13 @@ from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
 from cellgate.router.shared_prefixes import Reuses
+from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import UnitState
 
 _UP = Verdict.UP
 _USABLE = (_UP, Verdict.SUSPECT)
 _NO_UNIT, _ON_HOLD = Refusal.NO_UNIT, Refusal.ON_HOLD
+_NO_SPLITS: Mapping[str, SplitPlan] = {}
 _new = tuple.__new__
 """What a named tuple's own constructor calls: half as long for a row."""
 
@@ -46,13 +48,15 @@ class Candidates(NamedTuple):
     there is none.
 
     `expected` is what was expected of the ask wherever it goes; `shared` is how often that part of its
-    prompt came of late which some unit holds (None: none does).
+    prompt came of late which some unit holds (None: none does). `splits` are the units for which another one
+    is to compute the prompt.
     """
 
     rows: list[Candidate]
     refusal: Refusal
     expected: Expected
     shared: Reuses | None
+    splits: Mapping[str, SplitPlan] = _NO_SPLITS
 
 
 def find_candidates(
@@ -64,12 +68,12 @@ def find_candidates(
     among: Iterable[str] | None = None,
 ) -> Candidates:
     """The candidates for an ask. `among`: only these units are looked at."""
-    states, model, only, build = board.units, ask.model, ask.unit, ask.build
+    model, only, build = ask.model, ask.unit, ask.build
+    states = board.pairs.decoders if only is None else board.units
     blocks = ask.blocks if bounds.by_cache else ()
     known: list[tuple[str, UnitState, int]] = []
     why_none, most = _NO_UNIT, 0
-    # UnitState.is_usable (none here is retired), serves, is_restart_suspected and has_room, inlined: this
-    # runs for each unit and ask, and a call takes as long as its body.
+    # is_usable, serves, is_restart_suspected, has_room of UnitState, inlined: calls take as long as they do.
     for name, state in states.items() if among is None else [(n, states[n]) for n in among if n in states]:
         models = state.models
         if state.drained or name in tried or state.case.verdict not in _USABLE:
@@ -90,17 +94,21 @@ def find_candidates(
         known.append((name, state, held))
     if blocks and board.remote:
         most = _add_remote(board.remote.match(blocks), blocks, known, most)
+    if board.pairs.has_needy:
+        known, why_none = board.pairs.served(ask, known, why_none, now)
     shared, charged = None, 1.0
     if most:
         shared = board.shared.of(blocks[most - 1], now)
-        # As many as shared that beginning of late will do so again, and each unit will get its part of them:
-        # to compute it on one more unit is charged to them all.
+        # As many will share that beginning again: to compute it on one more unit is charged to them all.
         charged = 1.0 / (1.0 + shared.count / len(states))
     expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows = _rows(board, ask, expected, known, bounds, now)
     if model in board.adapters:
         rows = [row._replace(cost_s=row.cost_s + adapter_s(states[row.unit], ask, expected)) for row in rows]
-    return _new(Candidates, (rows, why_none, expected, shared))
+    if board.pairs.prefillers and ask.splits:
+        rows, splits = board.pairs.splits(ask, rows, states, expected, now)
+        return Candidates(rows, why_none, expected, shared, splits)
+    return _new(Candidates, (rows, why_none, expected, shared, _NO_SPLITS))
 
 
 def _add_remote(
@@ -144,7 +152,8 @@ def _rows(
         in_flight = len(state.leases)
         has_place = in_flight < state.limit * spread and now >= state.full_until
         cost_s, busy_s = state.costs.estimate(ask, held, expected, now)
-        has_room = has_place and (busy_s <= backlog_s or overcommit > 0.0)
+        # Prompts for others queue at their prefiller: to wait there was part of the price.
+        has_room = has_place and (busy_s <= backlog_s or overcommit > 0.0 or state.unit.role == "prefill")
         if not has_room:
             cost_s += wait_s
         if by_seconds:

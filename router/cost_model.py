@@ -26,6 +26,7 @@ from cellgate.router.cost import (
 )
 from cellgate.router.known_prefixes import Computed, KnownPrefixes
 from cellgate.router.nouns import Ask, Load, Unit
+from cellgate.router.other_gates import OtherGates, OthersWork
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from cellgate.router.rates import Errors, Rates
 from cellgate.router.seats import Seats
@@ -49,10 +50,16 @@ STEPS_LEAST = 8
 
 
 class Elsewhere(NamedTuple):
-    """The reported work of other gates at a unit: attempts, and tokens of prompts to be computed."""
+    """What other gates report of a unit: attempts, and tokens of prompts to be computed; and the worst that
+    one of them has seen: the recent share of attempts that failed, how much slower than its cell it is, and
+    the usual gap between its tokens (0: unknown).
+    """
 
     in_flight: int = 0
     uncached_tokens: int = 0
+    errors: float = 0.0
+    degraded: float = 0.0
+    itl_s: float = 0.0
 
 
 NOTHING_ELSEWHERE = Elsewhere()
@@ -93,6 +100,7 @@ class CostModel:
         "forecast",
         "known",
         "kv_tokens",
+        "other_gates",
         "prefixes",
         "rates",
         "seats",
@@ -101,6 +109,7 @@ class CostModel:
     def __init__(self, rates: Rates, unit: Unit) -> None:
         self.rates = rates
         self.backlog = Backlog()
+        self.other_gates = OtherGates()
         self.prefixes = PrefixCache(1)
         self.known: KnownPrefixes | None = None
         """What its KV events tell; None: it publishes none."""
@@ -221,23 +230,24 @@ class CostModel:
             ttft_s = price.ahead_s + (ahead + left) * price.token_s
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
-        kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
-        fields = (
-            uncached,
-            kv_tokens,
-            now,
-            begins_at,
-            had_seat,
-            int(tokens),
-            int(cached),
-            held,
-            record,
-            ttft_s,
-            answer_tokens,
-            shared,
-            charged,
+        job = _new(
+            Job,
+            (
+                uncached,
+                uncached + int(answer_tokens),
+                now,
+                now + self.rates.latency.value,
+                had_seat,
+                int(tokens),
+                int(cached),
+                held,
+                record,
+                ttft_s,
+                answer_tokens,
+                shared,
+                charged,
+            ),
         )
-        job = _new(Job, fields)
         backlog.open(key, job, now)
         return job
 
@@ -250,6 +260,10 @@ class CostModel:
     def expect_shown(self, attempt: Attempted, now: float) -> None:
         """The first token of a plain answer is due; whether it was generated is not visible."""
         self.backlog.show(attempt, now, self._price.foreign_batch)
+
+    def expect_fetched(self, attempt: Attempted, now: float) -> None:
+        """Another unit computes the prompt of an attempt."""
+        self.backlog.fetch(attempt, now)
 
     def remove(self, attempt: Attempted, now: float) -> Beside:
         """An attempt is over; returns the jobs while it was decoded."""
@@ -316,9 +330,10 @@ class CostModel:
         self, load: Load | None, elsewhere: Elsewhere | None, share: float, far_s: float, now: float
     ) -> Facts:
         """What a forecast is made from."""
+        told = self.other_gates.hear(_told(load, elsewhere), now)
         return Facts(
             self.rates,
-            _report(load, elsewhere, self.backlog.queued, now),
+            _report(load, told, self.backlog.queued, now),
             share,
             self.errors.share(now),
             far_s,
@@ -328,18 +343,27 @@ class CostModel:
         )
 
 
-def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> OtherLoad | None:
+def _foreign(load: Load | None) -> int:
+    """Requests of others that the engine reports; one may be a canary."""
+    return max(load.foreign - 1, 0) if load is not None else 0
+
+
+def _told(load: Load | None, elsewhere: Elsewhere | None) -> OthersWork | None:
+    """What other gates tell; and requests that come to the engine past all gates."""
+    if elsewhere is None:
+        return None
+    return OthersWork(max(_foreign(load), elsewhere.in_flight), elsewhere.uncached_tokens)
+
+
+def _report(load: Load | None, told: OthersWork | None, queued: int, now: float) -> OtherLoad | None:
     """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than
     what the engine says, and in tokens.
     """
+    if told is not None:
+        kv_use = load.kv_use if load is not None else 0.0
+        return OtherLoad(0.0, told.in_flight, kv_use, 0.0, told.uncached_tokens)
     if load is None:
-        if elsewhere is None:
-            return None
-        return OtherLoad(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
-    # One may be a canary.
-    foreign = max(load.foreign - 1, 0)
-    if elsewhere is not None:
-        running = max(foreign, elsewhere.in_flight)
-        return OtherLoad(0.0, float(running), load.kv_use, 0.0, float(elsewhere.uncached_tokens))
+        return None
+    foreign = _foreign(load)
     waiting = min(max(load.waiting - queued, 0), foreign)
     return OtherLoad(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from cellgate.router.engine_nouns import Build
 from cellgate.router.unit_state import UnitState
 
 NAMES_MAX = 5
@@ -16,14 +17,14 @@ def other_builds(states: Iterable[UnitState]) -> dict[str, tuple[str, ...]]:
 
     Units whose build is unknown, and drained ones, are left out.
     """
-    cells: defaultdict[str, defaultdict[str, list[UnitState]]] = defaultdict(lambda: defaultdict(list))
+    cells: defaultdict[str, defaultdict[Build, list[UnitState]]] = defaultdict(lambda: defaultdict(list))
     for state in states:
         if state.build.key and not state.drained:
-            cells[state.unit.cell][state.build.key].append(state)
+            cells[state.unit.cell][state.build._replace(changes=0)].append(state)
     differing = {}
     for builds in cells.values():
-        for key, units in builds.items() if len(builds) > 1 else ():
-            others = [other for its, found in builds.items() if its != key for other in found]
+        for build, units in builds.items() if len(builds) > 1 else ():
+            others = [other for its, found in builds.items() if its.differs(build) for other in found]
             for state in units:
                 if names := _sharing(state, others):
                     differing[state.unit.name] = names

@@ -19,6 +19,7 @@ from cellgate.router.candidates import Bounds, adapter_s, find_candidates
 from cellgate.router.cost import Cost, Expected, terms
 from cellgate.router.deficit_round_robin import Entry
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
+from cellgate.router.pairs import Weighed
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -36,6 +37,8 @@ class UnitCost(NamedTuple):
     cached_tokens: float
     has_room: bool
     why_not: str
+    weighed: Weighed | None = None
+    """Of a candidate: what it costs if another unit computes the prompt."""
 
 
 class DryRun(NamedTuple):
@@ -117,7 +120,8 @@ def _unit_costs(
     for name, state in board.units.items():
         held = board.held(state, ask.blocks) if bounds.by_cache else 0
         quote, row = state.costs.quote(ask, held, expected, now), candidates.get(name)
-        has_room = state.has_room(now, 0.0) and state.costs.backlog_s(now) <= bounds.backlog_s
+        is_free = state.unit.role == "prefill" or state.costs.backlog_s(now) <= bounds.backlog_s
+        has_room = state.has_room(now, 0.0) and is_free
         why_not = "" if row is not None else _why_not(state, ask, now, tried)
         unit_costs[name] = UnitCost(
             state,
@@ -127,8 +131,19 @@ def _unit_costs(
             quote.cached_tokens,
             has_room,
             why_not,
+            _weigh(board, ask, row, quote.terms[0], expected, now) if row is not None else None,
         )
     return unit_costs
+
+
+def _weigh(
+    board: Board, ask: Ask, row: Candidate, whole_s: float, expected: Expected, now: float
+) -> Weighed | None:
+    if not board.pairs.prefillers:
+        return None
+    # A row that would be split has that price already.
+    whole = row._replace(cost_s=whole_s)
+    return board.pairs.weigh(ask, whole, board.units[row.unit], expected, now)
 
 
 def _why_not(state: UnitState, ask: Ask, now: float, tried: Collection[str]) -> str:

@@ -28,6 +28,14 @@ class Build(NamedTuple):
         """What builds are compared by: the fingerprint, or the version of an engine without one."""
         return self.fingerprint or self.version
 
+    def differs(self, other: Build) -> bool:
+        """Whether both tell the same thing of themselves, and tell it differently. A unit that has only just
+        started has told its version, and no fingerprint yet.
+        """
+        if self.fingerprint and other.fingerprint:
+            return self.fingerprint != other.fingerprint
+        return bool(self.version and other.version) and self.version != other.version
+
     def updated(self, news: Build) -> Build:
         """This build with what `news` tells; what that leaves empty stays."""
         changes = self.changes + (news.fingerprint not in ("", self.fingerprint) and self.fingerprint != "")

@@ -91,6 +91,23 @@ def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
     return len(one) == len(other) or bool(_tied(max(one, other, key=len)[common], tolerance))
 
 
+def is_implausible(tokens: AnswerTokens, others: Collection[AnswerTokens]) -> bool:
+    """Whether no other build of the model could have given this answer: where it first differs from each of
+    `others`, neither found the other's token likely. False where an engine shows no log probabilities.
+    """
+    shown = [other for other in others if other and other[0].others]
+    if not tokens or not tokens[0].others or not shown:
+        return False
+    return not any(_might_be(tokens, other) for other in shown)
+
+
+def _might_be(one: AnswerTokens, other: AnswerTokens) -> bool:
+    for a, b in zip(one, other, strict=False):
+        if a.token != b.token:
+            return a.token in dict(b.others) or b.token in dict(a.others)
+    return True
+
+
 def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRecord:
     """The record of a unit with one more answer; `records` has the records so far."""
     old, tokens, at = records.get(answered.unit), answered.tokens, answered.at

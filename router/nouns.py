@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.hold_nouns import Quiescence
+from cellgate.router.node_nouns import NodeFacts
+from cellgate.router.split_nouns import ServingRole, Transfer
 
 if TYPE_CHECKING:
     import random
@@ -26,18 +28,23 @@ class Role(Enum):
     FOLLOWER = "follower"
 
 
+Place = tuple[str, ...]
+"""Where a node stands in the network: from the widest layer (a zone) to the narrowest (a switch)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One machine (process group) of a unit, and its probes.
 
     `agent` is the HOST:PORT of its `cellgate agent`; empty: it has none. `probes` are node probes (see
-    probes/), which routing does not look into.
+    probes/), which routing does not look into. `place` is empty where it is unknown.
     """
 
     name: str
     role: Role
     agent: str = ""
     probes: tuple[object, ...] = ()
+    place: Place = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,13 @@ class Cell:
     """Units that share fate and are rolled out together.
 
     `spill_s` is its distance: a request comes here only when it would wait that much longer elsewhere.
+    `transfer` is how its units pass KV blocks to each other.
     """
 
     name: str
     weight: float = 1.0
     spill_s: float = 0.0
+    transfer: Transfer = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,7 @@ class Unit:
     `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
     `api_key` is what probes send. `prefill_tokens_s` (uncached tokens a second) and `kv_tokens` (the size of
     the KV cache) are first estimates; 0 means: take the engine's word, or go by the unit's peers.
-    `kv_events` None means: ask the unit for them, if the package for it is installed.
+    `kv_events` None: ask the unit, if the package is installed. `bootstrap_port`: SGLang's, of a prefiller.
     """
 
     name: str
@@ -92,10 +101,12 @@ class Unit:
     prefill_tokens_s: float = 0.0
     kv_tokens: int = 0
     kv_events: KvEvents | None = None
+    role: ServingRole = "both"
+    bootstrap_port: int = 8998
 
     def is_probed_like(self, other: Unit) -> bool:
         """Whether both have the same probes, apart from their addresses."""
-        ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key) for u in (self, other)]
+        ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key, u.role) for u in (self, other)]
         return ways[0] == ways[1]
 
 
@@ -127,6 +138,8 @@ class Ask(NamedTuple):
     """The longest answer that it allows; 0: not set."""
     build: str | None = None
     """The only build (`Build.key`) that may resume its stream; None: any."""
+    splits: bool = False
+    """Another unit may compute its prompt (see router/pairs.py)."""
 
 
 class Sign(Enum):
@@ -265,7 +278,7 @@ class Served:
     at: float
 
 
-Finding = Evidence | Load | Models | Served | Quiescence | Built | Answered
+Finding = Evidence | Load | Models | Served | Quiescence | Built | Answered | NodeFacts
 """What a probe may find."""
 
 

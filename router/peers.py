@@ -12,6 +12,13 @@ from cellgate.router.rates import learn_of_peers
 from cellgate.router.unit_state import UnitState
 from cellgate.router.weights import shares
 
+PEERS_S = 1.0
+"""How often units take over estimates from their peers."""
+AT_ONCE = 64
+"""Up to so many units, costs are computed anew whenever one comes up. When the units of a larger fleet come
+up together, that would take the loop for seconds: they wait for the next tick.
+"""
+
 
 def learn(states: Iterable[UnitState], since_s: float) -> None:
     """Let units take over estimates from peers, `since_s` after the last time."""
@@ -27,7 +34,7 @@ def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now:
         state.costs.size(state.unit, state.load, share)
     facts = [
         d.costs.facts(d.load, others.get(d.unit.name), part, d.far_s, now)
-        for d, part in zip(states, shares([(d.weight, d.costs.rates.speed) for d in states]), strict=True)
+        for d, part in zip(states, shares([(d.weight, d.costs.rates.speeds) for d in states]), strict=True)
     ]
     for state, one in zip(states, forecast(facts, COSTS), strict=True):
         state.costs.set_forecast(one)

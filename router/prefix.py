@@ -47,6 +47,10 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def recent(self, most: int) -> list[int]:
+        """The blocks that were used last, the last one first."""
+        return list(islice(reversed(self._blocks), most))
+
     def match(self, blocks: Sequence[int]) -> int:
         """How many blocks at the beginning of a prompt are held."""
         held = self._blocks

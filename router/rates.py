@@ -13,10 +13,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, inf, log
 from statistics import median
 
 from cellgate.router.latency import Latency
+from cellgate.router.weights import Speeds
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -32,6 +33,8 @@ _SETTLED = 10
 """From then on each sample counts as much as any other."""
 ALIKE = 1.4
 """Estimates of equal units, that come from different prompts and batches, are as far apart as that."""
+_UNSURE = 5.0
+"""After so many samples, estimates may be twice as far apart as after very many (as logarithms)."""
 _GUESS = 0.5
 _FADE_S = 300.0
 """What was confirmed so long ago counts half."""
@@ -49,13 +52,15 @@ _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
 
-def alike(own: float, usual: float) -> float:
-    """The value to use for a unit when others of its kind have `usual`: that, unless this one clearly
-    differs.
+def alike(own: float, usual: float, seen: int) -> float:
+    """The value to use for a unit when others of its kind have `usual`: that, unless this one, after `seen`
+    samples (at least one), clearly differs.
 
-    Estimates scatter. Taking each difference as real would send all requests to units with lucky estimates.
+    Estimates scatter, the more the fewer samples there are. Taking each difference as real would send all
+    requests to units with lucky estimates.
     """
-    return usual if usual / ALIKE < own < usual * ALIKE else own
+    far = ALIKE ** (1.0 + _UNSURE / seen)
+    return usual if usual / far < own < usual * far else own
 
 
 class Estimate:
@@ -75,7 +80,7 @@ class Estimate:
     @property
     def reckoned(self) -> float:
         """The value to use: see `alike`."""
-        return alike(self.value, self.usual) if self.seen else self.value
+        return alike(self.value, self.usual, self.seen) if self.seen else self.value
 
     def guess(self, value: float, *, is_given: bool = False) -> None:
         """Set an initial estimate, unless something was measured already or it is invalid.
@@ -139,7 +144,7 @@ class Steps:
     def reckoned(self) -> tuple[float, float]:
         """The values to use, base and slope: see `alike`."""
         usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
-        if self.seen and alike(own_s, usual_s) is usual_s:
+        if self.seen and alike(own_s, usual_s, self.seen) is usual_s:
             return self.usual_s, self._usual * self.usual_s
         return self.base_s, self.per_sequence_s
 
@@ -199,6 +204,8 @@ class Rates:
     """All measured rates of one unit."""
 
     __slots__ = (
+        "_alone_s",
+        "_alone_tokens",
         "_busy_s",
         "_span_s",
         "_span_tokens",
@@ -218,38 +225,51 @@ class Rates:
         self.followed = 0
         """Prompts that were computed right behind another: only they tell what many of them take."""
         self._tokens, self._busy_s = 0, 0.0
+        self._alone_tokens, self._alone_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
 
     @property
-    def speed(self) -> float | None:
-        """One number for how fast it prefills and decodes, to be set beside other units'; None: a guess."""
-        if not (self.prefill_tokens_s.seen and self.steps.seen):
-            return None
-        return sqrt(self.prefill_tokens_s.value / self.steps.at(SPEED_BATCH))
+    def speeds(self) -> Speeds:
+        """How fast it prefills and decodes, to be set beside other units'."""
+        prefill, steps = self.prefill_tokens_s, self.steps
+        return prefill.value if prefill.seen else None, 1.0 / steps.at(SPEED_BATCH) if steps.seen else None
 
-    def prefilled(self, tokens: int, busy_s: float, *, follows: bool = True, had_seat: bool = True) -> None:
-        """So many uncached tokens were computed in so many seconds with something to compute.
+    def prefilled(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
+        """So many uncached tokens, right behind others, were computed in so many seconds.
 
-        `follows`: they were right behind others. Else they began when the latency was over, and the work that
-        is in the latency is not in `busy_s`. Without `had_seat` they may have waited for others to end, which
-        says nothing of how fast prompts are computed.
+        Without `had_seat` they may have waited for others to end, which says nothing of how fast prompts are
+        computed.
         """
-        if not had_seat or tokens < 0 or not (isfinite(busy_s) and busy_s >= 0.0):
+        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
             return
-        self.followed += follows
-        if not follows:
-            tokens -= int(self.latency.tokens)
-            if tokens < _WORK_SHARE * self.latency.value * self.prefill_tokens_s.value:
-                return
+        self.followed += 1
         self._tokens += tokens
         self._busy_s += busy_s
         if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
             self.prefill_tokens_s.learn(self._tokens / self._busy_s)
             self._tokens, self._busy_s = 0, 0.0
 
+    def prefilled_alone(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
+        """They began when the latency was over, and the work that is in the latency is not in `busy_s`.
+
+        What is left when the latency is taken away is uncertain by a part of the latency: one sample comes
+        from as many prompts as take that long.
+        """
+        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
+            return
+        latency = self.latency
+        tokens -= int(latency.tokens)
+        if tokens < _WORK_SHARE * latency.value * self.prefill_tokens_s.value:
+            return
+        self._alone_tokens += tokens
+        self._alone_s += busy_s
+        if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
+            self.prefill_tokens_s.learn(self._alone_tokens / self._alone_s)
+            self._alone_tokens, self._alone_s = 0, 0.0
+
     def achieved(self, tokens: int, span_s: float) -> None:
         """So many uncached tokens were shown in so long, whatever took it: the unit can do that."""
-        if tokens < 0 or not (isfinite(span_s) and span_s >= 0.0):
+        if tokens < 0 or not 0.0 <= span_s < inf:
             return
         self._span_tokens += tokens
         self._span_s += span_s
@@ -267,6 +287,7 @@ class Rates:
     def reset(self) -> None:
         """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
         self._tokens, self._busy_s, self.followed = 0, 0.0, 0
+        self._alone_tokens, self._alone_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
         self.latency.reset()
         self.prefill_tokens_s.reset()

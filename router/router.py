@@ -21,11 +21,12 @@ from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
 from cellgate.router.sampling import LOOK_AT_ALL, Sampler
+from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import Lease
 
 LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
-_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD)
+_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
 _new = tuple.__new__
 
@@ -219,7 +220,25 @@ class Router:
         if found.shared is not None:
             found.shared.count += 1.0
         held = row.held_blocks if self._by_cache else None
+        if found.splits and (split := found.splits.get(row.unit)) is not None:
+            return self._open_split(row.unit, ask, now, split, found.expected, retry=retry)
         return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)
+
+    def _open_split(
+        self, unit: str, ask: Ask, now: float, split: SplitPlan, expected: Expected, *, retry: bool
+    ) -> Lease:
+        """A lease on a decoder whose prompt another unit is to compute: nothing of it is left to do here, and
+        how long its first token takes says nothing about this unit's prefill.
+        """
+        lease = self.board.open(unit, ask, now, retry=retry, expected=expected, held=len(ask.blocks))
+        costs = lease.unit_state.costs
+        costs.expect_fetched(lease, now)
+        lease.split = split._replace(may_wait=not lease.job.had_seat or costs.backlog.queued > 0)
+        # What an engine says of its prefix cache does not count blocks that came from elsewhere.
+        ttft_s = split.prefill_s + split.transfer_s
+        lease.job = lease.job._replace(held_blocks=0, cached_tokens=0, ttft_s=ttft_s)
+        self.board.pairs.link(split.prefiller, unit).use(now)
+        return lease
 
     def _is_over(self, ticket: Ticket, why: Lease | Refusal, now: float) -> bool:
         """Whether one that lost its unit has waited long enough: as long as any other for units on hold."""

@@ -45,7 +45,10 @@ def stall_limit_s(state: UnitState, rules: Rules) -> float:
     steps_s = min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
     largest = max((lease.ask.prompt_tokens for lease in state.leases if not lease.committed), default=0)
     prefill_s = state.step_times.prefill_s(largest, counts=state.counters_at > 0.0)
-    return max(rules.silent_min_s, steps_s, PREFILLS * prefill_s)
+    # A decoder may stand still while it connects to a prefiller for the first time.
+    splits = [lease.split for lease in state.leases if lease.split is not None and not lease.committed]
+    connect_s = max((split.limit_s for split in splits if split.is_first), default=0.0)
+    return max(rules.silent_min_s, steps_s, PREFILLS * prefill_s, connect_s)
 
 
 def hides_work(state: UnitState, now: float) -> bool:

@@ -76,7 +76,8 @@ class StepTimes:
         tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
         rates = self.rates
         rates.achieved(tokens, span_s)
-        rates.prefilled(tokens, busy_s, follows=follows, had_seat=had_seat)
+        learn = rates.prefilled if follows else rates.prefilled_alone
+        learn(tokens, busy_s, had_seat=had_seat)
         if found_idle and had_seat:
             rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
         if tokens > self._largest:

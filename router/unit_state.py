@@ -17,9 +17,11 @@ from cellgate.router.cost_model import CostModel
 from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
 from cellgate.router.hold_nouns import Hold
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
+from cellgate.router.node_nouns import AGENT, UnitFacts
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.ranks import Ranks
+from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
 
 FULL_S = 1.0
@@ -56,6 +58,9 @@ class UnitState:
     stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py). `build` is
     what its engine says that it is, `other_builds` are units of its cell and model that say something else,
     `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
+    `facts` are what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
+    other; `meets`: both of a pair get a request at the same time; `needs_prefiller`: then its engine computes
+    no prompt at all.
     """
 
     __slots__ = (
@@ -72,6 +77,7 @@ class UnitState:
         "counters_at",
         "drained",
         "engine",
+        "facts",
         "far_s",
         "foreign",
         "full_until",
@@ -88,7 +94,10 @@ class UnitState:
         "life_at",
         "limit",
         "load",
+        "meets",
         "models",
+        "moves_blocks",
+        "needs_prefiller",
         "other_builds",
         "outlier",
         "peer_canary_at",
@@ -118,6 +127,7 @@ class UnitState:
         self.other_builds: tuple[str, ...] = ()
         self.answers: AnswerRecord | None = None
         self.urgency = Urgency.ROUTINE
+        self.facts = UnitFacts()
         self.load: Load | None = None
         self.foreign = 0
         self.cool_until = 0.0
@@ -156,6 +166,9 @@ class UnitState:
         self.unit = unit
         self.weight = unit.weight * cell.weight
         self.far_s = cell.spill_s
+        self.moves_blocks = cell.transfer != "none"
+        self.meets = cell.transfer == "sglang"
+        self.needs_prefiller = self.meets and unit.role == "decode"
         self.limit = min(self.learnt_limit, unit.max_in_flight)
 
     @property
@@ -168,11 +181,26 @@ class UnitState:
         """Since when it has had requests without progress."""
         return max(self.life_at, self.work_at)
 
+    def gives_blocks(self) -> bool:
+        """Whether it computes prompts for others. An engine of SGLang does nothing else, or does not at
+        all.
+        """
+        role = self.unit.role
+        return self.moves_blocks and (role == "prefill" if self.meets else role != "decode")
+
+    def takes_blocks(self) -> bool:
+        """Whether it answers requests whose prompt another unit has computed."""
+        return self.moves_blocks and (self.needs_prefiller or not self.meets)
+
     def is_usable(self) -> bool:
         """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
         removed.
         """
         return self.case.verdict in _USABLE and self.hold is None and not self.drained and not self.retired
+
+    def is_halted(self) -> bool:
+        """True while an agent says that a process of the unit has ended or is stopped."""
+        return any(source == AGENT for _, source in self.case.faults)
 
     def serves(self, ask: Ask) -> bool:
         """Whether it serves the model of `ask`, and is the unit and the build that `ask` is bound to."""
@@ -302,7 +330,8 @@ class Lease:
     called once at that moment. `first_at` is when something was first sent to the client; `paused` while the
     client reads nothing; `job` is its work at the unit, with the prediction; `rank` the data parallel rank it
     is sent to (-1: the engine chooses); `beside` are the jobs while it was decoded, once it is closed;
-    `explanation` is the header line of an explanation, if the request wants one.
+    `lines` are header lines for the client: an explanation, if the request wants one, and its limits; `split`
+    names the unit that is to compute the prompt for this one.
     """
 
     __slots__ = (
@@ -312,15 +341,16 @@ class Lease:
         "closed",
         "committed",
         "evicted",
-        "explanation",
         "first_at",
         "job",
+        "lines",
         "on_evict",
         "opened_at",
         "paused",
         "rank",
         "rank_record",
         "retry",
+        "split",
         "unit",
         "unit_state",
         "was_paused",
@@ -344,10 +374,11 @@ class Lease:
         self.committed = False
         self.evicted = False
         self.closed = False
-        self.explanation = b""
+        self.lines = b""
         self.paused = False
         self.was_paused = False
         self.first_at = 0.0
+        self.split: SplitPlan | None = None
         self.on_evict: Callable[[], None] | None = None
 
     def commit(self, now: float) -> None:

@@ -67,6 +67,7 @@ class FakePatient:
     notes: dict[str, Any] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     heard_count: int = 0
+    tokens: list[str] = field(default_factory=list)
     _ids: count[int] = field(default_factory=count)
 
     def now(self) -> float:
@@ -117,7 +118,9 @@ class _FakeNet:
     def __init__(self, context: FakePatient) -> None:
         self._patient = context
 
-    def fetch(self, url: str) -> Fetch:
+    def fetch(self, url: str, *, token: str = "") -> Fetch:
+        self._patient.tokens.append(token)
+
         async def fetch(method: str, target: str, **rest: Any) -> Reply:
             return await self._patient.fetch(method, url + target, **rest)
 

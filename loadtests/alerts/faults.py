@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from loadtests.alerts.world import FILES, Scene, write_units
+from loadtests.kit.agents import IMAGE
 from loadtests.kit.asking import asking
 from loadtests.kit.waiting import wait_until
 from loadtests.poison import keeping, send_prompt
@@ -101,6 +102,17 @@ def _lost_agent(scene: Scene) -> AbstractContextManager[object]:
     return _stopped(scene.agents.pid(f"{scene.units[0].name}-1"))
 
 
+@contextmanager
+def _other_image(scene: Scene) -> Iterator[None]:
+    assert scene.agents is not None
+    follower = f"{scene.units[0].name}-1"
+    scene.agents.restart(follower, "sha256:other")
+    try:
+        yield
+    finally:
+        scene.agents.restart(follower, IMAGE)
+
+
 def _broken_streams(scene: Scene) -> AbstractContextManager[object]:
     return _hurt(scene.units[0], "in_stream_error", after_tokens=4)
 
@@ -184,6 +196,7 @@ SHARED = (
 )
 ALONE = (
     Fault("an agent stands still", _lost_agent, _names("AgentMissing")),
+    Fault("a node runs another image", _other_image, _names("StackDrift"), _names("AgentMissing")),
     Fault("streams break, and no other unit can resume them", _broken_streams, _names("StreamsLost")),
     Fault(
         "the only unit is killed, and its recovery fails",

@@ -10,12 +10,13 @@ from typing import NamedTuple
 class Figure:
     """One load on one target in one round.
 
-    CPU is that of one answer, a request or a streamed token, in microseconds: the target's, and that of the
-    engine and the generator beside it. `pace` is how many tokens should have come to one that came,
-    `reads_each` how often a client read per answer, `lag_ms` the 99th percentile of the generator's own timer
-    lateness, `others` the share of the machine that processes outside the benchmark took. `ttft_*_ms` are
-    from request to first event, `stall_ms` how much later than its interval the latest token came. Memory is
-    resident: before the first load, and under this one. What a load does not have is 0.
+    CPU is that of one answer, a request, a streamed token, or a stream of a burst, in microseconds: the
+    target's, and that of the engine and the generator beside it. `pace` is how many tokens should have come
+    to one that came, `reads_each` how often a client read per answer, `lag_ms` the 99th percentile of the
+    generator's own timer lateness, `others` the share of the machine that processes outside the benchmark
+    took. `ttft_*_ms` are from request (in a burst: from the connection) to first event, `stall_ms` how much
+    later than its interval the latest token came. Memory is resident: before the first load, and under this
+    one. What a load does not have is 0.
     """
 
     target: str
@@ -42,14 +43,12 @@ class Figure:
 
     def line(self) -> str:
         """What is printed as soon as it is measured."""
-        streams = (
-            f", pace {self.pace:.3f}, TTFT {self.ttft_p50_ms:.1f} / {self.ttft_p99_ms:.1f} ms, "
-            f"stall {self.stall_ms:.0f} ms, {self.loaded_mb:.0f} MB"
-        )
+        ttft = f", TTFT {self.ttft_p50_ms:.1f} / {self.ttft_p99_ms:.1f} ms" if self.ttft_p99_ms else ""
+        streams = f", pace {self.pace:.3f}, stall {self.stall_ms:.0f} ms, {self.loaded_mb:.0f} MB"
         return (
             f"{self.target:18}{self.load:14}{self.cpu_us:8.1f} us CPU each "
             f"{self.answers / self.seconds:8.0f}/s (engine {self.engine_us:.1f}, generator "
-            f"{self.generator_us:.1f}){streams if self.pace else ''}, "
+            f"{self.generator_us:.1f}){ttft}{streams if self.pace else ''}, "
             f"generator lag p99 {self.lag_ms:.1f} ms, others took {self.others:.0%}"
         )
 

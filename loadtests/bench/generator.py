@@ -148,7 +148,41 @@ class Streams(Load):
         self._judge(user, connection, failure, payload.stream(user, tokens))
 
 
-LOADS: dict[str, type[Load]] = {"requests": Requests, "streams": Streams}
+class Bursts(Load):
+    """New clients that connect and ask at once, and leave after their answer. The warm-up is one burst.
+
+    An answer is a stream here, and its time to the first token counts from before the client connects.
+    """
+
+    async def warm_up(self) -> None:
+        await self._burst()
+
+    async def _send(self) -> None:
+        for _ in range(self.args.count):
+            await asyncio.sleep(self.args.seconds)
+            if not self.tally.errors:
+                await self._burst()
+
+    async def _burst(self) -> None:
+        await asyncio.gather(*(self._client() for _ in range(self.args.clients)))
+        self.tally.answers = len(self.tally.ttfts_s)
+
+    async def _client(self) -> None:
+        user, tokens = self._next_user(), self.args.tokens
+        request = payload.request(user, self.args.port, stream=True, tokens=tokens)
+        began_at = time.perf_counter()
+        try:
+            connection = await MeasuredConnection.open(self.args.port)
+        except OSError as error:
+            self.tally.errors.append(f"{user}: {error!r}")
+            return
+        connection.tally = self.tally
+        failure = await connection.exchange(request, began_at)
+        connection.close()
+        self._judge(user, connection, failure, payload.stream(user, tokens))
+
+
+LOADS: dict[str, type[Load]] = {"requests": Requests, "streams": Streams, "bursts": Bursts}
 
 
 async def main(args: argparse.Namespace) -> None:
@@ -169,13 +203,14 @@ def _arguments() -> argparse.Namespace:
     add("--port", type=int, required=True)
     add("--connections", type=int, required=True)
     add("--bytes", type=int, default=payload.ASK_BYTES, help="size of a request's body")
-    add("--count", type=int, default=0, help="requests to send, all connections together")
+    add("--count", type=int, default=0, help="requests to send, all connections together; or bursts")
+    add("--clients", type=int, default=0, help="of each burst")
     add("--tokens", type=int, default=0, help="tokens of each stream")
     add(
         "--interval-ms", type=int, default=0, help="time between the tokens of a stream (0: the engine's own)"
     )
     add("--spread-s", type=float, default=0.0, help="time over which the streams start")
-    add("--seconds", type=float, default=60.0, help="for how long streams are measured")
+    add("--seconds", type=float, default=60.0, help="for how long streams are measured; between bursts")
     add("--text-only", action="store_true", help="answers may be written anew, as long as they say the same")
     return parser.parse_args()
 

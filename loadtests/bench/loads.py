@@ -1,4 +1,6 @@
-"""What targets are put under: requests of three sizes, and streams, few and fast or many and slow."""
+"""What targets are put under: requests of three sizes, streams, few and fast or many and slow, and
+bursts of new clients.
+"""
 
 from dataclasses import dataclass
 
@@ -57,7 +59,35 @@ class Streams:
         }
 
 
-Load = Requests | Streams
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """`clients` that all connect and ask at once, each for a stream of `tokens`; again every `pause_s`."""
+
+    about: str
+    clients: int
+    bursts: int
+    tokens: int
+    interval_ms: int
+    pause_s: float
+
+    @property
+    def kind(self) -> str:
+        """What the generator calls it."""
+        return "bursts"
+
+    def flags(self, _requests: int, _share: float) -> dict[str, float]:
+        """The generator's flags; no connection is open before."""
+        return {
+            "connections": 0,
+            "clients": self.clients,
+            "count": self.bursts,
+            "tokens": self.tokens,
+            "interval-ms": self.interval_ms,
+            "seconds": self.pause_s,
+        }
+
+
+Load = Requests | Streams | Bursts
 
 
 def most_streams(spare: int = 200) -> int:
@@ -71,6 +101,7 @@ LOADS: dict[str, Load] = {
     "2000-streams": Streams("2,000 streams of 32 tokens, 200 ms apart", 2000, 32, 200, 3.0, 6.4),
     "256-streams": Streams("256 streams of 128 tokens, 20 ms apart", 256, 128, 20, 0.5, 2.6),
     "32-streams": Streams("32 streams of 32 tokens, 200 ms apart", 32, 32, 200, 0.5, 3.2),
+    "bursts": Bursts("256 new clients at once, a stream of 16 tokens each", 256, 4, 16, 20, 5.0),
     "1kB": Requests("requests of 1 kB", 1_000, 1.0),
     "16kB": Requests("requests of 16 kB", 16_000, 0.5),
     "200kB": Requests("requests of 200 kB", 200_000, 0.05),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from loadtests.bench.figures import Figure, Spread, Value, beside, difference, of, ratio
-from loadtests.bench.loads import LOADS, Requests
+from loadtests.bench.loads import LOADS
 from loadtests.bench.targets import BASELINE, SUBJECT
 from loadtests.kit.report import columns
 
@@ -59,7 +59,7 @@ def _table(run: Run, rows: Sequence[tuple[str, Cell]]) -> Table:
 
 
 def _each(load: str) -> str:
-    return "a request" if isinstance(LOADS[load], Requests) else "a chunk"
+    return {"requests": "a request", "streams": "a chunk", "bursts": "a stream"}[LOADS[load].kind]
 
 
 def _cpu_row(run: Run, load: str) -> tuple[str, Cell]:
@@ -82,6 +82,17 @@ def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
 
 def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
     """What only streams have; memory and leaks where they are many."""
+    if LOADS[load].kind == "bursts":
+        return [
+            (
+                f"TTFT, p50, ms; {run.loads[load]}",
+                partial(_plain, run, load, lambda each: each.ttft_p50_ms, 0),
+            ),
+            (
+                f"TTFT, p99, ms; {run.loads[load]}",
+                partial(_plain, run, load, lambda each: each.ttft_p99_ms, 0),
+            ),
+        ]
     if LOADS[load].kind != "streams" or load == "32-streams":
         return []
     about = run.loads[load].partition(" of ")[0]

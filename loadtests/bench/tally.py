@@ -50,13 +50,19 @@ class MeasuredConnection:
         """How often bytes have come."""
         return self._connection.reads
 
-    async def exchange(self, request: bytes) -> str | None:
-        """Send `request` and wait for its answer. Returns what went wrong."""
+    def close(self) -> None:
+        """The client leaves."""
+        self._connection.close()
+
+    async def exchange(self, request: bytes, began_at: float = 0.0) -> str | None:
+        """Send `request` and wait for its answer. Returns what went wrong. `began_at`: when the client
+        began, where that was before now.
+        """
         if not self.is_usable:
             return "the connection was closed between two requests"
         self.body = []
         reply = Reply(self._take)
-        self.sent_at = time.perf_counter()
+        self.sent_at = began_at or time.perf_counter()
         try:
             await self._connection.exchange(request, reply)
         except ConnectionError as failure:

@@ -89,6 +89,7 @@ TARGETS: dict[str, Target] = {
     ),
     "sglang-router": _rust("sglang-router", "cache_aware"),
     "sglang-router/rr": _rust("sglang-router", "round_robin"),
+    "smg": _rust("smg", "cache_aware"),
     "vllm-router": _rust("vllm-router", "cache_aware"),
     "vllm-router/rr": _rust("vllm-router", "round_robin"),
     "litellm": Target(

@@ -106,6 +106,7 @@ def told(result: Run) -> Iterator[str]:
     yield from result.outcome.summary.lines()
     for blow in result.outcome.blows:
         yield f"{blow.at - result.began_at:7.1f} s  {blow.what}: {blow.discovery()}"
+    yield from (f"           {broken.line()}" for broken in result.outcome.splits.broken)
     for end in (End.LOST, End.HUNG, End.REPEATED, End.WRONG):
         bad = [record for record in result.outcome.summary.records if record.end is end]
         for record in bad[:_SHOWN]:

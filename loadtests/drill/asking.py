@@ -5,22 +5,26 @@ one, and nothing that goes wrong is raised.
 """
 
 import time
+from urllib.parse import urlsplit
 
 import orjson
 
 from loadtests.drill.answers import Answer
 from loadtests.wire.blocking import BlockingConnection
-from loadtests.wire.messages import post
+from loadtests.wire.messages import bearer, post
 from loadtests.wire.reply import Lines, Reply
 
 
 class Client:
     """A user of the API, who keeps a connection while that is possible. `hang_s`: for so long a stream may
     bring no byte; an answer in one piece may take three times that, since nothing can come before it.
+    `api_key` goes with every request.
     """
 
-    def __init__(self, url: str, model: str, hang_s: float) -> None:
+    def __init__(self, url: str, model: str, hang_s: float, api_key: str = "") -> None:
         self._connection = BlockingConnection(url, hang_s)
+        self._host = urlsplit(url).netloc
+        self._lines = bearer(api_key)
         self._model = model
         self._hang_s = hang_s
 
@@ -48,7 +52,8 @@ class Client:
         reply = Reply(lines if request.kind.stream else None)
         self._connection.silence_s = self._hang_s * (1 if request.kind.stream else 3)
         try:
-            self._connection.exchange(post(request.body(self._model), path=request.kind.path), reply)
+            body, path = request.body(self._model), request.kind.path
+            self._connection.exchange(post(body, path=path, host=self._host, lines=self._lines), reply)
         finally:
             answer.status = reply.status
         if not request.kind.stream or reply.status != 200:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from loadtests.drill.links import Pair
+
 UNIT_NODES = ("leader", "engine", "follower")
 
 
@@ -26,6 +28,9 @@ class Unit(Protocol):
 
     def cut_off(self, *, undo: bool = False) -> None:
         """Nothing that its address answers reaches anyone."""
+
+    def hurt_link(self, prefiller: str, fault: str, factor: float = 1.0) -> None:
+        """What becomes of KV blocks that it fetches from a prefiller; "heal" ends it."""
 
 
 class Place(Protocol):
@@ -49,7 +54,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Whom a fault befalls: a place, and there a unit and its node, or all of one kind."""
+    """Whom a fault befalls: a place, and there a unit and its node, a link of two, or all of one kind."""
 
     place: Place
     unit_name: str
@@ -72,8 +77,8 @@ Deed = Callable[[Aim], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`targets`: kinds of node, or "units", "gates", "redis". `takes_down`: the unit must come to be DOWN.
-    `simulated`: a real unit cannot be asked for it.
+    """`targets`: kinds of node, or "link", "units", "gates", "redis". `takes_down`: the unit must come to be
+    DOWN. `breaks`: nothing comes over the link. `simulated`: a real unit cannot be asked for it.
     """
 
     targets: tuple[str, ...]
@@ -81,6 +86,7 @@ class Fault:
     heal: Deed
     parameters: Mapping[str, float] = field(default_factory=dict)
     takes_down: bool = False
+    breaks: bool = False
     simulated: bool = False
 
     def fits(self, target: str, engine: str) -> bool:
@@ -128,6 +134,17 @@ def _command(name: str, **parameters: float) -> Deed:
     return hurt
 
 
+def _link(name: str) -> Deed:
+    """A fault of a link, which its decoder suffers."""
+
+    def hurt(aim: Aim) -> None:
+        pair = Pair.of(aim.unit_name)
+        parameters = aim.parameters if name != "heal" else {}
+        aim.place.unit(pair.decoder).hurt_link(pair.prefiller, name, **parameters)
+
+    return hurt
+
+
 def _command_of_rank(name: str) -> Deed:
     def hurt(aim: Aim) -> None:
         aim.unit.command(name, rank=aim.rank, **aim.parameters)
@@ -156,6 +173,9 @@ FAULTS: dict[str, Fault] = {
     "in_stream_error": Fault(
         ("leader",), _command("in_stream_error"), _heal, {"after_tokens": 4}, simulated=True
     ),
+    "cut_link": Fault(("link",), _link("cut"), _link("heal"), breaks=True, simulated=True),
+    "hang_link": Fault(("link",), _link("hang"), _link("heal"), breaks=True, simulated=True),
+    "slow_link": Fault(("link",), _link("slow"), _link("heal"), {"factor": 20.0}, simulated=True),
     "rolling_restart": Fault(
         ("units", "gates"),
         lambda aim: aim.place.roll_units() if aim.node == "units" else aim.place.roll_gates(),

@@ -55,6 +55,16 @@ class Fleet:
         """A unit, for faults."""
         return Hurt(self._units[name], self._welcome)
 
+    def decoders(self) -> list[DrillUnit]:
+        """The units that fetch KV blocks."""
+        roles = self._topology.unit_roles()
+        return [unit for name, unit in self._units.items() if roles.get(name, "prefill") != "prefill"]
+
+    def orphans(self) -> int:
+        """Prompts whose KV blocks are held for nobody, as gates say, or at all, as units do."""
+        held = sum(unit.held() for unit in self._units.values()) if self._topology.roles else 0
+        return held + sum(int(metric_sum(gate.metrics(), "cellgate_split_orphans")) for gate in self.gates)
+
     def roll_units(self) -> None:
         """Each unit in turn: gates stop sending, what runs ends, new processes, gates send again."""
         for name in self._units:
@@ -119,7 +129,8 @@ class Fleet:
             settings["redis"] = self._redis.url
         nodes: Callable[[str], list[dict[str, object]]] = self._agents.nodes if self._agents else lambda _: []
         units = list(self._units.values())
-        return GateProcess(units, nodes=nodes, cell=lambda name: name[0], settings=settings)
+        roles = self._topology.unit_roles()
+        return GateProcess(units, nodes=nodes, cell=lambda name: name[0], settings=settings, roles=roles)
 
     def _welcome(self, unit: DrillUnit) -> None:
         """Its processes are new: its agents are told, and the gates take it for UP again."""
@@ -135,6 +146,7 @@ class Hurt:
         self._unit = unit
         self._welcome = welcome
         self.signal, self.command, self.cut_off = unit.signal, unit.command, unit.cut_off
+        self.hurt_link = unit.hurt_link
 
     def restart(self) -> None:
         """New processes on the same port; returns when the gates send there again."""

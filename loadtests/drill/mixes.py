@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from loadtests.datasets import nouns as datasets
 from loadtests.simunit.replies import embeddings
 from loadtests.simunit.text import WORDS, Context, Message, render_chat
 
@@ -37,6 +38,9 @@ MIXES = {
     "batch": Mix(COMPLETIONS, (100, 400), (16, 48), stream=False),
     "embeddings": Mix(EMBEDDINGS, (50, 400), stream=False),
     "long-prompt": Mix(CHAT, (100_000, 100_000), (4, 4)),
+    "prefill-heavy": Mix(CHAT, (1500, 6000), (8, 32)),
+    "decode-heavy": Mix(CHAT, (20, 200), (200, 400)),
+    "chat": Mix(CHAT, (20, 1500), (16, 160)),
 }
 
 
@@ -60,6 +64,12 @@ class Request:
             document = random.Random(f"document {rng.randrange(DOCUMENTS)}")
             prompt = "".join(document.choices(WORDS, k=kind.document_tokens)) + prompt
         return cls(mix, prompt, tokens + kind.document_tokens, max_tokens, known)
+
+    @classmethod
+    def of(cls, found: datasets.Request, rng: random.Random, *, known: bool = True) -> "Request":
+        """A chat of that size, with its text, if it has one."""
+        prompt = found.text or "".join(rng.choices(WORDS, k=found.prompt_tokens))
+        return cls("chat", prompt, found.prompt_tokens, found.answer_tokens, known)
 
     @property
     def kind(self) -> Mix:

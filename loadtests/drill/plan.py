@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtests.drill.faults import FAULTS
+from loadtests.drill.links import Pair
 from loadtests.drill.mixes import MIXES
 from loadtests.drill.promises import PROMISES
 from loadtests.drill.routers import ROUTERS
@@ -18,6 +19,7 @@ from loadtests.simunit.sequence import Timing
 TIMING = {each.name for each in fields(Timing)}
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=9)]
+ServingRole = Literal["both", "prefill", "decode"]
 
 
 class Keys(BaseModel):
@@ -27,14 +29,16 @@ class Keys(BaseModel):
 
 
 class Topology(Keys):
-    """What is built. Cells are a, b, …, the units of cell a are a1, a2, …; `timing` are flags of simulated
-    leaders, `gate` are keys of the gates' file.
+    """What is built. Cells are a, b, …, the units of cell a are a1, a2, …; `roles` are those of a cell's
+    units, which then move KV blocks; `timing` are flags of simulated leaders, `gate` are keys of the gates'
+    file.
     """
 
     engine: Literal["simulated", "vllm"] = "simulated"
     router: str = "cellgate"
     cells: Count = 2
     units: Count = 2
+    roles: tuple[ServingRole, ...] = ()
     followers: Annotated[int, Field(ge=1, le=9)] = 1
     agents: bool = True
     gates: Count = 1
@@ -46,6 +50,17 @@ class Topology(Keys):
         """All units, in order."""
         return [f"{cell}{n}" for cell in "abcdefghi"[: self.cells] for n in range(1, self.units + 1)]
 
+    def unit_roles(self) -> dict[str, ServingRole]:
+        """The role of each unit, where they have roles."""
+        return dict(zip(self.unit_names(), self.roles * self.cells, strict=False))
+
+    def pairs(self) -> list[Pair]:
+        """Every prefiller with every decoder of its cell."""
+        roles = self.unit_roles()
+        prefillers = [unit for unit, role in roles.items() if role != "decode"]
+        decoders = [unit for unit, role in roles.items() if role != "prefill"]
+        return [Pair(p, d) for p in prefillers for d in decoders if p != d and p[0] == d[0]]
+
     def node_names(self) -> list[str]:
         """What a unit's processes are called: `engine` is the leader's, which its API outlives."""
         return ["leader", "engine", *(f"follower-{rank}" for rank in range(1, self.followers + 1))]
@@ -53,6 +68,7 @@ class Topology(Keys):
     def targets(self) -> Iterator[str]:
         """Everything that a fault may name."""
         yield from (f"{unit}.{node}" for unit in self.unit_names() for node in self.node_names())
+        yield from (f"{pair.prefiller}-{pair.decoder}.link" for pair in self.pairs())
         yield from ("units", "gates", "redis")
 
 
@@ -95,7 +111,7 @@ class Step(Keys):
 
     @property
     def unit(self) -> str | None:
-        """The unit it befalls, if it is a single one."""
+        """The unit it befalls, if it is a single one; of a link, both."""
         return self.target.partition(".")[0] if "." in self.target else None
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtests.drill.answers import End
+from loadtests.drill.links import Broken
 from loadtests.drill.summary import Summary, percentile
 
 
@@ -37,6 +38,26 @@ class Blow:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """What became of requests that two units shared. `transferred` is what the gates count; `broken` are the
+    links that a fault broke; `blamed` counts links that a gate avoided although neither they nor their units
+    were hurt; `orphans` are prompts whose blocks were still held ORPHAN_PATIENCE_S after the load.
+    """
+
+    transferred: int = 0
+    broken: Sequence[Broken] = ()
+    blamed: int = 0
+    orphans: float = math.nan
+
+    def avoided_s(self) -> float:
+        """The longest time for which a broken link was used after its first failure. NaN: one never failed,
+        or none was broken.
+        """
+        times = [each.avoided_s for each in self.broken]
+        return math.nan if any(map(math.isnan, times)) else max(times, default=math.nan)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run yielded. `flips` are departures from UP of units to which nothing had been done;
     `continued` streams and `recoveries` are what the gates count.
@@ -47,6 +68,7 @@ class Outcome:
     flips: int
     continued: int
     recoveries: int
+    splits: Splits = Splits()
 
     def ended(self, *ends: End) -> int:
         """How many requests ended so."""
@@ -115,6 +137,10 @@ PROMISES: dict[str, Promise] = {
     "recoveries": Promise(lambda outcome: outcome.recoveries),
     "flips": Promise(lambda outcome: outcome.flips),
     "detection_s": Promise(Outcome.detection_s),
+    "transferred": Promise(lambda outcome: outcome.splits.transferred, at_least=True),
+    "link_avoided_s": Promise(lambda outcome: outcome.splits.avoided_s()),
+    "links_blamed": Promise(lambda outcome: outcome.splits.blamed),
+    "orphans": Promise(lambda outcome: outcome.splits.orphans),
     "goodput_share": Promise(lambda outcome: outcome.summary.goodput_share(), at_least=True),
     "ttft_p99_s": _p99(Summary.ttft_s),
     "tpot_p99_s": _p99(Summary.tpot_s),

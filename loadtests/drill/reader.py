@@ -64,7 +64,9 @@ def _unknown(path: Path, error: plan.UnknownError) -> str:
 
 
 def _lacking(drill: plan.Drill) -> Iterator[str]:
-    """What a fault needs and the topology does not have."""
+    """What does not fit the rest: roles; what a fault needs and the topology does not have."""
+    if drill.topology.roles and len(drill.topology.roles) != drill.topology.units:
+        yield f"topology.roles: {len(drill.topology.roles)} for {drill.topology.units} units of a cell"
     for number, step in enumerate(drill.faults):
         if step.target == "redis" and not drill.topology.redis:
             yield f"faults[{number}].target: there is no Redis; say topology.redis: true"

@@ -65,13 +65,17 @@ def _sglang_router(urls: Sequence[str], _: Path) -> list[str]:
     return _rust_router(command, urls)
 
 
+def _smg(urls: Sequence[str], _: Path) -> list[str]:
+    return _rust_router([_python_of("smg"), "-m", "smg.launch_router"], urls)
+
+
 def _vllm_router(urls: Sequence[str], _: Path) -> list[str]:
     program = Path(_python_of("vllm-router")).with_name("vllm-router")
     return _rust_router([str(program)], urls)
 
 
 def _rust_router(command: Sequence[str], urls: Sequence[str]) -> list[str]:
-    """Both have the same flags."""
+    """All have the same flags. SMG finds wedged workers by itself, as it does by default."""
     port = str(processes.free_port())
     flags = ["--host", "127.0.0.1", "--port", port, "--policy", "cache_aware"]
     flags += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(processes.free_port())]
@@ -93,6 +97,7 @@ ROUTERS: dict[str, Starter | None] = {
     "cellgate": None,
     "haproxy": haproxy,
     "sglang-router": _sglang_router,
+    "smg": _smg,
     "vllm-router": _vllm_router,
 }
 """The command of each, behind its port; None: the gates, which `fleet.py` starts."""

@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from loadtests.drill import load, records
+from loadtests.drill import links, load, records
 from loadtests.drill.faults import FAULTS, Aim, Deed
 from loadtests.drill.fleet import Fleet
+from loadtests.drill.links import Broken, Failures, Pair
 from loadtests.drill.plan import Drill, Step
-from loadtests.drill.promises import Blow, Outcome, Verdict, check
+from loadtests.drill.promises import Blow, Outcome, Splits, Verdict, check
 from loadtests.drill.summary import Goal, Summary
-from loadtests.drill.watch import Flip, watching
+from loadtests.drill.watch import Blamed, Flip, Watch, watching
 from loadtests.kit import progress
+from loadtests.kit.waiting import wait_until
 
 SETTLE_S = 20.0
 """How long after its healing a unit may still change its mind, as far as `flips` is concerned."""
 
+ORPHAN_PATIENCE_S = 60.0
+"""How long after the load blocks may be held that nobody will fetch."""
 _LOOK_S = 0.1
 
 
@@ -48,6 +52,10 @@ class Dealt:
     step: Step
     at: float = 0.0
     healed_at: float | None = None
+
+    def covers(self, at: float) -> bool:
+        """Whether what happens then may follow from it."""
+        return self.at - 0.001 <= at <= (self.healed_at or float("inf")) + SETTLE_S
 
 
 class Hand:
@@ -133,6 +141,7 @@ def run(drill: Drill, folder: Path) -> Run:
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet(drill.topology, folder, own_addresses=own_addresses))
         watch = stack.enter_context(watching(fleet.gates))
+        link_watch = stack.enter_context(links.watching(fleet.decoders()))
         locust = stack.enter_context(load.running(drill, fleet.url, folder))
         began_at = time.time()
         hand = Hand(fleet, drill.steps())
@@ -142,6 +151,8 @@ def run(drill: Drill, folder: Path) -> Run:
         hand.begin()
         _wait(locust, hand)
         hand.finish()
+        wait_until(lambda: not fleet.orphans(), ORPHAN_PATIENCE_S)
+        orphans = fleet.orphans()
     summary = Summary(
         records.read(folder / "requests.jsonl"), Goal(drill.load.goal.ttft_s, drill.load.goal.tpot_s)
     )
@@ -152,6 +163,7 @@ def run(drill: Drill, folder: Path) -> Run:
         flips=len(unprovoked(flips, hand.dealt)),
         continued=watch.total("continued"),
         recoveries=watch.total("recoveries"),
+        splits=_splits(watch, link_watch.failures(), hand.dealt, orphans),
     )
     return Run(drill, began_at, outcome, flips, list(check(drill.promises, outcome)))
 
@@ -186,14 +198,35 @@ def _blow(dealt: Dealt, flips: Sequence[Flip], drill: Drill) -> Blow:
     )
 
 
+def _splits(watch: Watch, failures: Failures, dealt: Sequence[Dealt], orphans: int) -> Splits:
+    return Splits(
+        transferred=watch.total("transferred"),
+        broken=[_broken(each, failures) for each in dealt if FAULTS[each.step.fault].breaks],
+        blamed=len(blamed_for_nothing(watch.blamed(), dealt)),
+        orphans=orphans,
+    )
+
+
+def _broken(dealt: Dealt, failures: Failures) -> Broken:
+    step, until = dealt.step, dealt.healed_at or float("inf")
+    found = failures.get(Pair.of(step.unit or ""), ())
+    return Broken.found(f"{step.fault} {step.target}", dealt.at, until, found)
+
+
+def blamed_for_nothing(blamed: Sequence[Blamed], dealt: Sequence[Dealt]) -> list[Blamed]:
+    """Links that were avoided while neither they nor their units were hurt, or just healed."""
+
+    def was_hurt(one: Blamed) -> bool:
+        names = (*one.pair, "-".join(one.pair), None)
+        return any(each.step.unit in names and each.covers(one.at) for each in dealt)
+
+    return [one for one in blamed if not was_hurt(one)]
+
+
 def unprovoked(flips: Sequence[Flip], dealt: Sequence[Dealt]) -> list[Flip]:
     """Departures from UP of units that were whole: neither hurt, nor just healed, nor being rolled."""
 
     def was_hurt(flip: Flip) -> bool:
-        return any(
-            each.step.unit in (flip.unit, None)
-            and each.at - 0.001 <= flip.at <= (each.healed_at or float("inf")) + SETTLE_S
-            for each in dealt
-        )
+        return any(each.step.unit in (flip.unit, None) and each.covers(flip.at) for each in dealt)
 
     return [flip for flip in flips if flip.before == "up" and not was_hurt(flip)]

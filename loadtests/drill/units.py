@@ -53,6 +53,18 @@ class SimDrillUnit:
         """Nothing that its address answers reaches anyone."""
         subprocess.run(_CUT.format("del" if undo else "add", self.host).split(), check=True)
 
+    def hurt_link(self, prefiller: str, fault: str, factor: float = 1.0) -> None:
+        """What becomes of KV blocks that it fetches from a prefiller."""
+        self._unit.link(prefiller, fault, factor)
+
+    def failures(self) -> dict[str, list[tuple[float, float]]]:
+        """Transfers to it that did not arrive, by prefiller."""
+        return {prefiller: link["failures"] for prefiller, link in self._unit.state()["links"].items()}
+
+    def held(self) -> int:
+        """Prompts whose KV blocks it holds for others."""
+        return int(self._unit.state()["moved"]["held"])
+
     def stop(self) -> None:
         """End it."""
         self._unit.stop()
@@ -94,6 +106,18 @@ class VllmDrillUnit:
     def cut_off(self, *, undo: bool = False) -> None:
         """All real units have one address."""
         raise RuntimeError(f"{self.name} cannot be cut off{' or back on' if undo else ''}")
+
+    def hurt_link(self, prefiller: str, fault: str, factor: float = 1.0) -> None:
+        """Nobody can ask it for a fault."""
+        raise RuntimeError(f"the link from {prefiller} to {self.name} cannot be hurt: {fault}, {factor}")
+
+    def failures(self) -> dict[str, list[tuple[float, float]]]:
+        """It tells of none."""
+        return {}
+
+    def held(self) -> int:
+        """It tells of none."""
+        return 0
 
     def wait_ready(self) -> None:
         """Return when it has answered. Raises RuntimeError."""

@@ -4,18 +4,23 @@ What must stay true: a gate that cannot be asked at the moment is asked again; n
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from loadtests.drill.links import Pair
 from loadtests.kit.gate import GateProcess, metric_sum
 from loadtests.kit.waiting import repeated
 
 _LOOK_S = 0.5
+_LINK = re.compile(r"link (\S+) -> (\S+):")
+"""How an event names the link that is avoided."""
 COUNTERS = {
     "continued": ("cellgate_continuations_total", ('result="continued"', 'result="completed"')),
     "recoveries": ("cellgate_recoveries_total", ("",)),
+    "transferred": ("cellgate_split_steps_total", ('step="transferred"',)),
 }
 """The metric of each, and which of its samples count."""
 
@@ -32,18 +37,31 @@ class Flip:
     line: str
 
 
+class Blamed(NamedTuple):
+    """A gate began to avoid a pair, by the wall clock."""
+
+    gate: int
+    pair: Pair
+    at: float
+
+
 class Watch:
     """What was seen of the gates, whenever `look` was called."""
 
     def __init__(self, gates: Sequence[GateProcess]) -> None:
         self._gates = gates
         self._seen: dict[tuple[int, str, str], Flip] = {}
+        self._blamed: dict[Blamed, None] = {}
         self._last: dict[tuple[int, str], float] = {}
         self._totals = dict.fromkeys(COUNTERS, 0.0)
 
     def flips(self) -> list[Flip]:
         """All that were seen, in order of time."""
         return sorted(self._seen.values(), key=lambda flip: flip.at)
+
+    def blamed(self) -> list[Blamed]:
+        """All links that were avoided."""
+        return list(self._blamed)
 
     def total(self, counter: str) -> int:
         """How much a counter of `COUNTERS` has grown, over all gates and their processes."""
@@ -76,6 +94,8 @@ class Watch:
             at = GateProcess.at(event)
             flip = Flip(number, event["unit"], event["before"], event["after"], at, event["line"])
             self._seen[number, event["time"], event["line"]] = flip
+        elif event["kind"] == "link_lost" and (found := _LINK.search(event["line"])) is not None:
+            self._blamed[Blamed(number, Pair(*found.groups()), GateProcess.at(event))] = None
 
 
 @contextmanager

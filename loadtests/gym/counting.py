@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from functools import partial
 
 from loadtests.gym.nouns import Call, Fleet, Request
 from loadtests.gym.world import World
@@ -97,3 +98,22 @@ class RoundRobin(Counting):
     def choose(self, request: Request, units: list[int]) -> int:
         self._turn += 1
         return units[self._turn % len(units)]
+
+
+class AlwaysSplit(Counting):
+    """As the example proxy of vLLM: each prompt to the prefiller with the fewest, then to such a decoder."""
+
+    def come(self, call: Call, now: float) -> None:
+        prefiller = self.least(self._with("prefill"))
+        self.in_flight[prefiller] += 1
+        self.world.prefill(call, prefiller, partial(self._computed, call, prefiller))
+
+    def _computed(self, call: Call, prefiller: int, _now: float) -> None:
+        decoder = self.least(self._with("decode"))
+        self.in_flight[prefiller] -= 1
+        self.in_flight[decoder] += 1
+        self.world.send(call, decoder, prompt_from=prefiller)
+
+    def _with(self, role: str) -> list[int]:
+        places = enumerate(self.world.fleet.places)
+        return [number for number, place in places if place.unit.role in (role, "both")]

@@ -86,7 +86,8 @@ class Engine:
     def expect(self, sequence: Sequence) -> None:
         """A prompt is on its way through the front end."""
         self.coming += 1
-        sequence.reckoned = sequence.goal - self.cached(sequence.names, sequence.prompt_tokens)
+        held = max(self.cached(sequence.names, sequence.prompt_tokens), sequence.fetched)
+        sequence.reckoned = sequence.goal - held
         self.pending += sequence.reckoned
 
     def take(self, sequence: Sequence, now: float) -> list[Shown]:
@@ -222,18 +223,21 @@ class Engine:
     def _admit(self, sequence: Sequence, budget: int) -> int:
         """Give the first of those who wait a seat; its first chunk of tokens, 0 when there is no room."""
         held = sequence.names[: self.kv.find(sequence.names, sequence.goal)]
-        cached = len(held) * BLOCK_TOKENS
+        hits = len(held) * BLOCK_TOKENS
+        cached = max(hits, sequence.fetched)
         tokens = min(sequence.goal - cached, budget)
         # All of the prompt, as in vLLM (scheduler_reserve_full_isl): else many begin, and few come to an end.
-        needed = self.kv.idle_among(held) + sequence.goal - cached + self.decoding
+        needed = self.kv.idle_among(held) + sequence.goal - hits + self.decoding
         if self.kv.used + needed > self.model.kv_tokens and self.running:
             return 0
         self.waiting.popleft()
         self.kv.hold(held)
         sequence.named, sequence.computed = len(held), cached
+        # Whoever loses it has to compute it.
+        self.kv.private, sequence.fetched = self.kv.private + cached - hits, 0
         if sequence.cached_tokens < 0:
-            sequence.cached_tokens = cached
-            self.hit_tokens += cached
+            sequence.cached_tokens = hits
+            self.hit_tokens += hits
             self.asked_tokens += sequence.prompt_tokens
         self.pending += sequence.goal - cached - sequence.reckoned
         self.running[sequence] = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cellgate.router.nouns import Cell, Unit
+from cellgate.router.split_nouns import ServingRole
 from loadtests.gym.nouns import Change, Fleet, Place
 from loadtests.gym.sequences import Model
 
@@ -25,6 +26,13 @@ def fleet(name: str, models: Sequence[Model], gates: int = 1) -> Fleet:
 def unit_of(number: int, cell: str = "a", weight: float = 1.0, models: tuple[str, ...] = ()) -> Unit:
     """A unit as the gate is told of it."""
     return Unit(f"u{number}", cell, f"http://u{number}", models=models, weight=weight)
+
+
+def with_roles(name: str, roles: Sequence[ServingRole], model: Model, tokens_s: float) -> Fleet:
+    """Units that compute prompts for each other; their links move so many tokens of KV cache a second."""
+    units = (replace(unit_of(number), role=role) for number, role in enumerate(roles))
+    places = tuple(Place(model, unit) for unit in units)
+    return Fleet(name, places, cells=(Cell("a", transfer="nixl"),), transfer_tokens_s=tokens_s)
 
 
 def _weights() -> Fleet:

@@ -25,8 +25,10 @@ from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import Lease
+from cellgate.router.wait_forecast import AnsweredRequest
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
+from loadtests.gym.splitting import Leg
 from loadtests.gym.watch import TICK_S, Watch
 from loadtests.gym.world import World
 
@@ -57,9 +59,11 @@ class Gate:
         self.document: bytes | None = None
         self.told_bytes: list[int] = []
         """By heartbeat: how large what it told of prefix caches was."""
+        self.served: list[AnsweredRequest] = []
+        """What it would predict waits from."""
         self.flips: list[str] = []
         self._fleet = world.fleet
-        self._numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
+        self.numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
         self._room_noted = False
         self._watch = Watch(world, self.board, rng, self._flipped)
         prepare(world, self.board)
@@ -79,16 +83,18 @@ class Gate:
         lease.commit(now)
         if lease.ask.stream:
             lease.unit_state.life_at = now
+        if (leg := _search(call).leg) is not None:
+            leg.arrived(now)
         self.board.prove(lease)
         if lease.ask.stream and not was_shown:
-            self._room()
+            self.room()
 
     def ended(self, call: Call, now: float) -> None:
         """As Exchange.done: the lease closes, then the unit is learnt from."""
         lease = _lease(call)
         _search(call).lease = None
         self.board.close(lease, now)
-        self._room()
+        self.room()
         self._worked(call, lease, now)
 
     def broke(self, call: Call, now: float) -> None:
@@ -96,7 +102,7 @@ class Gate:
         lease, search = _lease(call), _search(call)
         search.lease = None
         self.board.close(lease, now)
-        self._room()
+        self.room()
         lease.unit_state.costs.errors.failed(now)
         if self.board.units.get(lease.unit) is lease.unit_state:
             strength = Strength.STRONG if self._watch.is_there(lease.unit) else Strength.FATAL
@@ -140,7 +146,11 @@ class Gate:
         if isinstance(answer, Lease):
             search.lease = answer
             answer.on_evict = partial(self._evicted, call)
-            self.world.send(call, self._numbers[answer.unit])
+            if answer.split is None:
+                self.world.send(call, self.numbers[answer.unit])
+            else:
+                search.leg = Leg(self, call, answer, answer.split)
+                search.leg.begin(search.ask)
             return
         if search.ticket is None:
             self.world.refuse(call, answer.value)
@@ -162,7 +172,7 @@ class Gate:
         if isinstance(place, Lease | Refusal):
             return place
         search.ticket = place
-        self._room()
+        self.room()
         return answer
 
     def _evicted(self, call: Call) -> None:
@@ -173,7 +183,7 @@ class Gate:
             return
         search.lease = None
         self.board.close(lease, self.world.now)
-        self._room()
+        self.room()
         search.tried += (lease.unit,)
         search.is_moved = True
         call.sequence = None
@@ -195,10 +205,12 @@ class Gate:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
             state.costs.used(lease.ask, lease.job, usage)
             state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
+        times = (lease.opened_at, lease.first_at, now)
+        self.served.append(AnsweredRequest(*times, lease.job.uncached_tokens, lease.unit, call.waited_s))
         if not nothing_to_learn(state.case):
             self._watch.observe(state, Sign.GOOD, Strength.STRONG, "request", now)
 
-    def _room(self) -> None:
+    def room(self) -> None:
         """As Gate.room: once this turn is over."""
         if len(self.router.queue) and not self._room_noted:
             self._room_noted = True
@@ -257,7 +269,7 @@ class Gate:
         self.flips.append(f"{flip.at:.1f} {flip.unit} {flip.after.value}")
         for lease in consequence.evicted:
             self.world.at(self.world.now, partial(_evict, lease))
-        self._room()
+        self.room()
 
 
 class _Known(Roster):
@@ -270,12 +282,13 @@ class _Known(Roster):
 class _Search:
     """One request's, as in proxy/request/selection.py."""
 
-    __slots__ = ("ask", "is_moved", "lease", "ticket", "tried")
+    __slots__ = ("ask", "is_moved", "lease", "leg", "ticket", "tried")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.is_moved = False
         self.lease: Lease | None = None
+        self.leg: Leg | None = None
         self.ticket: Ticket | None = None
         self.tried: tuple[str, ...] = ()
 
@@ -295,6 +308,7 @@ def ask_of(call: Call, now: float) -> Ask:
         priority=request.priority,
         deadline_at=now + request.deadline_s,
         continuable=int(request.stream),
+        splits=True,
     )
 
 

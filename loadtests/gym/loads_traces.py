@@ -1,4 +1,4 @@
-"""Loads after traces: Mooncake's, read from a file that is not part of this repository, and one like it."""
+"""Loads after traces: one read from a file that is not part of this repository, and one like Mooncake's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests.datasets.mooncake import BLOCK_TOKENS
+from loadtests.datasets.reading import read_timed
 from loadtests.gym.nouns import Request
 from loadtests.gym.prompts import Text
 from loadtests.gym.shapes import byte_rate, lognormal, poisson
-from loadtests.replay.trace import BLOCK_TOKENS, read
 
 TRACE = Path("../shared/traces/synthetic_trace.jsonl")
 MOST_TOKENS = 60_000
@@ -20,7 +21,8 @@ MOST_TOKENS = 60_000
 class Mooncake:
     """Lines of the trace, from one drawn for the seed on, in the distances they have there but for a factor.
 
-    A client of its own sends each; what they have in common follows from the trace's block ids.
+    A client of its own sends each; what they have in common follows from the trace's block ids, if it has
+    them.
     """
 
     path: Path = TRACE
@@ -31,7 +33,7 @@ class Mooncake:
         return "" if self.path.exists() else f"{self.path} is not there; it is in kvcache-ai/Mooncake"
 
     def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
-        lines = read(self.path, requests=100_000, max_tokens=MOST_TOKENS)
+        lines = read_timed(self.path, requests=100_000, max_tokens=MOST_TOKENS)
         first = rng.randrange(max(1, len(lines) - requests))
         lines = lines[first : first + requests]
         span_s = max(lines[-1].at_s - lines[0].at_s, 1e-9)
@@ -40,6 +42,8 @@ class Mooncake:
         made, nothing = [], Text()
         for number, line in enumerate(lines):
             text, left = nothing, line.prompt_tokens
+            if not line.blocks:  # A trace that does not tell what prompts have in common.
+                text = nothing.extend(left, 4.0)
             for block in line.blocks:
                 tokens = min(left, BLOCK_TOKENS)
                 key = (id(text), block, tokens)

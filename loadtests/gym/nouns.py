@@ -62,7 +62,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What stands behind the gates. `joining`: places that are not there from the beginning."""
+    """What stands behind the gates. `joining`: places that are not there from the beginning;
+    `transfer_tokens_s`: how fast KV blocks move between two units (0: they do not).
+    """
 
     name: str
     places: tuple[Place, ...]
@@ -70,6 +72,7 @@ class Fleet:
     gates: int = 1
     changes: tuple[Change, ...] = ()
     joining: frozenset[int] = frozenset()
+    transfer_tokens_s: float = 0.0
 
     def cell(self, place: Place) -> Cell:
         """The cell that a place is in."""
@@ -144,3 +147,7 @@ class Run:
     preemptions: int = 0
     hits: float = 0.0
     busy: tuple[float, ...] = field(default=())
+    gaps: Sequence[tuple[float, int]] = ()
+    """Between two tokens of a stream: seconds, and how many were so long."""
+    transfers: int = 0
+    """Prompts that one unit has computed for another."""

@@ -21,12 +21,13 @@ QUICK = (
     Cell("rag", "slow_unit", 0.5),
     Cell("azure_conv", "two_gates", 0.8),
     Cell("agents_roam", "four_gates", 0.8),
+    Cell("embeddings", "four_gates", 0.8),
 )
 ROAMING = ("agents_roam", "chat_roams")
 """Loads whose sessions change gates: nothing new where there is one."""
 FOR_EVENTS = "kv_gates"
 """Evictions, a restart and two gates: what KV events are for. Run only by its name."""
-_ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag")
+_ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag", "embeddings", "decode_heavy")
 
 
 def cells() -> list[Cell]:

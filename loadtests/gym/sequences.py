@@ -47,6 +47,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "ends_step",
+        "fetched",
         "gate",
         "made",
         "named",
@@ -69,6 +70,8 @@ class Sequence:
         self.made = self.computed = self.named = self.reckoned = 0
         self.cached_tokens = -1
         """Tokens of the prompt that were found in the cache; -1: it has not been looked for them yet."""
+        self.fetched = 0
+        """Tokens of the prompt whose KV has come from another unit, until it is in the cache."""
         self.ends_step = 0
         """The step that makes the last token; 0: it is not decoding."""
 

@@ -50,6 +50,10 @@ class World:
         self._left = 0
         self._idle_s = [0.0] * len(fleet.places)
         self._idle_most_s = 0.0
+        self._gaps: dict[float, int] = {}
+        self._links: dict[tuple[int, int], float] = {}
+        """When the last transfer between two units ends: they go one after the other."""
+        self._transfers = 0
 
     # -- for routers ---------------------------------------------------------------------------------------
 
@@ -58,8 +62,8 @@ class World:
         self._order += 1
         heappush(self._events, (when, self._order, event))
 
-    def send(self, call: Call, unit: int) -> None:
-        """A router has chosen."""
+    def send(self, call: Call, unit: int, prompt_from: int | None = None) -> None:
+        """A router has chosen. `prompt_from` has computed the prompt, and its blocks come first."""
         request, engine, place = call.request, self.engines[unit], self.fleet.places[unit]
         call.unit = unit
         self.per_unit[unit] += 1
@@ -69,8 +73,11 @@ class World:
             request.prompt.tokens + made, request.answer_tokens - made, request.context.names, gate, call
         )
         call.sequence = sequence
-        engine.expect(sequence)
         delay_s = place.model.front_end_s + place.network_s
+        if prompt_from is not None:
+            delay_s += self._move_s(sequence, prompt_from, unit)
+            sequence.fetched = sequence.prompt_tokens - 1
+        engine.expect(sequence)
         self.at(self.now + delay_s, lambda now: self._arrive(unit, sequence, now))
 
     def refuse(self, call: Call, why: str) -> None:
@@ -80,10 +87,25 @@ class World:
 
     def canary(self, unit: int, tell: Event) -> None:
         """One token of an unlike prompt; `tell` is called when it has come, and never where the unit dies."""
+        self._compute(unit, Sequence(12, 1, (), -1, tell))
+
+    def prefill(self, call: Call, unit: int, tell: Event) -> None:
+        """Compute the prompt of a call, and one token; `tell` is called when it has come."""
+        request = call.request
+        self._compute(unit, Sequence(request.prompt.tokens, 1, request.context.names, -1, tell))
+
+    def _compute(self, unit: int, sequence: Sequence) -> None:
         engine = self.engines[unit]
-        sequence = Sequence(12, 1, (), -1, tell)
         engine.expect(sequence)
         self.at(self.now + engine.model.front_end_s, lambda now: self._arrive(unit, sequence, now))
+
+    def _move_s(self, sequence: Sequence, source: int, target: int) -> float:
+        """Seconds until the blocks that the target lacks are there."""
+        tokens = sequence.prompt_tokens - self.engines[target].cached(sequence.names, sequence.prompt_tokens)
+        begins = max(self._links.get((source, target), 0.0), self.now)
+        self._links[source, target] = ends = begins + tokens / self.fleet.transfer_tokens_s
+        self._transfers += 1
+        return ends - self.now
 
     def settle(self) -> None:
         """Bring all engines to the present moment."""
@@ -117,6 +139,8 @@ class World:
             sum(engine.preemptions for engine in engines),
             sum(engine.hit_tokens for engine in engines) / asked if asked else 0.0,
             tuple(engine.busy_s / (self.now - self.begins_at) for engine in engines),
+            sorted(self._gaps.items()),
+            self._transfers,
         )
 
     def _expect(self, request: Request, at: float) -> None:
@@ -160,6 +184,8 @@ class World:
         """Hand on what came of steps, as of the present moment."""
         now, rivals = self.now, self._rivals
         for one in shown:
+            if streams := sum(one.decoding):
+                self._gaps[one.step_s] = self._gaps.get(one.step_s, 0) + one.steps * streams
             if self.tokens_came is not None:
                 for gate, streams in enumerate(one.decoding):
                     if streams:

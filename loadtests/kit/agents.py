@@ -13,6 +13,8 @@ from typing import Protocol, Self
 from loadtests.kit import processes
 
 AGENT = Path(__file__).resolve().parents[2] / "probes" / "agent.py"
+IMAGE = "sha256:one"
+"""The image that nodes say they run."""
 
 
 class Watched(Protocol):
@@ -63,6 +65,12 @@ class Agents:
         """The process of the agent of a node."""
         return self._processes[node].pid
 
+    def restart(self, node: str, image: str) -> None:
+        """Start the agent of a node again, where it was; `image` is the digest that it tells."""
+        processes.stop(self._processes[node])
+        address = next(unit[node] for unit in self._addresses.values() if node in unit)
+        self._run(node, address, image)
+
     def nodes(self, unit: str) -> list[dict[str, object]]:
         """The unit's `nodes` for the gate's file."""
         return [
@@ -72,9 +80,13 @@ class Agents:
 
     def _start(self, node: str, host: str) -> str:
         address = f"{host}:{processes.free_port()}"
-        command = [sys.executable, str(AGENT), "--pid-file", str(self._pid_file(node)), "--listen", address]
-        self._processes[node] = processes.start(command, Path(self._folder.name) / f"{node}.log")
+        self._run(node, address, IMAGE)
         return address
+
+    def _run(self, node: str, address: str, image: str) -> None:
+        command = ["env", f"CELLGATE_IMAGE_DIGEST={image}", sys.executable, str(AGENT)]
+        command += ["--pid-file", str(self._pid_file(node)), "--listen", address]
+        self._processes[node] = processes.start(command, Path(self._folder.name) / f"{node}.log")
 
     def _pid_file(self, node: str) -> Path:
         return Path(self._folder.name) / f"{node}.pid"

@@ -1,4 +1,4 @@
-"""A collector of spans that speaks OTLP over HTTP, as far as gates and engines can tell."""
+"""A collector of spans and metrics that speaks OTLP over HTTP, as far as gates and engines can tell."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PATIENCE_S = 10.0
@@ -66,9 +71,13 @@ def _seen(span: Span) -> Seen:
 
 
 class Collector:
-    """`spans` are those that came, `raw` the bytes they came in, `resource` who sent the last of them."""
+    """`spans` are those that came, `raw` the bytes they came in, `resource` who sent the last of them.
+    `metrics` are the latest by name, `batches` how often some came.
+    """
 
     def __init__(self) -> None:
+        self.metrics: dict[str, Metric] = {}
+        self.batches = 0
         self.spans: list[Seen] = []
         self.raw = b""
         self.resource: dict[str, str | int | float | bool] = {}
@@ -78,6 +87,11 @@ class Collector:
     def endpoint(self) -> str:
         """What a gate is configured with."""
         return f"http://127.0.0.1:{self.port}/v1/traces"
+
+    @property
+    def metrics_endpoint(self) -> str:
+        """The same for metrics."""
+        return f"http://127.0.0.1:{self.port}/v1/metrics"
 
     def named(self, name: str) -> list[Seen]:
         """Spans by their name, in the order in which they began."""
@@ -101,6 +115,16 @@ class Collector:
         answer = ExportTraceServiceResponse().SerializeToString()
         return web.Response(body=answer, content_type="application/x-protobuf")
 
+    async def take_metrics(self, request: web.Request) -> web.Response:
+        """Take the numbers as they stand."""
+        assert request.content_type == "application/x-protobuf"
+        [resource] = ExportMetricsServiceRequest.FromString(await request.read()).resource_metrics
+        self.resource = _about(list(resource.resource.attributes))
+        self.metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+        self.batches += 1
+        answer = ExportMetricsServiceResponse().SerializeToString()
+        return web.Response(body=answer, content_type="application/x-protobuf")
+
 
 @asynccontextmanager
 async def collecting(port: int = 0) -> AsyncIterator[Collector]:
@@ -108,6 +132,7 @@ async def collecting(port: int = 0) -> AsyncIterator[Collector]:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", collector.take)
+    app.router.add_post("/v1/metrics", collector.take_metrics)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)

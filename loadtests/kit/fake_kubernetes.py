@@ -1,4 +1,4 @@
-"""A Kubernetes API server that knows pods and nothing else, for tests and drills: listed and watched.
+"""A Kubernetes API server for tests and drills: pods are listed, watched, evicted; other objects are kept.
 
 Its protocol is the real one ("Kubernetes API Concepts", efficient detection of changes): versions, bookmarks,
 ends after timeoutSeconds, 410 for a version that is compacted away. It breaks off or refuses when told to.
@@ -7,7 +7,7 @@ ends after timeoutSeconds, 410 for a version that is compacted away. It breaks o
 import asyncio
 import itertools
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +15,14 @@ import aiohttp.web
 import orjson
 import yaml
 
-Json = dict[str, Any]
+from loadtests.kit.fake_objects import Asked, FakeObjects, asked, forbidden, merged, refusal
 
+Json = dict[str, Any]
+Answer = aiohttp.web.StreamResponse
+Handler = Callable[[aiohttp.web.Request], Awaitable[Answer]]
+
+_EVICTION = "Cannot evict pod as it would violate the pod's disruption budget."
+_BUDGET = "The disruption budget big needs 2 healthy pods and has 2 currently"
 PREFIX = "leaderworkerset.sigs.k8s.io/"
 
 
@@ -69,6 +75,13 @@ class FakeKubernetes:
         """Who asked about which namespace: (namespace, Authorization)."""
         self.refuse_with = 0
         """A status with which every request is refused; 0: none."""
+        self.asked: set[Asked] = set()
+        """What was asked for, whether or not it was answered."""
+        self.lacks: set[tuple[str, str]] = set()
+        """Rights that the account does not have: (verb, resource)."""
+        self.disruptions: int | None = None
+        """How many pods may still be evicted; None: all."""
+        self.objects = FakeObjects()
         self._bookmark_s = bookmark_s
         self._pods: dict[str, Json] = {}
         self._versions = itertools.count(1)
@@ -81,8 +94,12 @@ class FakeKubernetes:
 
     async def start(self, tls: ssl.SSLContext | None = None) -> Self:
         """Listen, on the port that it had before, if any."""
-        app = aiohttp.web.Application()
-        app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._answer)
+        app = aiohttp.web.Application(middlewares=[self._heed_rights])
+        pods = "/api/v1/namespaces/{namespace}/pods"
+        app.router.add_get(pods, self._answer)
+        app.router.add_route("*", pods + "/{name}", self._change)
+        app.router.add_post(pods + "/{name}/eviction", self._change)
+        app.router.add_route("*", "/{path:.*}", self.objects.answer)
         self._runner = aiohttp.web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = aiohttp.web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=tls)
@@ -131,6 +148,10 @@ class FakeKubernetes:
         """A pod is gone."""
         await self._note("DELETED", self._pods[name])
 
+    def pods(self) -> list[Json]:
+        """Those that are there."""
+        return list(self._pods.values())
+
     async def until_watched(self, times: int) -> None:
         """Return when there have been so many watches."""
         async with self._changed:
@@ -159,6 +180,37 @@ class FakeKubernetes:
             self._changed.notify_all()
 
     # -- who asks ------------------------------------------------------------------------------------------
+
+    @aiohttp.web.middleware
+    async def _heed_rights(
+        self, request: aiohttp.web.Request, handler: Handler
+    ) -> aiohttp.web.StreamResponse:
+        what = asked(request)
+        self.asked.add(what)
+        if (what.verb, what.resource) in self.lacks:
+            return forbidden(what)
+        return await handler(request)
+
+    async def _change(self, request: aiohttp.web.Request) -> aiohttp.web.Response:
+        """A pod is merged with a patch, or told to go: the owner of the pods makes new ones, or does not."""
+        what, name = asked(request), request.match_info["name"]
+        if (pod := self._pods.get(name)) is None:
+            return refusal(404, "NotFound", f'pods "{name}" not found')
+        body: Json = orjson.loads(await request.read())
+        if what.verb == "patch":
+            await self._note("MODIFIED", merged(pod, body))
+            return aiohttp.web.json_response(self._pods[name])
+        wanted = body.get("deleteOptions", body)["preconditions"]["uid"]
+        if wanted != pod["metadata"]["uid"]:
+            told = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: "
+            return refusal(409, "Conflict", told + pod["metadata"]["uid"])
+        if what.verb == "create" and self.disruptions is not None:
+            if not self.disruptions:
+                cause = {"reason": "DisruptionBudget", "message": _BUDGET}
+                return refusal(429, "TooManyRequests", _EVICTION, causes=[cause])
+            self.disruptions -= 1
+        await self.delete(name)
+        return aiohttp.web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     async def _answer(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
         caller = request.match_info["namespace"], request.headers.get("Authorization", "")

@@ -40,6 +40,16 @@ class Vitals:
     rss_mb: float
 
 
+class Program(NamedTuple):
+    """A version of the gate: the words before `serve`, and where they are run (None: here)."""
+
+    words: tuple[str, ...]
+    folder: Path | None = None
+
+
+THIS = Program((sys.executable, "-m", "cellgate"))
+
+
 class Served(Protocol):
     """What the gate needs to know of a unit."""
 
@@ -61,8 +71,9 @@ class GateProcess:
 
     `nodes` gives the `nodes` of a unit by its name, as the gate's file has them; with `agents` they are those
     that have one. `cell` gives a unit's cell; `settings` are keys of that file, and win over those made here.
+    Units with one of `roles` move KV blocks within their cell.
     `files` is the most descriptors it may have; with `unread_log` what it prints goes into a pipe that nobody
-    reads.
+    reads. `program` is what the next start runs.
     """
 
     def __init__(
@@ -77,15 +88,19 @@ class GateProcess:
         access_log: str = "off",
         files: int | None = None,
         unread_log: bool = False,
+        program: Program = THIS,
+        roles: Mapping[str, str] | None = None,
     ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
         self._nodes = agents.nodes if agents else nodes
         self._cell = cell
         self._settings = dict(settings or {})
+        self._roles = roles or {}
         self._access_log = access_log
         self._files = files
         self._unread_log = unread_log
+        self.program = program
         self._folder = tempfile.TemporaryDirectory(prefix="drill-")
         self.log = Path(self._folder.name) / "gate.log"
         self.port, self.admin_port = processes.free_port(), processes.free_port()
@@ -96,17 +111,8 @@ class GateProcess:
         config = Path(self._folder.name) / "cellgate.yaml"
         config.write_text(yaml.safe_dump(self._configuration()))
         limit = [] if self._files is None else ["prlimit", f"--nofile={self._files}"]
-        serve = [
-            sys.executable,
-            "-m",
-            "cellgate",
-            "serve",
-            "--access-log",
-            self._access_log,
-            "-c",
-            str(config),
-        ]
-        self._command = limit + serve
+        self._limit = limit
+        self._serve = ["serve", "--access-log", self._access_log, "-c", str(config)]
         if self._unread_log:
             os.mkfifo(self.log)
             self._pipe = os.open(self.log, os.O_RDWR)
@@ -189,23 +195,27 @@ class GateProcess:
 
     def _configuration(self) -> dict[str, object]:
         cells: dict[str, list[object]] = {}
+        transfer = {"transfer": "nixl"} if self._roles else {}
         for unit in self._units:
             cells.setdefault(self._cell(unit.name), []).append(self._unit(unit))
         listen, admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin_port}"
         return {
             "listen": listen,
             "admin": admin,
-            "cells": [{"name": name, "units": units} for name, units in cells.items()],
+            "cells": [{"name": name, "units": units, **transfer} for name, units in cells.items()],
             **self._settings,
         }
 
     def _unit(self, unit: Served) -> dict[str, object]:
         entry: dict[str, object] = {"name": unit.name, "url": unit.url, "max_in_flight": self._max_in_flight}
+        if unit.name in self._roles:
+            entry["role"] = self._roles[unit.name]
         nodes = list(self._nodes(unit.name))
         return entry | {"nodes": nodes} if nodes else entry
 
     def _start(self) -> None:
-        self._process = processes.start(self._command, self.log)
+        command = [*self._limit, *self.program.words, *self._serve]
+        self._process = processes.start(command, self.log, self.program.folder)
         self.pid = self._process.pid
         processes.wait_ready(self._process, self.admin_port, "/readyz", self.log)
         self.wait_up()

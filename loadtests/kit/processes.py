@@ -16,7 +16,8 @@ from typing import Any
 
 from loadtests.wire.blocking import answers
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
+"""A crowded machine takes that long to start one of several gates."""
 STOP_TIMEOUT_S = 10.0
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 """The most descriptors that a process may have here."""
@@ -104,10 +105,10 @@ def usual_or_free(port: int) -> int:
         return port
 
 
-def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` with everything it prints going to `log`."""
+def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start `command` in `folder`, or here, with everything it prints going to `log`."""
     with log.open("wb") as output:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
 
 
 @contextmanager

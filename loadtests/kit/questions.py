@@ -81,13 +81,20 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of one question so far. Times are of `time.monotonic`; `cut`: how HTTP itself broke."""
+    """What has come of one question so far. Times are of `time.monotonic`; `cut`: how HTTP itself broke.
+
+    `gap_s` is the longest time between two tokens, `before_gap` how many had come by then.
+    """
 
     question: Question
     sent_at: float = field(default_factory=time.monotonic)
     status: int = 0
     text: str = ""
     first_at: float | None = None
+    last_at: float = 0.0
+    gap_s: float = 0.0
+    before_gap: int = 0
+    tokens: int = 0
     ended_at: float = 0.0
     error: str = ""
     done: bool = False
@@ -107,9 +114,17 @@ class Answer:
             self.error = event["error"]["message"]
             return
         token = event["choices"][0]["delta"].get("content", "")
-        if token and self.first_at is None:
-            self.first_at = time.monotonic()
+        if token:
+            self._note_token(time.monotonic())
         self.text += token
+
+    def _note_token(self, now: float) -> None:
+        if self.first_at is None:
+            self.first_at = now
+        elif now - self.last_at > self.gap_s:
+            self.gap_s, self.before_gap = now - self.last_at, self.tokens
+        self.last_at = now
+        self.tokens += 1
 
     def end(self) -> End:
         """Judge it. A broken stream is honest if an error event says so, and behind it comes the cut of the

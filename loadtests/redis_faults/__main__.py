@@ -12,19 +12,24 @@ from loadtests.redis_faults.cost import cost
 from loadtests.redis_faults.flips import flips
 from loadtests.redis_faults.killed_gate import killed_gate
 from loadtests.redis_faults.outage import outage
+from loadtests.redis_faults.replaced import failed_over, resharded
 
 
 @progress.shown("redis-faults")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; 0 when each passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.redis_faults", description=__doc__)
-    parser.add_argument("part", nargs="?", help="one of outage, killed-gate, flips, cost; all without it")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each phase of outage, and of cost")
-    parser.add_argument("--rps", type=float, default=100.0, help="requests a second during outage")
+    parser.add_argument(
+        "part", nargs="?", help="one of outage, sentinels, cluster, killed-gate, flips, cost; all without it"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each phase of load, and of cost")
+    parser.add_argument("--rps", type=float, default=100.0, help="requests a second under load")
     parser.add_argument("--rounds", type=int, default=6, help="of flips, each of 20 units")
     args = parser.parse_args(arguments)
     parts: dict[str, Callable[[], list[str]]] = {
         "outage": lambda: uvloop.run(outage(args.seconds, args.rps)),
+        "sentinels": lambda: uvloop.run(failed_over(args.seconds, args.rps)),
+        "cluster": lambda: uvloop.run(resharded(args.seconds, args.rps)),
         "killed-gate": lambda: uvloop.run(killed_gate()),
         "flips": lambda: uvloop.run(flips(args.rounds)),
         "cost": lambda: cost(args.seconds),

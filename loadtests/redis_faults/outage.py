@@ -27,7 +27,7 @@ ADDED_LIMIT_S = 0.001
 HEAL_LIMIT_S = 0.5
 """Two heartbeats."""
 _HEAL_PATIENCE_S = 10.0
-_LOOK_S = 0.01
+LOOK_S = 0.01
 
 
 @dataclass(slots=True)
@@ -115,34 +115,40 @@ def p99(values: Sequence[float]) -> float:
 async def outage(seconds: float, rps: float) -> list[str]:
     """All phases; what must not have been."""
     with ExitStack() as stack:
-        engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
-        _, ports = stack.enter_context(engine)
-        units = [Named(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
         server = stack.enter_context(redis_server())
-        lanes = []
-        for shares in (True, False, True, False):
-            settings = {"redis": server.url} if shares else {}
-            gate = await asyncio.to_thread(
-                stack.enter_context, GateProcess(units, max_in_flight=10_000, settings=settings)
-            )
-            lanes.append(Lane(gate, shares))
-        problems = await _healed(lanes, time.monotonic())
-        await _phase("warm-up", lanes, WARM_UP_S, rps)
-        phases = [await _phase("Redis is well", lanes, seconds, rps)]
+        lanes = await four_gates(stack, server.url)
+        problems = await healed(lanes, time.monotonic())
+        await load_phase("warm-up", lanes, WARM_UP_S, rps)
+        phases = [await load_phase("Redis is well", lanes, seconds, rps)]
         server.kill()
-        phases.append(await _phase("Redis is killed", lanes, seconds, rps))
+        phases.append(await load_phase("Redis is killed", lanes, seconds, rps))
         await asyncio.to_thread(server.start)
-        problems += await _healed(lanes, time.monotonic())
+        problems += await healed(lanes, time.monotonic())
         server.freeze()
-        phases.append(await _phase("Redis is frozen", lanes, seconds, rps))
+        phases.append(await load_phase("Redis is frozen", lanes, seconds, rps))
         server.thaw()
-        problems += await _healed(lanes, time.monotonic())
+        problems += await healed(lanes, time.monotonic())
         problems += _told(lanes)
     print(*(phase.line() for phase in phases), sep="\n", flush=True)
     return problems + [problem for phase in phases for problem in phase.problems()]
 
 
-async def _phase(name: str, lanes: Sequence[Lane], seconds: float, rps: float) -> Phase:
+async def four_gates(stack: ExitStack, url: str) -> list[Lane]:
+    """Gates before the same engine, two of which share the Redis at a URL."""
+    engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
+    _, ports = stack.enter_context(engine)
+    units = [Named(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
+    lanes = []
+    for shares in (True, False, True, False):
+        settings = {"redis": url} if shares else {}
+        gate = await asyncio.to_thread(
+            stack.enter_context, GateProcess(units, max_in_flight=10_000, settings=settings)
+        )
+        lanes.append(Lane(gate, shares))
+    return lanes
+
+
+async def load_phase(name: str, lanes: Sequence[Lane], seconds: float, rps: float) -> Phase:
     """A steady stream of requests, to the gates in turns, each sent on time whatever became of the others."""
     for lane in lanes:
         lane.ttfts_s, lane.errors = [], []
@@ -162,15 +168,15 @@ async def _phase(name: str, lanes: Sequence[Lane], seconds: float, rps: float) -
     )
 
 
-async def _healed(lanes: Sequence[Lane], since: float) -> list[str]:
+async def healed(lanes: Sequence[Lane], since: float, limit_s: float = HEAL_LIMIT_S) -> list[str]:
     """Wait until the gates that share hear each other again."""
     while not all([await _hears(lane.gate) for lane in lanes if lane.shares]):
         if time.monotonic() - since > _HEAL_PATIENCE_S:
             return ["the gates do not hear each other again"]
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(LOOK_S)
     healed_s = time.monotonic() - since
     print(f"the gates hear each other after {healed_s:.2f} s", flush=True)
-    return [] if healed_s <= HEAL_LIMIT_S else [f"the gates heard each other only after {healed_s:.2f} s"]
+    return [] if healed_s <= limit_s else [f"the gates heard each other only after {healed_s:.2f} s"]
 
 
 async def _hears(gate: GateProcess) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from loadtests.datasets.nouns import DatasetError
 from loadtests.gym.cells import Cell
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.loads import LOADS
@@ -28,7 +29,6 @@ from loadtests.replay import figures, plots
 from loadtests.replay.cell import TRIES, run_in_quiet
 from loadtests.replay.figures import Result
 from loadtests.replay.plan import CELLS, PlanError, Timed, plays
-from loadtests.replay.trace import TraceError
 from loadtests.replay.virtual import RIVALS
 
 SAMPLE = Path(__file__).parent / "sample.jsonl"
@@ -50,7 +50,7 @@ def main() -> int:
                     progress.phase(f"{play.cell} through {router}, {len(results)} runs so far")
                     results.append(run_in_quiet(play, router, args.tries))
                     print(figures.line(results[-1]), flush=True)
-        except (PlanError, TraceError) as error:
+        except (PlanError, DatasetError) as error:
             print(error, file=sys.stderr)
     if not results:
         return 1

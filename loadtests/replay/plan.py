@@ -42,7 +42,7 @@ class PlanError(Exception):
 
 def plays(timed: Timed, *, seeds: int, span_s: float, trace: Path, gate: dict[str, Any]) -> Iterator[Play]:
     """A cell as it is replayed, once for each seed: as many requests as come in `span_s` real seconds.
-    Raises PlanError, TraceError.
+    Raises PlanError, DatasetError.
     """
     cell = timed.cell
     LOADS["mooncake"] = Mooncake(trace)

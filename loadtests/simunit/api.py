@@ -21,12 +21,15 @@ from loadtests.simunit.replies import AnyReply, BlockReply, Reply
 from loadtests.simunit.requests import ApiError, Generation
 from loadtests.simunit.sequence import Listener, Sequence
 from loadtests.simunit.text import Context, detokenize, tokenize
+from loadtests.simunit.transfer import Transfers
 from loadtests.simunit.unit import Unit
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = "0.32.0"
 """The version of vLLM that it is like."""
+NONSENSE = "\nzzz"
+"""What a unit that talks nonsense believes to have read, too."""
 COMMENT_PERIOD_S = 1.0
 _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -34,8 +37,9 @@ _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
 class Api:
     """The handlers of one leader."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, transfers: Transfers) -> None:
         self._unit = unit
+        self._transfers = transfers
         self._created = int(time.time())
         self._streams: set[Stream] = set()
         self._random = random.Random(unit.name)
@@ -79,7 +83,10 @@ class Api:
     async def _generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         self._check_room()
         await self._unit.poison.taken(request, generation.prompt)
-        context = Context(generation.prompt)
+        if generation.logprobs and (generation.stream or not self._unit.shows_logprobs):
+            raise ApiError(400, "logprobs are not simulated")
+        nonsense = NONSENSE if self._unit.faults.talking_nonsense else ""
+        context = Context(generation.prompt + nonsense)
         self._check_length(context, generation.max_tokens or 1)
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self._unit.note("began", request_id)
@@ -88,7 +95,7 @@ class Api:
         if generation.stream:
             response = await self._stream(request, generation, context, reply)
         else:
-            response = await self._whole(generation, context, reply)
+            response = await self._whole(request_id, generation, context, reply)
         self._unit.note("ended", request_id)
         return response
 
@@ -105,17 +112,22 @@ class Api:
         has_calls = generation.chat and script(generation.prompt) is not None
         shown = ShownCalls(f"call-{uuid.uuid4().hex[:12]}") if has_calls else None
         prompt = tokenize(generation.prompt) if generation.gives_ids else None
-        return Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), model, shown, prompt)
+        name, now, logprobs = f"{prefix}-{request_id}", int(time.time()), generation.logprobs
+        return Reply(generation.chat, name, now, model, shown, prompt, logprobs)
 
-    async def _whole(self, generation: Generation, context: Context, reply: AnyReply) -> web.Response:
+    async def _whole(
+        self, request_id: str, generation: Generation, context: Context, reply: AnyReply
+    ) -> web.Response:
         listener = Whole()
-        sequence = self._submit(generation, context, listener)
+        sequence = await self._submit(generation, context, listener)
         try:
             finish = await listener.done
         finally:
             self._unit.abort(sequence)
         if finish is None:
             raise ApiError(500, listener.failure)
+        if finish == "length" and generation.transfer is not None and generation.transfer.do_remote_decode:
+            sequence.handed = self._transfers.hold(request_id, generation.prompt, sequence.context)
         return _json(reply.whole(sequence, listener.text, finish))
 
     async def _stream(
@@ -135,19 +147,29 @@ class Api:
         self._streams.add(stream)
         for event in reply.accepted():
             stream.send(event)
-        sequence = self._submit(generation, context, stream)
+        sequence = None
         try:
+            sequence = await self._submit(generation, context, stream)
             finish = await stream.done
+        except ApiError as error:
+            finish = None
+            stream.fail(error.message)
         finally:
             self._streams.discard(stream)
-            self._unit.abort(sequence)
+            if sequence is not None:
+                self._unit.abort(sequence)
         for event in reply.rest(sequence if finish and generation.include_usage else None):
             stream.send(event)
         with contextlib.suppress(ConnectionResetError):
             await response.write_eof()
         return response
 
-    def _submit(self, generation: Generation, context: Context, listener: Listener) -> Sequence:
+    async def _submit(self, generation: Generation, context: Context, listener: Listener) -> Sequence:
+        """Queue it, once its blocks are there, if another unit has them. Raises ApiError."""
+        fetched = 0
+        if generation.transfer is not None and generation.transfer.do_remote_prefill:
+            context = await self._transfers.fetch(generation.transfer)
+            fetched = context.tokens - 1
         sequence = Sequence(
             context,
             StopFilter(listener, generation.stops) if generation.stops else listener,
@@ -155,6 +177,7 @@ class Api:
             min_tokens=generation.min_tokens,
             natural_end=generation.max_tokens is None and not generation.ignore_eos,
             arrived_s=asyncio.get_running_loop().time(),
+            fetched=fetched,
         )
         sequence.script = None if generation.blocks else script(generation.prompt)
         sequence.is_poison = self._unit.poison.strikes_after_token(generation.prompt)

@@ -121,7 +121,7 @@ async def start_collective(count: int) -> Collective:
 
 
 async def _start_follower(rank: int, port: int) -> Process:
-    arguments = ("-m", "loadtests.simunit", "follower", "--rank", str(rank), "--leader-port", str(port))
+    arguments = ("-m", "loadtests.simunit.follower", "--rank", str(rank), "--leader-port", str(port))
     return await asyncio.create_subprocess_exec(
         sys.executable, *arguments, cwd=ROOT, stdin=DEVNULL, stdout=DEVNULL
     )

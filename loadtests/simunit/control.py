@@ -9,14 +9,16 @@ from aiohttp import web
 from loadtests.simunit.door import Door
 from loadtests.simunit.faults import apply_command
 from loadtests.simunit.requests import ApiError
+from loadtests.simunit.transfer import Transfers
 from loadtests.simunit.unit import Unit
 
 
 class Control:
     """Handlers beside the API. They answer on the control port too, which no fault shuts."""
 
-    def __init__(self, unit: Unit, door: Door) -> None:
+    def __init__(self, unit: Unit, door: Door, transfers: Transfers) -> None:
         self._unit = unit
+        self._transfers = transfers
         self._door = door
 
     def add_to(self, app: web.Application) -> None:
@@ -50,6 +52,8 @@ class Control:
                 "waiting": len(engine.waiting),
                 "kv_blocks_used": engine.pool.used,
                 "counts": asdict(engine.counts),
+                "moved": asdict(engine.moved),
+                "links": self._transfers.links(),
                 "faults": asdict(self._unit.faults),
             }
         )

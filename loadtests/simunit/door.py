@@ -13,7 +13,7 @@ class Door:
 
     def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
         self._runner = runner
-        self._host = host
+        self.host = host
         self._listener: asyncio.Server | None = None
         self.port = port
 
@@ -23,7 +23,7 @@ class Door:
             loop = asyncio.get_running_loop()
             server = self._runner.server
             assert server is not None, "the runner must be set up first"
-            self._listener = await loop.create_server(server, self._host, self.port, backlog=1024)
+            self._listener = await loop.create_server(server, self.host, self.port, backlog=1024)
             self.port = self._listener.sockets[0].getsockname()[1]
 
     async def open_when_free(self) -> None:

@@ -12,6 +12,7 @@ from loadtests.simunit.sequence import (
     Batch,
     Counts,
     FinishReason,
+    Moved,
     Output,
     Part,
     Sequence,
@@ -29,6 +30,7 @@ class Engine:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counts = Counts()
+        self.moved = Moved()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -102,23 +104,28 @@ class Engine:
     def _claim_blocks(self, sequence: Sequence, budget: int) -> int | None:
         """Hold what is cached, reserve the rest of the first chunk; its tokens, or None if it does not fit.
 
-        The last token is always computed, cached or not, since sampling needs it.
+        The last token is always computed, cached or fetched or not, since sampling needs it.
         """
         context = sequence.context
         reusable = context.block_hashes[: (context.tokens - 1) // BLOCK_TOKENS]
         cached = reusable[: self.pool.match(reusable)]
-        tokens = min(context.tokens - len(cached) * BLOCK_TOKENS, budget)
+        hits = len(cached) * BLOCK_TOKENS
+        computed = max(hits, sequence.fetched)
+        tokens = min(context.tokens - computed, budget)
         self.pool.hold(cached)
-        reserved = _blocks_for(tokens)
+        reserved = _blocks_for(computed + tokens) - len(cached)
         if not self.pool.take(reserved):
             self.pool.release(cached, 0)
             return None
         sequence.blocks_named, sequence.blocks_unnamed = len(cached), reserved
-        sequence.computed = len(cached) * BLOCK_TOKENS
+        sequence.computed = computed
+        # Whoever loses them has to compute them.
+        sequence.fetched = 0
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = hits
             self.counts.prefix_queries += context.tokens
-            self.counts.prefix_hits += sequence.computed
+            self.counts.prefix_hits += hits
+            self.moved.fetched_tokens += computed - hits
         return tokens
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:

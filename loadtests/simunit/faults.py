@@ -25,6 +25,7 @@ class Faults:
     refusing: bool = False
     max_waiting: int | None = None
     full_status: int = 503
+    talking_nonsense: bool = False
     late_probes_s: float = 0.0
     warm_up_s: float = 0.0
 
@@ -75,6 +76,7 @@ COMMANDS: Mapping[str, Command] = {
             "status": Parameter("full_status", 503, least=400, most=599),
         }
     ),
+    "nonsense": Command(switches=("talking_nonsense",)),
     "late_probes": Command(parameters={"seconds": Parameter("late_probes_s", 5.0)}),
     "warm_up": Command(parameters={"seconds": Parameter("warm_up_s", 5.0)}),
 }

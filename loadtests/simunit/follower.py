@@ -4,6 +4,7 @@ What must stay true: it never outlives its leader, not even stopped (the kernel 
 spinning; and it imports little, since several are started at once.
 """
 
+import argparse
 import contextlib
 import ctypes
 import enum
@@ -69,3 +70,10 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != leader_pid:
         raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m loadtests.simunit.follower", description=__doc__)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--leader-port", type=int, required=True)
+    run_follower(**vars(parser.parse_args()))

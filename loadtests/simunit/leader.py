@@ -19,6 +19,7 @@ from loadtests.simunit.faults import Faults
 from loadtests.simunit.pausing import Pausing
 from loadtests.simunit.poison import Poison
 from loadtests.simunit.sequence import Timing
+from loadtests.simunit.transfer import Transfers
 from loadtests.simunit.unit import Unit
 
 KEEP_ALIVE_S = 5.0
@@ -44,6 +45,7 @@ class LeaderOptions:
     await_port: bool
     poison: str = ""
     can_pause: int = 0
+    logprobs: int = 0
 
 
 async def run_leader(options: LeaderOptions, timing: Timing) -> int:
@@ -51,6 +53,7 @@ async def run_leader(options: LeaderOptions, timing: Timing) -> int:
     collective = await start_collective(options.followers)
     unit = Unit(options.name, options.model, timing, collective, Faults(warm_up_s=options.warm_up_s))
     unit.poison = Poison(options.poison)
+    unit.shows_logprobs = bool(options.logprobs)
     stop = _stop_event(options.until_stdin_ends)
     engine = asyncio.create_task(unit.run())
     stopped = asyncio.create_task(stop.wait())
@@ -74,8 +77,10 @@ async def _open_ports(unit: Unit, options: LeaderOptions) -> None:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
     door = Door(runner, options.host, options.port)
     control_door = Door(runner, "127.0.0.1", 0)
-    Api(unit).add_to(app)
-    Control(unit, door).add_to(app)
+    transfers = Transfers(unit.name, unit.engine, door)
+    transfers.add_to(app)
+    Api(unit, transfers).add_to(app)
+    Control(unit, door, transfers).add_to(app)
     if options.can_pause:
         Pausing(unit).add_to(app)
     await runner.setup()

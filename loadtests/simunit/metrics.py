@@ -50,15 +50,21 @@ class _EngineCollector(Collector):
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        engine, counts, labels = self._engine, self._engine.counts, [self._model, "0"]
+        engine, counts, moved = self._engine, self._engine.counts, self._engine.moved
+        labels = [self._model, "0"]
         for name, about, gauge in (
             ("num_requests_running", "Requests in the running batch.", len(engine.running)),
-            ("num_requests_waiting", "Requests waiting to be scheduled.", len(engine.waiting)),
+            (
+                "num_requests_waiting",
+                "Requests waiting to be scheduled, or for KV blocks of another unit.",
+                len(engine.waiting) + moved.fetching,
+            ),
             (
                 "kv_cache_usage_perc",
                 "Share of KV blocks in use, 0 to 1.",
                 engine.pool.used / engine.pool.num_blocks,
             ),
+            ("nixl_num_held_reqs", "Prompts whose blocks are held for another unit.", moved.held),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", about, labels=_LABELS)
             family.add_metric(labels, gauge)
@@ -69,12 +75,29 @@ class _EngineCollector(Collector):
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", counts.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", counts.prefix_hits),
             ("num_preemptions", "Sequences sent back to the queue for lack of blocks.", counts.preemptions),
+            ("nixl_num_failed_transfers", "Blocks that did not arrive.", moved.failed),
+            ("nixl_num_kv_expired_reqs", "Prompts whose blocks nobody has fetched in time.", moved.expired),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", about, labels=_LABELS)
             counter.add_metric(labels, count)
             yield counter
+        yield self._sources()
         yield self._finished()
         yield self._cache_config()
+
+    def _sources(self) -> Metric:
+        counts, fetched = self._engine.counts, self._engine.moved.fetched_tokens
+        labels = [*_LABELS, "source"]
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Where prompts came from.", labels=labels
+        )
+        for source, tokens in (
+            ("local_compute", counts.prefix_queries - counts.prefix_hits - fetched),
+            ("local_cache_hit", counts.prefix_hits),
+            ("external_kv_transfer", fetched),
+        ):
+            family.add_metric([self._model, "0", source], tokens)
+        return family
 
     def _finished(self) -> Metric:
         labels = [*_LABELS, "finished_reason"]

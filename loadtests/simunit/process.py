@@ -90,6 +90,10 @@ class SimUnit:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
         return self._control("/sim/fault", {"fault": fault, **parameters})
 
+    def link(self, prefiller: str, fault: str, factor: float = 1.0) -> dict[str, Any]:
+        """Hurt or heal the link from a prefiller: link("p1", "cut"); return all links after it."""
+        return self._control("/sim/link", {"prefiller": prefiller, "fault": fault, "factor": factor})
+
     def state(self) -> dict[str, Any]:
         """How the unit is: queues, counts, faults."""
         return self._control("/sim/state")
@@ -180,7 +184,7 @@ def sim_units(
 
 
 def _start_leader(name: str, options: Mapping[str, object], *switches: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "loadtests.simunit", "leader", "--name", name, "--until-stdin-ends"]
+    command = [sys.executable, "-m", "loadtests.simunit", "--name", name, "--until-stdin-ends"]
     command += [*switches, *(f"--{key.replace('_', '-')}={value}" for key, value in options.items())]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=_ROOT, stdin=pipe, stdout=pipe, start_new_session=True)

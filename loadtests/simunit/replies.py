@@ -12,10 +12,13 @@ import xxhash
 from loadtests.simunit.agents import ShownCalls
 from loadtests.simunit.blocks import BlockSpeaker
 from loadtests.simunit.sequence import FinishReason, Sequence
-from loadtests.simunit.text import tokenize
+from loadtests.simunit.text import WORDS, pieces_of, tokenize
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+_CERTAIN, _UNLIKELY = -0.01, -5.0
+_OTHER = WORDS[0]
+"""The token that could have come instead, everywhere."""
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
@@ -85,6 +88,7 @@ class Reply:
     model: str
     shown: ShownCalls | None = None
     prompt: list[int] | None = None
+    shows_logprobs: bool = False
     _is_begun: bool = False
 
     def accepted(self) -> Items[bytes]:
@@ -109,7 +113,7 @@ class Reply:
         """The body of an answer that is not streamed."""
         choice: dict[str, object] = {
             "index": 0,
-            "logprobs": None,
+            "logprobs": _logprobs(text, chat=self.chat) if self.shows_logprobs else None,
             "finish_reason": finish,
             "stop_reason": None,
         }
@@ -118,7 +122,8 @@ class Reply:
         else:
             choice["text"] = text
         kind = "chat.completion" if self.chat else "text_completion"
-        return orjson.dumps(self._head(kind) | {"choices": [choice], "usage": usage(sequence)})
+        answer = {"choices": [choice], "usage": usage(sequence), "kv_transfer_params": sequence.handed}
+        return orjson.dumps(self._head(kind) | answer)
 
     def event(self, text: str, finish: FinishReason | None, *, role: str | None = None) -> bytes:
         """One SSE event with a piece of text."""
@@ -197,3 +202,20 @@ def _embedding(text: str, dimensions: int) -> list[float]:
     raw = [xxhash.xxh3_64_intdigest(text.encode(), seed=index) / 2**63 - 1 for index in range(dimensions)]
     length = sum(value * value for value in raw) ** 0.5
     return [value / length for value in raw]
+
+
+def _logprobs(text: str, *, chat: bool) -> dict[str, object]:
+    """What vLLM shows of the tokens of a text: each was nearly certain, and there was one other."""
+    tokens = pieces_of(text)
+    tops = [{token: _CERTAIN, _OTHER: _UNLIKELY} for token in tokens]
+    if not chat:
+        return {"tokens": tokens, "token_logprobs": [_CERTAIN] * len(tokens), "top_logprobs": tops}
+    content = [
+        {
+            "token": token,
+            "logprob": _CERTAIN,
+            "top_logprobs": [{"token": name, "logprob": value} for name, value in top.items()],
+        }
+        for token, top in zip(tokens, tops, strict=True)
+    ]
+    return {"content": content}

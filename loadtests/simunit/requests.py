@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from loadtests.simunit.agents import called, explained
 from loadtests.simunit.text import Message, detokenize, render_chat
@@ -32,6 +32,26 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class TransferParams(BaseModel):
+    """`kv_transfer_params` of vLLM's NixlConnector: keep the blocks of this prompt for another unit, or fetch
+    them from where they are.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str = ""
+    remote_request_id: str = ""
+    remote_host: str = ""
+    remote_port: int = 0
+
+    @field_validator("remote_engine_id", "remote_request_id", "remote_host", "remote_port", mode="before")
+    @classmethod
+    def _null_is_nothing(cls, given: object, info: ValidationInfo) -> object:
+        return (0 if info.field_name == "remote_port" else "") if given is None else given
+
+
 class SamplingBody(BaseModel):
     """What chat and completions have in common. Unknown fields are ignored, as vLLM does."""
 
@@ -49,6 +69,7 @@ class SamplingBody(BaseModel):
     return_token_ids: bool = False
     echo: bool = False
     priority: int = 0
+    kv_transfer_params: TransferParams | None = None
 
 
 class ContentPart(BaseModel):
@@ -224,6 +245,8 @@ class Generation:
     tool: str = ""
     """It is called after the text."""
     gives_ids: bool = False
+    transfer: TransferParams | None = None
+    logprobs: bool = False
 
 
 def parse(model: type[Body], body: bytes) -> Body:
@@ -280,8 +303,8 @@ def _generation(body: SamplingBody, prompt: str, max_tokens: int | None, *, chat
         raise ApiError(400, f"priority {body.priority}: priority scheduling is not enabled")
     if body.n not in (None, 1):
         raise ApiError(400, f"n={body.n}: the simulated unit gives one choice")
-    if body.echo or body.logprobs:
-        raise ApiError(400, "echo and logprobs are not simulated")
+    if body.echo:
+        raise ApiError(400, "echo is not simulated")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return Generation(
         chat=chat,
@@ -293,4 +316,6 @@ def _generation(body: SamplingBody, prompt: str, max_tokens: int | None, *, chat
         stops=tuple(stop for stop in stops if stop),
         ignore_eos=body.ignore_eos,
         gives_ids=body.return_token_ids,
+        transfer=body.kv_transfer_params,
+        logprobs=bool(body.logprobs),
     )

@@ -1,7 +1,7 @@
 """The nouns of the engine: a unit's speed, one text being computed, one step's work, what came of it."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from loadtests.simunit.text import BLOCK_TOKENS, Context
 
@@ -13,6 +13,7 @@ class Timing:
     """How fast and how large the unit is. Step time = `step_ms` + `per_sequence_ms` x batch + prefill / rate.
 
     `mean_answer_tokens`: how long an answer is on average when its request sets no limit.
+    `transfer_tokens_per_s`: how fast KV blocks come from another unit.
     """
 
     step_ms: float = 20.0
@@ -22,6 +23,7 @@ class Timing:
     max_num_batched_tokens: int = 2048
     num_gpu_blocks: int = 8192
     max_model_len: int = 32768
+    transfer_tokens_per_s: float = 50_000.0
     mean_answer_tokens: int = 256
 
     def __post_init__(self) -> None:
@@ -65,6 +67,10 @@ class Sequence:
     """The tokens that it says, if they are known beforehand."""
     is_poison: bool = False
     """Its unit exits after its first token."""
+    fetched: int = 0
+    """Tokens whose KV has come from another unit, until they are in the cache."""
+    handed: dict[str, Any] | None = None
+    """What the unit that fetches its blocks needs to know."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.context.tokens
@@ -103,3 +109,16 @@ class Counts:
     prefix_hits: int = 0
     preemptions: int = 0
     ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+
+
+@dataclass(slots=True)
+class Moved:
+    """KV blocks held for other units, and fetched from them. `held` are prompts, `fetching` are requests that
+    wait for theirs; `fetched_tokens` were computed by others.
+    """
+
+    held: int = 0
+    expired: int = 0
+    fetching: int = 0
+    failed: int = 0
+    fetched_tokens: int = 0

@@ -30,6 +30,7 @@ class Unit:
         self.faults = faults
         self.metrics = Metrics(self.engine, model)
         self.poison = Poison("")
+        self.shows_logprobs = False
         self.death: str | None = None
         self.paused = ""
         self.journal: list[str] = []

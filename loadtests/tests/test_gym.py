@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 
@@ -158,6 +159,15 @@ def test_it_is_never_worse_than_a_simple_rule(cell: Cell) -> None:
     outcome = play(cell, 1, (GATE, AGAIN, "leastconn", "p2c", "round_robin"), 1000)
     judged = row(outcome, uneven=cell.load in UNEVEN, unequal=cell.fleet in UNEQUAL)
     assert judged.fails == ()
+
+
+@pytest.mark.parametrize("load", ["embeddings", "classify"])
+@pytest.mark.parametrize("fleet", ["four_gates", "four_gates_12"])
+def test_gates_do_not_all_choose_the_unit_that_was_idle_a_moment_ago(load: str, fleet: str) -> None:
+    runs = play(Cell(load, fleet, 0.8), 3, (GATE, "leastconn"), 600).runs
+    ttft_s = {name: [fmean(c.first_at - c.came_at for c in one.calls) for one in runs[name]] for name in runs}
+    # Where all choose the same unit it is 1.7 to 2.8 times.
+    assert median(ttft_s[GATE]) < 1.3 * median(ttft_s["leastconn"])
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,14 +54,15 @@ class Relay:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
+        self._server: asyncio.Server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def freeze(self, *, frozen: bool) -> None:
         """Stand still, or go on."""
@@ -71,16 +72,21 @@ class Relay:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
 
     async def _end(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.CancelledError):
             unit_reader, unit_writer = await asyncio.open_connection(*self._unit)
             link = _Link(self, reader, writer, unit_reader, unit_writer)
-            await asyncio.gather(link.ask(), link.answer(), return_exceptions=True)
-            unit_writer.close()
-        writer.close()
+            try:
+                await asyncio.gather(link.ask(), link.answer(), return_exceptions=True)
+            finally:
+                unit_writer.transport.abort()
+        writer.transport.abort()
 
     async def moved(self) -> None:
         """Wait until it is not frozen."""
@@ -113,9 +119,12 @@ class _Link:
 
     async def ask(self) -> None:
         """From the gate to the unit."""
+        generates = False
         with suppress(OSError):
             while data := await self._reader.read(_READ_BYTES):
-                if data.startswith(_GENERATES) and b'"stream":true' in data:
+                # The body may come behind its head.
+                generates = data.startswith(_GENERATES) or (generates and not data.startswith(b"POST "))
+                if generates and b'"stream":true' in data:
                     self._left = self._relay.take_cut()
                 await self._relay.moved()
                 self._unit_writer.write(data)

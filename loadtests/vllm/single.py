@@ -24,10 +24,18 @@ async def serving(
 ) -> AsyncIterator[str]:
     """`vllm serve` that answers at the URL. None of its processes is left afterwards."""
     port = processes.free_port()
-    command = [str(VENV / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
-    command += ["--host", HOST, "--port", str(port), "--max-model-len", "4096", "--enforce-eager", *options]
-    async with running(command, environ or {}, port, "/health"):
+    async with running(serve_command(options, port, model), environ or {}, port, "/health"):
         yield f"http://{HOST}:{port}"
+
+
+def serve_command(options: Sequence[str], port: int, model: Path) -> list[str]:
+    """What starts an engine with this model."""
+    command = [str(VENV / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
+    return [
+        *command,
+        *("--host", HOST, "--port", str(port), "--max-model-len", "4096", "--enforce-eager"),
+        *options,
+    ]
 
 
 @asynccontextmanager
@@ -37,20 +45,22 @@ async def running(
     """An engine, from when its path `ready` answers 200. None of its processes is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         log = Path(folder) / "engine.log"
-        process = _start(command, {**os.environ, **ENVIRONMENT, **environ}, log)
+        process = start(command, {**os.environ, **ENVIRONMENT, **environ}, log)
         try:
-            await _until_ready(process, f"http://{HOST}:{port}{ready}", log)
+            await until_ready(process, f"http://{HOST}:{port}{ready}", log)
             yield process
         finally:
-            await asyncio.to_thread(_end, process)
+            await asyncio.to_thread(end, process)
 
 
-def _start(command: list[str], environ: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def start(command: list[str], environ: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start an engine, with a session of its own, that writes to `log`."""
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 
 
-async def _until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+async def until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    """Wait until `url` answers 200. Raises RuntimeError when the engine has ended, and TimeoutError."""
     async with asyncio.timeout(START_TIMEOUT_S):
         while not await asyncio.to_thread(answers, url, silence_s=HEALTH_TIMEOUT_S):
             if process.poll() is not None:
@@ -60,7 +70,7 @@ async def _until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) 
             await asyncio.sleep(1.0)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
     """End the engine and all that it started: they are one session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

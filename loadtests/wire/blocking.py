@@ -2,6 +2,7 @@
 
 import select
 import socket
+import ssl
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -16,7 +17,8 @@ class BlockingConnection:
 
     def __init__(self, url: str, silence_s: float) -> None:
         place = urlsplit(url)
-        self._place = place.hostname or "127.0.0.1", place.port or 80
+        self._tls = ssl.create_default_context() if place.scheme == "https" else None
+        self._place = place.hostname or "127.0.0.1", place.port or (443 if self._tls else 80)
         self.silence_s = silence_s
         self._sock: socket.socket | None = None
 
@@ -57,6 +59,8 @@ class BlockingConnection:
         if self._sock is None:
             self._sock = socket.create_connection(self._place, self.silence_s)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                self._sock = self._tls.wrap_socket(self._sock, server_hostname=self._place[0])
         self._sock.settimeout(self.silence_s)
         return self._sock
 

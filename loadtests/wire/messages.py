@@ -18,6 +18,11 @@ def get(path: str, lines: str = "", *, host: str = "gate") -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n{lines}\r\n".encode("latin-1")
 
 
+def bearer(key: str) -> str:
+    """The header line that carries an API key; empty without one."""
+    return f"authorization: Bearer {key}\r\n" if key else ""
+
+
 def whole(body: bytes, *, kind: bytes = JSON, status: bytes = b"200 OK", lines: bytes = b"") -> bytes:
     """A reply in one piece."""
     head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n"

@@ -14,27 +14,31 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from cellgate.probes.canary import Canary
 from cellgate.proxy.admin.admin_view import AdminView
-from cellgate.proxy.admin.auth import refusal
+from cellgate.proxy.admin.auth import refusal, unencrypted
 from cellgate.proxy.admin.bodies import Bodies
 from cellgate.proxy.admin.drain import drain_cell, drain_unit
 from cellgate.proxy.admin.engine_control import conduct_unit
 from cellgate.proxy.admin.error_replies import NotHereError, error_reply, unknown
 from cellgate.proxy.admin.event_stream import followed
-from cellgate.proxy.admin.http_server import AdminServer
+from cellgate.proxy.admin.http_server import AdminServer, link_of
+from cellgate.proxy.admin.link_view import links_of
 from cellgate.proxy.admin.page import load_page
 from cellgate.proxy.admin.responses import Stream, reply
+from cellgate.proxy.admin.roll import order_roll, roll_page
+from cellgate.proxy.admin.scaling import drain_least_valued, scaling_page
 from cellgate.proxy.admin.status import status
 from cellgate.proxy.admin.unit_view import unit_page, unit_view
+from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.control.conduct import ONWARD, STILL, ConductError
 from cellgate.proxy.control.containment import fingerprint_name
 from cellgate.proxy.control.containment_report import listing
 from cellgate.proxy.ingress.envoy_health import HeaderPairs, readyz_headers, unit_headers
 from cellgate.proxy.ingress.ready import as_json, readiness, unit_health
 from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.rolling.orders import VERBS
 from cellgate.proxy.wire.failure import Failure
 
 _CHALLENGE = (("WWW-Authenticate", "Bearer"),)
@@ -72,11 +76,18 @@ class _Admin:
             "/events": {"GET": self.events},
             "/history": {"GET": self.history},
             "/healthz/unit/{name}": {"GET": self.unit_health},
+            "/reload": {"POST": self.reload},
+            "/roll": {"GET": partial(roll_page, view.roller)},
         }
+        for verb in VERBS:
+            self._routes[f"/roll/{verb}"] = {"POST": partial(order_roll, view.roller, verb=verb)}
         if view.conduct is not None:
             for deed in (*STILL, *ONWARD):
                 conduct = partial(conduct_unit, view, view.conduct, deed=deed)
                 self._routes[f"/units/{_NAME}/{deed}"] = {"POST": conduct}
+        if view.scaling is not None:
+            self._routes["/scaling"] = {"GET": partial(scaling_page, view.scaling)}
+            self._routes["/scaling/drain"] = {"POST": partial(drain_least_valued, view, view.scaling)}
         if view.poison is not None:
             self._poison = view.poison
             self._routes["/poison"] = {"GET": self.poison}
@@ -86,7 +97,18 @@ class _Admin:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Check permissions, and answer every error with one line of JSON."""
         view = self._view
-        no = refusal(request.method, request.path, request.remote, request.headers, view.token, view.peers)
+        secure, certified = link_of(request)
+        if view.needs_tls() and not secure and (no := unencrypted(request.path, request.remote)) is not None:
+            return error_reply(*no)
+        no = refusal(
+            request.method,
+            request.path,
+            request.remote,
+            request.headers,
+            view.token(),
+            view.peers,
+            certified=certified,
+        )
         if no is not None:
             return error_reply(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
         try:
@@ -127,8 +149,11 @@ class _Admin:
 
     async def status(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """A summary of the fleet; not indented, because it is requested every two seconds."""
-        view = self._view
-        glance = status(view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping())
+        view, roller = self._view, self._view.roller
+        roll = roller.shown() if roller is not None else None
+        glance = status(
+            view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping(), roll=roll
+        )
         return reply(orjson.dumps(glance))
 
     async def livez(self, _request: web.BaseRequest, _name: str) -> web.Response:
@@ -141,14 +166,18 @@ class _Admin:
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(body, status, readyz_headers(self._view.board, stopping=self._view.stopping()))
 
-    async def metrics(self, _request: web.BaseRequest, _name: str) -> web.Response:
-        """Prometheus' text format."""
-        return reply(await self._view.metrics.render(), content_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: web.BaseRequest, _name: str) -> web.Response:
+        """Prometheus' text format, or OpenMetrics while there are exemplars to show."""
+        metrics = self._view.metrics
+        encoding = metrics.encoding_for(request.headers.get("accept", ""))
+        return reply(await metrics.render(encoding), content_type=encoding.content_type)
 
     async def units(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """All units, in the order of the configuration."""
-        now = self._view.now()
-        return _json([unit_view(state, now) for state in self._view.board])
+        board, now = self._view.board, self._view.now()
+        return _json(
+            [unit_view(state, now) | {"links": links_of(board, state.unit.name, now)} for state in board]
+        )
 
     async def unit(self, _request: web.BaseRequest, name: str) -> web.Response:
         """One unit, with the reasons why it is in or out of rotation."""
@@ -186,6 +215,16 @@ class _Admin:
     async def poison(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """The prompts that are refused because units have died of them."""
         return _json(listing(self._poison, self._view.now()))
+
+    async def reload(self, request: web.BaseRequest, _name: str) -> web.Response:
+        """Read the configuration again: what changed, or every mistake in it."""
+        if self._view.reload is None:
+            raise NotHereError("this gate has no configuration to read")
+        try:
+            changed = await self._view.reload(request.remote or "?")
+        except ConfigError as error:
+            return _json({"taken": False, "problems": error.problems}, HTTPStatus.UNPROCESSABLE_ENTITY)
+        return _json({"taken": True, "changed": changed})
 
     async def clear_poison(self, request: web.BaseRequest, name: str) -> web.Response:
         """Allow this prompt again, or all of them."""

@@ -21,16 +21,34 @@ _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 """A trusted peer that sends one of these acts for another: a proxy's client, a page in a browser."""
 
 
+def unencrypted(path: str, peer: str | None) -> tuple[HTTPStatus, str] | None:
+    """Why a port with TLS refuses a request that came without: a token must not travel like that."""
+    if path in OPEN_PATHS or _is_loopback(peer or ""):
+        return None
+    return HTTPStatus.FORBIDDEN, "this port speaks TLS with callers of other machines: use https://"
+
+
 def refusal(
-    method: str, path: str, peer: str | None, headers: Mapping[str, str], token: str | None, peers: Peers
+    method: str,
+    path: str,
+    peer: str | None,
+    headers: Mapping[str, str],
+    token: str | None,
+    peers: Peers,
+    *,
+    certified: bool = False,
 ) -> tuple[HTTPStatus, str] | None:
-    """None when the request is allowed, else the status and what the caller can do about it."""
+    """None when the request is allowed, else the status and what the caller can do about it. `certified`: it
+    came with a client certificate that counts like the token.
+    """
     if path in OPEN_PATHS and method in ("GET", "HEAD"):
         return None
     given = _shown_token(headers)
     if given is not None:
         return None if token is not None and is_token(given, token) else _wrong(token)
     speaks_for_itself = not any(name in headers for name in _NOT_FROM_HERE)
+    if certified and speaks_for_itself:
+        return None
     if peers.trusts(peer or "") and speaks_for_itself and _asks_for_here(peer or "", headers):
         return None
     if token is None:

@@ -23,6 +23,14 @@ _LATE_BODY = Failure(FailureKind.BODY_TIMEOUT, "the request's body did not arriv
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+def link_of(request: web.BaseRequest) -> tuple[bool, bool]:
+    """Whether a request came over TLS, and whether with a client certificate that was verified."""
+    transport = request.transport
+    if transport is None or transport.get_extra_info("sslcontext") is None:
+        return False, False
+    return True, bool(transport.get_extra_info("peercert"))
+
+
 class AdminServer(web.Server):
     """Makes the protocol of a connection when called. `handler` answers."""
 

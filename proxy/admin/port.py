@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from cellgate.proxy.admin.admin_view import AdminView
@@ -16,18 +17,29 @@ from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.health_process import RETIRE
 from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.process.listeners import tls_options
 
 BACKLOG = 128
 RESTART_S = 1.0
 END_S = 2.0
+TLS_RECORD = b"\x16"
+"""A connection that speaks TLS begins with this: a handshake (RFC 8446, 5.1). No HTTP does."""
 _FDS_AT_ONCE = 32
 _COMMAND = (sys.executable, "-m", "cellgate.proxy.admin.health_process")
 
 
 class AdminPort:
-    """Listens between `open` and `close`. What /readyz says has to be published on `shared_status`."""
+    """Listens between `open` and `close`. What /readyz says has to be published on `shared_status`. `tls` is
+    for the next caller that wants it.
+    """
 
-    def __init__(self, view: AdminView, shared_status: SharedStatus) -> None:
+    def __init__(
+        self,
+        view: AdminView,
+        shared_status: SharedStatus,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
+        self._tls = tls
         self._server = admin_server(view)
         self._events = view.events
         self._shared_status = shared_status
@@ -132,7 +144,10 @@ class AdminPort:
     async def _serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         try:
-            await self._loop.connect_accepted_socket(self._server, sock)
+            # What it sends first is still unread, and there already.
+            wants_tls = sock.recv(1, socket.MSG_PEEK) == TLS_RECORD
+            options = tls_options(self._tls() if wants_tls else None)
+            await self._loop.connect_accepted_socket(self._server, sock, **options)
         except OSError:
             # It has left meanwhile.
             sock.close()

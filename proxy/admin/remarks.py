@@ -1,4 +1,4 @@
-"""What else an operator should know of a unit, in rotation or not: its build and its answers. Pure."""
+"""What else an operator should know of a unit, in rotation or not: build, software, answers. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def remarks(state: UnitState) -> list[str]:
     if state.other_builds:
         others = ", ".join(state.other_builds)
         lines.append(f"Its build, {state.build.key}, is another one than that of {others}.")
+    if state.facts.odd:
+        lines.append(f"Its software differs from that of its cell: it has {state.facts.odd}.")
     if state.has_odd_answers() and state.answers is not None:
         lines.append(f"Its last {state.answers.differing} answers to the known prompt differ.")
     return lines

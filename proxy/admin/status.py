@@ -5,9 +5,11 @@ unit_view.py has all details of one unit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cellgate import VERSION
+from cellgate.proxy.admin.link_view import avoided
 from cellgate.proxy.admin.remarks import remarks
 from cellgate.proxy.admin.rotation import Moment, rotation_of
 from cellgate.proxy.ingress.ready import why
@@ -19,8 +21,12 @@ MODELS_SHOWN = 8
 """A unit may list hundreds of adapters; /units/NAME has all."""
 
 
-def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[str, Any]:
-    """The gate and all its units, ready for JSON. `waiting` requests have no unit yet."""
+def status(
+    board: Board, now: float, *, waiting: int, stopping: bool, roll: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The gate and all its units, ready for JSON. `waiting` requests have no unit yet; `roll` is the one
+    under way, or the last one.
+    """
     moment = Moment(now, board.rules, board.panic_at)
     return {
         "version": VERSION,
@@ -29,7 +35,8 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
         "panic": board.panic_at is not None,
         "waiting": waiting,
         "in_flight": board.in_flight,
-        "units": [_row(state, moment) for state in board],
+        "roll": roll,
+        "units": [_row(state, moment, avoided(board, state.unit.name, now)) for state in board],
     }
 
 
@@ -40,11 +47,12 @@ def load_s(state: UnitState, now: float) -> float:
     return tokens / forecast.tokens_s
 
 
-def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
+def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str, Any]:
     unit, load = state.unit, state.load
     return {
         "name": unit.name,
         "cell": unit.cell,
+        "role": unit.role,
         "verdict": state.case.verdict.value,
         "standing": rotation_of(state, moment).value,
         "usable": state.is_usable(),
@@ -52,7 +60,7 @@ def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
         "hold": None if state.hold is None else state.hold.kind.value,
         "degraded": round(state.outlier.degraded, 3),
         "odd_answers": state.has_odd_answers(),
-        "remarks": remarks(state),
+        "remarks": [*remarks(state), *avoided_links],
         "since_s": round(moment.now - state.case.since, 1),
         "reason": why(state),
         "in_flight": state.in_flight,

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from cellgate.proxy.admin.explain import explain
+from cellgate.proxy.admin.link_view import links_of
 from cellgate.proxy.admin.remarks import answer_view, build_view
 from cellgate.proxy.admin.rotation import Moment, is_held, silent_s
 from cellgate.proxy.ingress.ready import why
@@ -16,6 +17,7 @@ from cellgate.router.board import Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.hold_nouns import Hold
 from cellgate.router.nouns import Case, Evidence, Load
+from cellgate.router.shared_fate import shared_fates
 from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import UnitState
 
@@ -46,6 +48,7 @@ def unit_view(state: UnitState, now: float) -> dict[str, Any]:
         "load": _load(state.load, now) if state.load is not None else None,
         "routing": _routing(state.costs, now),
         "models": sorted(state.models),
+        "role": unit.role,
         "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
     }
 
@@ -56,23 +59,31 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
     page = unit_view(state, now)
     page["nodes"] = [node | {"news": _news(state, node["name"], now)} for node in page["nodes"]]
     return page | {
-        "why": explain(state, Moment(now, rules, board.panic_at, canary_s)),
+        "why": [*explain(state, Moment(now, rules, board.panic_at, canary_s)), *_shared(state, board)],
         "held_by_panic": is_held(state, board, now),
         "share": round(state.share(now, rules), 3),
         "faults": [{"node": node or None, "source": source} for node, source in sorted(case.faults)],
         "news": _news(state, None, now),
+        "rank_findings": list(state.facts.ranks),
+        "stacks": {name: dict(facts.stack) for name, facts in state.facts.nodes.items()},
         "engine": state.engine,
         "ranks": [
             {"rank": number, "in_flight": rank.in_flight, "running": rank.running, "waiting": rank.waiting}
             for number, rank in enumerate(state.ranks.ranks[: state.ranks.count])
         ],
         "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},
+        "links": links_of(board, state.unit.name, now),
         "known_answer": answer_view(state.answers, now),
         "epochs": dict(case.epochs),
         "silent_s": None if quiet_s is None else round(quiet_s, 3),
         "silent_limit_s": round(stall_limit_s(state, rules), 3),
         "next_canary_s": None if canary_s is None else round(canary_s, 3),
     }
+
+
+def _shared(state: UnitState, board: Board) -> list[str]:
+    """What all failing units share, for one of them."""
+    return [fate.in_words() for fate in shared_fates(board) if state.unit.name in fate.units]
 
 
 def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,18 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from cellgate.proxy.cli.command_error import CommandError
-from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
+from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError
 from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
 SILENT_S = 30.0
 """Three times what a gate's live stream is silent for at most."""
+RELOAD_TIMEOUT_S = 60.0
+"""A configuration of a thousand units takes seconds to read."""
+ADMIN_CA_VARIABLE = "CELLGATE_ADMIN_CA"
+"""A file with the authority that signs the certificate of the admin port; with it, TLS is spoken."""
+ADMIN_CERT_VARIABLE = "CELLGATE_ADMIN_CERT"
+"""A file with a certificate and its key, to be shown there."""
 CONDUCT_TIMEOUT_S = 3600.0
 """An engine may finish its requests first, for as long as the gate allows (`timeouts.drain_s`)."""
 
@@ -72,6 +79,18 @@ def why(admin: Address, unit: str) -> list[str]:
     return [str(line) for line in lines]
 
 
+def why_link(admin: Address, prefiller: str, decoder: str) -> list[str]:
+    """Why requests are, or are not, split between two units, line by line. Raises CommandError."""
+    found = _call(admin, "GET", _path(prefiller))
+    links = found.get("links") if isinstance(found, dict) else None
+    if not isinstance(links, list):
+        raise _stranger(admin)
+    for link in links:
+        if (link["prefiller"], link["decoder"]) == (prefiller, decoder):
+            return [str(line) for line in link["why"]]
+    return [f"No request was considered for {prefiller} and {decoder} yet: prefiller first, then decoder."]
+
+
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
     """Takes a unit out of rotation or puts it back. Raises CommandError."""
     _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
@@ -86,6 +105,15 @@ def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
         raise _stranger(admin) from None
 
 
+def drain_least_valued(admin: Address, model: str | None) -> str:
+    """Drains the unit whose prefix cache is missed least; returns its name. Raises CommandError."""
+    query = f"?{urlencode({'model': model})}" if model else ""
+    found = _call(admin, "POST", f"/scaling/drain{query}")
+    if not isinstance(found, dict) or "name" not in found:
+        raise _stranger(admin)
+    return str(found["name"])
+
+
 def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
     """Pauses, resumes, puts to sleep or wakes the engine of a unit; returns the mode. Raises CommandError.
 
@@ -96,6 +124,17 @@ def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
     if not isinstance(found, dict) or "mode" not in found:
         raise _stranger(admin)
     return str(found["mode"])
+
+
+def reload(admin: Address) -> str:
+    """Has the configuration read again; returns what changed.
+
+    Raises ConfigError with every mistake in it, CommandError.
+    """
+    found = _call(admin, "POST", "/reload", timeout_s=RELOAD_TIMEOUT_S)
+    if not isinstance(found, dict) or "changed" not in found:
+        raise _stranger(admin)
+    return str(found["changed"])
 
 
 def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -123,6 +162,20 @@ def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
     return [str(name) for name in found["cleared"]]
 
 
+def roll(admin: Address) -> dict[str, Any] | None:
+    """The roll under way, or the last one; None: there was none. Raises CommandError."""
+    found = _call(admin, "GET", "/roll")
+    if not isinstance(found, dict) or "roll" not in found:
+        raise _stranger(admin)
+    roll: dict[str, Any] | None = found["roll"]
+    return roll
+
+
+def order_roll(admin: Address, verb: str, asked: Mapping[str, str]) -> None:
+    """Asks for it. Raises CommandError."""
+    _call(admin, "POST", f"/roll/{verb}?{urlencode(asked)}")
+
+
 def _path(unit: str) -> str:
     return f"/units/{quote(unit, safe='')}"
 
@@ -137,14 +190,17 @@ def _opened(admin: Address, method: str, path: str, timeout_s: float) -> Iterato
     """The gate's reply. Raises CommandError, also for what its reader meets."""
     token = os.environ.get(ADMIN_TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
+    tls = _tls()
+    scheme = "http" if tls is None else "https"
+    request = urllib.request.Request(f"{scheme}://{admin}{path}", method=method, headers=headers)
     # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers = [] if tls is None else [urllib.request.HTTPSHandler(context=tls)]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers)
     try:
         with opener.open(request, timeout=timeout_s) as reply:
             yield reply
     except urllib.error.HTTPError as error:
-        raise CommandError(_refusal(admin, error)) from None
+        raise _refusal(admin, error) from None
     except (http.client.HTTPException, ValueError):
         raise _stranger(admin) from None
     except OSError as error:
@@ -155,15 +211,31 @@ def _opened(admin: Address, method: str, path: str, timeout_s: float) -> Iterato
         ) from None
 
 
-def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
+def _tls() -> ssl.SSLContext | None:
+    """How to speak to an admin port with TLS; None: plain HTTP. Raises CommandError."""
+    if not (ca := os.environ.get(ADMIN_CA_VARIABLE)):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert := os.environ.get(ADMIN_CERT_VARIABLE):
+            context.load_cert_chain(cert)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{ADMIN_CA_VARIABLE} or {ADMIN_CERT_VARIABLE}: {error}") from None
+    return context
+
+
+def _refusal(admin: Address, error: urllib.error.HTTPError) -> CommandError | ConfigError:
     """What the gate says of a request it does not grant, and the flag or variable that helps."""
     with error:
         try:
-            message = str(json.load(error)["error"]["message"])
+            told = json.load(error)
+            if "problems" in told:
+                return ConfigError([str(problem) for problem in told["problems"]])
+            message = str(told["error"]["message"])
         except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
-            return str(_stranger(admin))
+            return _stranger(admin)
     hint = f" (this command sends the token in {ADMIN_TOKEN_VARIABLE})" if error.code in (401, 403) else ""
-    return f"{message}{hint}"
+    return CommandError(f"{message}{hint}")
 
 
 def _stranger(admin: Address) -> CommandError:

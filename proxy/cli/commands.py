@@ -48,6 +48,7 @@ COMMANDS = {
     "schema": CommandEntry("print the JSON Schema of the configuration, for editors", "schema"),
     "agent": CommandEntry("watch the processes of one node of a unit", "cellgate.probes.agent"),
     "plan": CommandEntry("compute how much of a model fits into a unit", "plan"),
+    "pair": CommandEntry("propose units from free nodes, by where these stand in the network", "pair"),
     "units": CommandEntry("list the units of a running gate with their verdicts", "units"),
     "top": CommandEntry("watch the units of a running gate, problems first", "top"),
     "events": CommandEntry("show what happened to units: verdicts and actions with reasons", "events"),
@@ -55,11 +56,15 @@ COMMANDS = {
     "explain": CommandEntry("show where a request would go now, and its cost on each unit", "explain"),
     "drain": CommandEntry("take a unit out of rotation; requests in flight finish", "drain"),
     "undrain": CommandEntry("put a drained unit back into rotation", "drain"),
+    "reload": CommandEntry("have a running gate read its configuration again", "reload"),
     "pause": CommandEntry("drain a unit and pause its engine", "conduct"),
     "resume": CommandEntry("let a paused engine go on; a canary proves it, then it is undrained", "conduct"),
     "sleep": CommandEntry("drain a unit and put its engine to sleep", "conduct"),
     "wake": CommandEntry("wake a sleeping engine; a canary proves it, then it is undrained", "conduct"),
+    "roll": CommandEntry("bring new software to all units, cell by cell, and back", "roll"),
     "poison": CommandEntry("list the prompts that are refused because they ended units", "poison"),
+    "key": CommandEntry("make a key for a client", "key"),
+    "usage": CommandEntry("add up what keys and tenants have used", "usage"),
     "completion": CommandEntry("print the completions for a shell", "completion"),
 }
 

@@ -1,4 +1,4 @@
-"""`cellgate drain` and `cellgate undrain`: a unit, or all units of a cell."""
+"""`cellgate drain` and `cellgate undrain`: a unit, all units of a cell, or the unit that is missed least."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whom = parser.add_mutually_exclusive_group(required=True)
     whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
     whom.add_argument("--cell", metavar="NAME", help="all units of this cell")
+    if parser.prog.endswith(" drain"):
+        least = "the unit whose prefix cache is missed least, before there is one unit less"
+        whom.add_argument("--least-valued", action="store_true", help=least)
+        parser.add_argument("--model", metavar="NAME", help="with --least-valued: of the units of this model")
     add_admin(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it. Raises CommandError."""
     drained = args.command == "drain"
-    if args.cell is None:
+    if getattr(args, "least_valued", False):
+        whom = admin_client.drain_least_valued(args.admin, args.model)
+    elif args.cell is None:
         admin_client.set_drain(args.admin, args.name, drained=drained)
         whom = args.name
     else:

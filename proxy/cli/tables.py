@@ -38,7 +38,7 @@ def units_table(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> st
 def unit_rows(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> list[list[str]]:
     """The head, and a row for each; `wide`: with all that helps to compare units."""
     head = ["UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING"]
-    more = ["WEIGHT", "KV", "PREFILL", "QUEUED", "ENGINE", "MODELS", "URL"] if wide else []
+    more = ["ROLE", "WEIGHT", "KV", "PREFILL", "QUEUED", "ENGINE", "MODELS", "URL"] if wide else []
     return [
         [*head, *more, "REASON"],
         *([*_unit_row(unit), *(_wide_row(unit) if wide else ()), str(unit["reason"])] for unit in units),
@@ -59,6 +59,7 @@ def _unit_row(unit: Mapping[str, Any]) -> list[str]:
 def _wide_row(unit: Mapping[str, Any]) -> list[str]:
     load, routing = unit["load"] or {}, unit["routing"]
     return [
+        str(unit["role"]),
         f"{unit['weight']:g}",
         "-" if load.get("kv_use") is None else f"{load['kv_use']:.0%}",
         f"{routing['prefill_tokens_s']:,.0f} tokens/s" if routing["prefill_samples"] else "-",
@@ -102,6 +103,11 @@ def explain_text(found: Mapping[str, Any]) -> str:
 def _note(unit: Mapping[str, Any]) -> str:
     """Notes on a unit: why it is out, or that it has no room; and which values are estimates."""
     words = [str(unit["why_not"])] if unit["why_not"] else [] if unit["has_room"] else ["no room"]
+    if (split := unit.get("split")) and split["pays"]:
+        words.append(
+            f"{split['prefiller']} computes the prompt: {_seconds(split['prefill_s'])}, transfer "
+            f"{_seconds(split['transfer_s'])}, rest {_seconds(split['decode_s'])}"
+        )
     if unit["guessed"]:
         words.append(f"guessed: {', '.join(unit['guessed'])}")
     return "; ".join(words)
@@ -116,7 +122,10 @@ def verdict(unit: Mapping[str, Any]) -> str:
     words = ("drained", "restart_suspected", "degraded", "odd_answers")
     beside = [word.replace("_", " ") for word in words if unit[word]]
     hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
-    return ", ".join([str(unit["verdict"]), *hold, *beside])
+    links = [
+        f"link {link['prefiller']} to {link['decoder']} avoided" for link in unit["links"] if link["avoided"]
+    ]
+    return ", ".join([str(unit["verdict"]), *hold, *beside, *links])
 
 
 def poison_table(found: Mapping[str, Any]) -> str:

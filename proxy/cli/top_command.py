@@ -59,6 +59,11 @@ _STYLES = {
 }
 _NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "unseen": ("□", "○", "dim")}
 
+ROLLED_SHOWN = 6
+"""Units of a roll that have a line."""
+_ROLL_STYLES = {"running": "blue", "paused": "bold yellow", "stopped": "bold red"}
+_AT_REST = ("waiting", "done", "skipped")
+
 Glance = Mapping[str, Any]
 
 
@@ -105,12 +110,14 @@ def frame(
     last = [_line(Text(shown(event["line"]))) for event in reversed(events[-EVENTS_SHOWN:])]
     units = sorted(glance["units"], key=_rank)
     blocks = _blocks(units)
-    room = height - _FRAME_LINES - len(last) - bool(trouble)
+    rolled = _roll(glance.get("roll"))
+    room = height - _FRAME_LINES - len(last) - bool(trouble) - len(rolled)
     # The first block is the head of the table, which is there in any case.
     fits = max(1, sum(lines <= room for lines in accumulate(map(len, blocks))))
     return Group(
         _summary(glance, place),
         *([_line(Text(shown(trouble), "bold red"))] if trouble else []),
+        *rolled,
         *chain.from_iterable(blocks[:fits]),
         *_rest(units[fits - 1 :]),
         *([Text("last flips", "dim")] if last else []),
@@ -139,6 +146,23 @@ def _summary(glance: Glance, place: str) -> Text:
     if glance["stopping"]:
         text.append("  stopping", "bold red")
     return text
+
+
+def _roll(roll: Glance | None) -> list[Text]:
+    """The roll under way, or the last one that did not end well: a line, and one for each unit at work."""
+    if roll is None or roll["status"] == "done":
+        return []
+    done = sum(each["phase"] == "done" and not each["back"] for each in roll["units"])
+    told = f"roll {roll['id']} is {roll['status']}: {done} of {len(roll['units'])} units done"
+    why = f"; {roll['reason']}" if roll["reason"] else ""
+    lines = [_line(Text(shown(told + why), _ROLL_STYLES[roll["status"]]))]
+    for each in roll["units"]:
+        if (each["back"] or each["phase"] not in _AT_REST) and len(lines) <= ROLLED_SHOWN:
+            phase = f"{each['phase']}, old software" if each["back"] else each["phase"]
+            since = "" if each["for_s"] is None else f" for {duration(each['for_s'])}"
+            why = f": {each['reason']}" if each["reason"] else ""
+            lines.append(_line(Text(shown(f"  {each['unit']} {phase}{since}{why}"))))
+    return lines
 
 
 def _blocks(units: Sequence[Glance]) -> list[list[Text]]:

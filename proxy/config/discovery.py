@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
@@ -14,8 +13,10 @@ from pydantic import Field, PlainValidator, create_model
 from cellgate.proxy.config import probing, values
 from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
 from cellgate.proxy.config.units import Keys
-from cellgate.proxy.config.values import MisfitError, choice
+from cellgate.proxy.config.values import choice
+from cellgate.proxy.config.word_values import word, words
 from cellgate.router.nouns import Unit
+from cellgate.router.split_nouns import ServingRole
 
 _LIKE = Unit(name="", cell="", url="")
 
@@ -28,6 +29,8 @@ class LikeKeys(Keys):
     models: Annotated[tuple[str, ...], PlainValidator(values.models)] = _LIKE.models
     engine: Annotated[str, PlainValidator(probing.engine)] = _LIKE.engine
     canary: Annotated[str, PlainValidator(probing.canary)] = _LIKE.canary
+    role: Annotated[ServingRole, PlainValidator(values.serving_role)] = _LIKE.role
+    bootstrap_port: Annotated[int, PlainValidator(values.port)] = _LIKE.bootstrap_port
     api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
 
 
@@ -43,47 +46,24 @@ def scheme(found: object) -> str:
     return choice("a scheme", found, ["http", "https"])
 
 
-def port(found: object) -> int:
-    if type(found) is int and 0 < found < 65536:
-        return found
-    raise MisfitError("a port from 1 to 65535")
-
-
-def _word(what: str) -> Any:
-    def check(found: object) -> str:
-        if isinstance(found, str) and re.fullmatch(r"[!-~]{1,255}", found):
-            return found
-        raise MisfitError(what)
-
-    return PlainValidator(check)
-
-
-def _words(what: str) -> Any:
-    def check(found: object) -> tuple[str, ...]:
-        if isinstance(found, list) and found and all(isinstance(word, str) and word for word in found):
-            return tuple(found)
-        raise MisfitError(what, f"did you mean [{found}]?" if isinstance(found, str) else "")
-
-    return PlainValidator(check)
-
-
 def _given(kind: Any) -> Any:
-    return Annotated[Any, PlainValidator(kind) if callable(kind) else kind]
+    return Annotated[Any, PlainValidator(kind)]
 
 
 _CHECKS: dict[str, Any] = {
-    "host": _word("the name to resolve"),
+    "host": word("the name to resolve"),
     "record": record,
     "server": values.target,
-    "path": _word("a file name"),
-    "name": _word("the name of a LeaderWorkerSet"),
-    "namespace": _word("the name of a namespace"),
+    "path": word("a file name"),
+    "name": word("the name of a LeaderWorkerSet"),
+    "namespace": word("the name of a namespace"),
     "kubeconfig": values.readable_file,
-    "cluster": _word("the name or ARN of a cluster"),
-    "services": _words("a list of service names"),
-    "region": _word("the name of a region"),
-    "port": port,
-    "agent_port": port,
+    "places": values.flag,
+    "cluster": word("the name or ARN of a cluster"),
+    "services": words("a list of service names"),
+    "region": word("the name of a region"),
+    "port": values.port,
+    "agent_port": values.port,
     "scheme": scheme,
     "period_s": values.seconds,
 }

@@ -18,10 +18,28 @@ from cellgate.probes import NODE_PROBES
 from cellgate.probes.apis import CANARIES
 from cellgate.probes.engines import ENGINES
 from cellgate.probes.presets import PRESETS
-from cellgate.proxy.config import discovery, probing, recovery, schema, values
-from cellgate.proxy.config.settings import Address, LogFormat, PerUnit
+from cellgate.proxy.config import (
+    discovery,
+    entry_values,
+    model_aliases,
+    probing,
+    recovery,
+    schema,
+    unit_action_keys,
+    values,
+)
+from cellgate.proxy.config.settings import (
+    Address,
+    GuardrailAnswer,
+    GuardrailFail,
+    LogFormat,
+    OnRevoke,
+    PerUnit,
+    ShownTo,
+)
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.router.nouns import Role
+from cellgate.router.split_nouns import ServingRole, Transfer
 
 Json = dict[str, Any]
 
@@ -40,6 +58,10 @@ def _one_of(words: Sequence[str]) -> Json:
 
 def _list_of(item: Json) -> Json:
     return {"type": "array", "items": item}
+
+
+def _map_of(value: Json) -> Json:
+    return {"type": "object", "additionalProperties": value}
 
 
 _STRING = _kind("string")
@@ -69,21 +91,34 @@ KINDS: dict[Callable[..., Any], Json] = {
     values.flag: _kind("boolean"),
     values.policy: _one_of(sorted(POLICIES)),
     values.role: _one_of([role.value for role in Role]),
+    values.serving_role: _one_of(get_args(ServingRole)),
+    values.transfer: _one_of(get_args(Transfer)),
     values.log_format: _LOG_FORMATS,
     values.per_unit: _one_of(get_args(PerUnit)),
+    entry_values.guardrail_url: _kind("string", "http://HOST:PORT/PATH or unix:///PATH"),
+    entry_values.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
+    entry_values.guardrail_fail: _one_of(get_args(GuardrailFail)),
+    entry_values.shown_to: _one_of(get_args(ShownTo)),
+    entry_values.origins: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
     values.name: _kind("string", "letters, digits, '.', '_' and '-'", pattern=r"^[A-Za-z0-9$]"),
     values.models: _list_of(_STRING),
+    values.place: _list_of(_STRING),
+    model_aliases.model_names: _map_of({"anyOf": [_STRING, _map_of(_kind("number", exclusiveMinimum=0))]}),
+    model_aliases.fallbacks: _map_of({"anyOf": [_STRING, _list_of(_STRING)]}),
     values.address: _ADDRESS,
     values.target: _ADDRESS,
     values.redis_username: _STRING,
     values.redis_prefix: _STRING,
     values.networks: _list_of(_kind("string", "a network like 10.0.0.0/8, or an address")),
     values.page: _PAGE,
-    values.otlp: _PAGE,
+    values.otlp_traces: _PAGE,
+    values.otlp_metrics: _PAGE,
     values.url: _kind("string", "http://HOST:PORT or https://HOST:PORT without a path"),
     values.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
     values.kv_source: _one_of(["vllm", "sglang"]),
     values.readable_file: _FILE,
+    recovery.log_file: _FILE,
+    values.on_revoke: _one_of(get_args(OnRevoke)),
     values.token_in_file: _kind("string", "a file that holds the secret alone"),
     probing.engine: _one_of(sorted(ENGINES)),
     probing.canary: _one_of(sorted(CANARIES)),
@@ -92,19 +127,22 @@ KINDS: dict[Callable[..., Any], Json] = {
     probing.rule: _kind("string", "a rule such as node_load1 > 100"),
     probing.service: _STRING,
     probing.statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
-    recovery.program: _list_of(_STRING),
-    recovery.webhook_url: _PAGE,
-    recovery.audit_file: _FILE,
+    unit_action_keys.run_command: _list_of(_STRING),
+    unit_action_keys.call_webhook: _PAGE,
+    unit_action_keys.unit_selector: _kind(
+        "string", "labels, with {unit} for the unit's name", pattern=r"\{unit\}|\$\{"
+    ),
+    unit_action_keys.systemd_service: _kind("string", "a service with {unit}", pattern=r"\{unit\}|\$\{"),
     discovery.source: _one_of(sorted(SOURCES)),
     discovery.record: _one_of(["A", "AAAA", "SRV"]),
     discovery.scheme: _one_of(["http", "https"]),
-    discovery.port: _PORT,
+    values.port: _PORT,
     schema.fleet_source: _one_of(["redis"]),
 }
 """What each check takes. A new check needs a line here."""
 
-_MADE = {"_word.<locals>.check": _STRING, "_words.<locals>.check": _list_of(_STRING)}
-"""The same of checks that config/discovery.py makes."""
+_MADE = {"word.<locals>.check": _STRING, "words.<locals>.check": _list_of(_STRING)}
+"""The same of checks that word_values.py makes."""
 
 
 def json_schema() -> Json:

@@ -61,6 +61,9 @@ class HardLimits:
     fields: int = 64
     """Fields of a body, or of a message, that are looked at by name. More are hashed as is, and the stream of
     such a body is not resumed."""
+    model_search_bytes: int = 1 << 20
+    """The bytes at the begin of a body, and at its end, in which the model is looked for when another one is
+    to be written there. A client gets 413."""
     name_chars: int = 1024
     """Characters of a model's name, a user's or a response's id. A longer model's name gets 400, the end of a
     user's is not looked at, and a longer id is left to the engine."""
@@ -75,9 +78,26 @@ class HardLimits:
     event_bytes: int = 1048576
     """One event that has to be whole in the gate: the first of a stream, and each of one that is or may be
     resumed. The first: 502, tried elsewhere. Later: the stream is not resumed, or not by that unit."""
+    kept_stream_bytes: int = 1048576
+    """What is kept of one stream whose client may come back, and the largest event of one. Its oldest events
+    are dropped; when that makes a client that is away lose some, the stream ends."""
+    kept_streams_bytes: int = 67108864
+    """The same of all streams of a process together, with the bodies of their requests. Those whose clients
+    are away end first, then the newest are not kept any more."""
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
+    realtime_sessions: int = 1024
+    """WebSockets of one process. A client gets 503."""
+    realtime_idle_s: float = 900
+    """How long nothing may come on a WebSocket. It is closed."""
+    guardrail_calls: int = 256
+    """Questions to a guardrail in flight at one time, of one process. For more there is no verdict."""
+    guardrail_reply_bytes: int = 65536
+    """The verdict of a guardrail, beside a request that it has written. A larger one is none."""
+    guardrail_held_bytes: int = 1 << 20
+    """An answer, or a part of one, that is held for a verdict. Its unit is paused; if all of it has to be
+    held, there is no verdict."""
     poison_records: int = 4096
     """Prompts that were in flight when a unit died. The oldest is forgotten."""
     poison_bans: int = 1024

@@ -18,8 +18,10 @@ from pydantic import ValidationError
 
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.errors import dotted, explained, sentence
+from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.recovery import SECRET_VARIABLE, remedies, unsigned
+from cellgate.proxy.config.roles import role_misfits
 from cellgate.proxy.config.schema import SCHEMA, FileKeys
 from cellgate.proxy.config.settings import RedisAccess, Settings
 from cellgate.proxy.config.sources import RedisSource, Source
@@ -73,11 +75,25 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
             problems.append(f"{variable}: {sentence(error)}")
     if file is not None:
         secret = environ.get(SECRET_VARIABLE, "")
-        more = (*unsigned(file.cells, secret), *_shared_addresses(file))
+        more = (*unsigned(file.cells, secret), *_shared_addresses(file), *role_misfits(file.cells))
         problems += [_line(path, flags, *problem) for problem in more]
+        problems += _wrong_keys(file)
     if file is None or problems:
         raise ConfigError(problems)
-    return _settings(file, secrets)
+    return _settings(file, secrets, tuple(_secret_files(keys)))
+
+
+def _secret_files(found: object) -> Iterator[str]:
+    """The files of tokens and keys that are named anywhere in the configuration."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and str(key).endswith("_file"):
+                yield value
+            else:
+                yield from _secret_files(value)
+    elif isinstance(found, list):
+        for each in found:
+            yield from _secret_files(each)
 
 
 def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, object], list[Problem]]:
@@ -89,11 +105,11 @@ def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, ob
         raise ConfigError(list(error.problems)) from None
 
 
-def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
+def _settings(file: FileKeys, secrets: Mapping[str, str], secret_files: tuple[str, ...]) -> Settings:
     api_key = secrets[UNIT_API_KEY_VARIABLE]
     return Settings(
         fleet=Fleet(
-            cells=tuple(Cell(cell.name, cell.weight, cell.spill_s) for cell in file.cells),
+            cells=tuple(Cell(cell.name, cell.weight, cell.spill_s, cell.transfer) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         sources=_sources(file, api_key),
@@ -101,12 +117,15 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         listen=file.listen,
         admin=file.admin,
         agent_check=file.agent_check,
+        alb=file.alb,
         trusted=file.trusted,
         remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
         redis=_redis(file, secrets),
+        leases=file.leases,
         advertise=file.advertise,
         admin_token=secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
+        secret_files=secret_files,
         policy=file.policy,
         queue=file.queue,
         headers=file.headers,
@@ -115,13 +134,24 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         timeouts=file.timeouts,
         tls=file.tls,
         poison=file.poison,
+        roll=file.roll,
         access_log=file.access_log,
+        keys=file.keys,
+        usage_log=file.usage_log,
         tracing=file.tracing,
+        otlp_metrics=file.otlp_metrics,
         pool_metrics=file.pool_metrics,
         per_unit_metrics=file.per_unit_metrics,
         pass_unlisted=file.pass_unlisted,
+        guardrail=file.guardrail,
+        cors=file.cors,
+        realtime=file.realtime,
+        internal_headers=file.internal_headers,
+        models=file.models,
+        fallback=file.fallback,
         no_continuation=file.no_continuation,
         continue_across_builds=file.continue_across_builds,
+        resume_s=file.resume_s,
         known_answer=file.known_answer,
     )
 
@@ -141,6 +171,15 @@ def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
         secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
         file.redis_prefix,
     )
+
+
+def _wrong_keys(file: FileKeys) -> Iterable[str]:
+    if file.keys is not None:
+        try:
+            read_keys(file.keys.file)
+        except KeyFileError as error:
+            return error.problems
+    return ()
 
 
 # What is wrong, and how it is said.

@@ -1,53 +1,46 @@
-"""What is configured about recovery: its keys, what they have to be, and the remedies that they make."""
+"""What is configured about recovery and rolls: keys, what they have to be, and what is made of them."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, PlainValidator
 
 from cellgate.proxy.config import values
-from cellgate.proxy.config.remedy import Remedy
-from cellgate.proxy.config.units import Keys
+from cellgate.proxy.config.remedy import LeasePlace, Remedy
+from cellgate.proxy.config.roll_policy import RollPolicy
+from cellgate.proxy.config.unit_action_keys import (
+    ImageKeys,
+    PodsKeys,
+    TasksKeys,
+    call_webhook,
+    installed,
+    run_command,
+    systemd_service,
+)
+from cellgate.proxy.config.unit_actions import (
+    CallWebhook,
+    ReplacePods,
+    ReplaceTasks,
+    RestartService,
+    RunCommand,
+    UnitAction,
+)
+from cellgate.proxy.config.units import Keys, section
 from cellgate.proxy.config.values import MisfitError
+from cellgate.proxy.config.word_values import word
 from cellgate.proxy.config.yaml_file import Problem
 
 SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
 
-_GIVEN = Remedy(audit="")
-_LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
+_GIVEN = Remedy("", RunCommand(()))
 
 
-def program(found: object) -> tuple[str, ...]:
-    """A command as a list of words, the first of them a program that can be run now."""
-    expected = "a command as a list of words, such as [/usr/local/bin/recover, --now]"
-    if isinstance(found, str):
-        raise MisfitError(expected, f"did you mean [{', '.join(found.split())}]? There is no shell")
-    if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
-        raise MisfitError(
-            expected,
-            "put each word that is not a string in quotes" if isinstance(found, list) and found else "",
-        )
-    if any("\0" in word for word in found) or shutil.which(found[0]) is None:
-        raise MisfitError("an executable program", found=repr(found[0]))
-    return tuple(found)
-
-
-def webhook_url(found: object) -> str:
-    """The URL of a webhook: https, or http on this machine."""
-    url = values.page(found)
-    if url.startswith("https://") or _LOOPBACK.match(url):
-        return url
-    raise MisfitError("https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?")
-
-
-def audit_file(found: object) -> str:
+def log_file(found: object) -> str:
     """The name of a file that can be appended to, or made."""
     if not isinstance(found, str) or not found:
         raise MisfitError("a file name")
@@ -58,13 +51,51 @@ def audit_file(found: object) -> str:
     return found
 
 
+_LEASES = LeasePlace()
+_ROLL = RollPolicy(RunCommand(()), audit="")
+ROLL_WAYS = ("command", "kubernetes", "ecs")
+"""Keys of a roll of which there has to be exactly one."""
+
+
+class RollKeys(Keys):
+    """How units get new software."""
+
+    command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    kubernetes: Annotated[ImageKeys | None, PlainValidator(ImageKeys.model_validate)] = None
+    ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
+    undo: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    audit: Annotated[str, PlainValidator(log_file)]
+    timeout_s: Annotated[float, PlainValidator(values.seconds)] = _ROLL.timeout_s
+    parallel: Annotated[int, PlainValidator(values.count)] = _ROLL.parallel
+    max_unavailable: Annotated[int, PlainValidator(values.count)] = _ROLL.max_unavailable
+    drain_s: Annotated[float, PlainValidator(values.seconds)] = _ROLL.drain_s
+    start_s: Annotated[float, PlainValidator(values.seconds)] = _ROLL.start_s
+    soak_s: Annotated[float, PlainValidator(values.seconds)] = _ROLL.soak_s
+    max_errors: Annotated[float, PlainValidator(values.share)] = _ROLL.max_errors
+    max_degraded: Annotated[float, PlainValidator(values.share)] = _ROLL.max_degraded
+
+
+WAYS = ("command", "webhook", "kubernetes", "ecs", "systemd")
+"""Keys of a remedy of which there has to be exactly one."""
+
+
+class LeaseKeys(Keys):
+    """Where gates without Redis agree on who acts."""
+
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _LEASES.namespace
+    kubeconfig: Annotated[str, PlainValidator(values.readable_file)] = _LEASES.kubeconfig
+
+
 class RecoveryKeys(Keys):
     """What is done about units of a cell that stay DOWN. `secret_file` is read here."""
 
-    command: Annotated[tuple[str, ...], PlainValidator(program)] = _GIVEN.command
-    webhook: Annotated[str, PlainValidator(webhook_url)] = _GIVEN.webhook
+    command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    webhook: Annotated[CallWebhook | None, PlainValidator(call_webhook)] = None
+    kubernetes: Annotated[ReplacePods | None, section(ReplacePods, PodsKeys)] = None
+    ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
+    systemd: Annotated[RestartService | None, PlainValidator(systemd_service)] = None
     secret_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
-    audit: Annotated[str, PlainValidator(audit_file)]
+    audit: Annotated[str, PlainValidator(log_file)]
     after_s: Annotated[float, PlainValidator(values.seconds)] = _GIVEN.after_s
     timeout_s: Annotated[float, PlainValidator(values.seconds)] = _GIVEN.timeout_s
     max_parallel: Annotated[int, PlainValidator(values.count)] = _GIVEN.max_parallel
@@ -77,12 +108,48 @@ class RecoveryKeys(Keys):
 def remedy(found: object) -> Remedy:
     """The remedy that a mapping makes: exactly one way to act."""
     keys = RecoveryKeys.model_validate(found)
-    if bool(keys.command) == bool(keys.webhook):
-        raise MisfitError("either command or webhook", found="both" if keys.command else "neither")
-    if keys.command and keys.secret_file is not None:
-        raise ValueError("secret_file signs webhooks: a command does not take it")
-    given = {key: value for key, value in keys if key != "secret_file"}
-    return Remedy(**given, secret=keys.secret_file or "")
+    action: UnitAction = _only_one(keys, WAYS)
+    if keys.secret_file is not None:
+        if not isinstance(action, CallWebhook):
+            raise ValueError(f"secret_file signs webhooks: {action.kind} does not take it")
+        action = replace(action, secret=keys.secret_file)
+    installed(action.kind, action.kind)
+    return Remedy(action=action, **_without(keys, "secret_file", *WAYS))
+
+
+def roll_policy(found: object) -> RollPolicy:
+    """The policy that a mapping makes: exactly one way to act, and one back."""
+    keys = RollKeys.model_validate(found)
+    way = _only_one(keys, ROLL_WAYS)
+    undo: UnitAction | None = keys.undo
+    action: UnitAction = way
+    if isinstance(way, ImageKeys):
+        if undo is not None:
+            raise ValueError("undo is a command: kubernetes takes undo_image instead")
+        action, undo = way.images()
+    elif isinstance(way, ReplaceTasks):
+        action = replace(way, deploy=True)
+    installed(action.kind, action.kind)
+    return RollPolicy(action=action, undo=undo, **_without(keys, "undo", *ROLL_WAYS))
+
+
+def lease_place(found: object) -> LeasePlace:
+    """Where Leases are."""
+    keys = LeaseKeys.model_validate(found)
+    installed("leases", "kubernetes")
+    return LeasePlace(**dict(keys))
+
+
+def _only_one(keys: Keys, ways: Sequence[str]) -> Any:
+    given = {key: way for key in ways if (way := getattr(keys, key)) is not None}
+    if len(given) != 1:
+        raise MisfitError(f"one of {', '.join(ways)}", found=" and ".join(given) or "none")
+    [way] = given.values()
+    return way
+
+
+def _without(keys: Keys, *names: str) -> dict[str, Any]:
+    return {key: value for key, value in keys if key not in names}
 
 
 class _Cell(Protocol):
@@ -97,12 +164,20 @@ class _Cell(Protocol):
 def remedies(cells: Sequence[_Cell], secret: str) -> dict[str, Remedy]:
     """Remedies by cell; webhooks without a secret of their own are signed with `secret`."""
     found = {cell.name: cell.recovery for cell in cells if cell.recovery is not None}
-    return {cell: replace(remedy, secret=remedy.secret or secret) for cell, remedy in found.items()}
+    return {cell: _signed(remedy, secret) for cell, remedy in found.items()}
+
+
+def _signed(remedy: Remedy, secret: str) -> Remedy:
+    match remedy.action:
+        case CallWebhook(secret="") as unsigned:
+            return replace(remedy, action=replace(unsigned, secret=secret))
+    return remedy
 
 
 def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
     """Webhooks without a secret, whose calls could be forged."""
     for index, cell in enumerate(cells):
-        if cell.recovery is not None and cell.recovery.webhook and not (cell.recovery.secret or secret):
+        action = cell.recovery.action if cell.recovery is not None else None
+        if isinstance(action, CallWebhook) and not (action.secret or secret):
             needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"
             yield ("cells", index, "recovery"), needed

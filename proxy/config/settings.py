@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.alb import AlbTarget
+from cellgate.proxy.config.remedy import LeasePlace, Remedy
+from cellgate.proxy.config.roll_policy import RollPolicy
 from cellgate.proxy.config.sources import Source
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.known_answers import KnownAnswerRules
@@ -16,7 +18,12 @@ KIB = 1024
 MIB = 1024 * KIB
 
 LogFormat = Literal["console", "json", "off"]
+GuardrailAnswer = Literal["off", "whole", "windows"]
+GuardrailFail = Literal["open", "closed"]
+ShownTo = Literal["trusted", "all"]
 PerUnit = Literal["counters", "histograms"]
+Split = tuple[tuple[str, float], ...]
+"""The models that serve a name, each with its weight, in the order of the configuration."""
 REDIS_PREFIX = "cellgate:"
 TICK_S = 0.25
 """The period of the gate's one timer, which checks all deadlines."""
@@ -73,7 +80,8 @@ class Timeouts:
 class Tls:
     """Certificate files, PEM. `cert`/`key` serve clients; `ca` verifies units.
 
-    `unit_cert`/`unit_key` show the units who we are.
+    `unit_cert`/`unit_key` show the units who we are. `admin_cert`/`admin_key` serve the admin port, whose
+    callers may show a certificate of `admin_client_ca` instead of the token.
     """
 
     cert: str | None = None
@@ -81,6 +89,9 @@ class Tls:
     ca: str | None = None
     unit_cert: str | None = None
     unit_key: str | None = None
+    admin_cert: str | None = None
+    admin_key: str | None = None
+    admin_client_ca: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +122,76 @@ class HeaderNames:
 
 
 @dataclass(frozen=True, slots=True)
+class Cors:
+    """Pages of these origins may use the gate in a browser (`*`: any). max_age_s (600): for how long it may
+    remember that.
+    """
+
+    origins: tuple[str, ...]
+    max_age_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailSettings:
+    """A program that allows, denies or changes requests, and allows or denies answers.
+
+    url is http://HOST:PORT/PATH or unix:///PATH. request (true): it sees requests. answer (off): it sees
+    answers, `whole` or in `windows` of window_bytes (2 KiB) of text, or window_s (0.5). timeout_s (1): how
+    long a verdict may take; without one, `fail` (closed) refuses the request, or (open) lets it through.
+    """
+
+    url: str
+    request: bool = True
+    answer: GuardrailAnswer = "off"
+    window_bytes: int = 2 * KIB
+    window_s: float = 0.5
+    timeout_s: float = 1.0
+    fail: GuardrailFail = "closed"
+
+    @property
+    def target(self) -> str:
+        """The path that is asked."""
+        return "/" if self.url.startswith("unix:") else "/" + self.url.split("/", 3)[3]
+
+
+@dataclass(frozen=True, slots=True)
 class TracingSettings:
     """Where spans are sent by OTLP; of which share of requests, where clients do not say (1: all)."""
 
     endpoint: str
     sample_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpMetrics:
+    """Where metrics are sent by OTLP, and how often."""
+
+    endpoint: str
+    every_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class JwtSettings:
+    """Which JWTs are keys as well: of this issuer, for this audience, signed by a key of the set at
+    `jwks_url`. The claim `tenant_claim` names a tenant of the file of keys.
+    """
+
+    issuer: str
+    audience: str
+    jwks_url: str
+    tenant_claim: str = "tenant"
+
+
+OnRevoke = Literal["finish", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """The file of keys (key_file.py), and what becomes of requests in flight whose key is revoked."""
+
+    file: str
+    on_revoke: OnRevoke = "finish"
+    jwt: JwtSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +206,14 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a gate; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
+    """All settings of a gate; some may be replaced while it runs (`after_reload`).
 
     `advertise` is the URL at which other gates reach this one (empty: where it listens).
     `sources` are what more units are discovered from, also anew by SIGHUP.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
     whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
     `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
+    `secret_files` hold tokens and keys: the configuration is read again when one changes.
     """
 
     fleet: Fleet
@@ -146,12 +223,17 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     sources: tuple[Source, ...] = ()
     agent_check: Address | None = None
+    alb: AlbTarget | None = None
+    """The target group whose weight the gate sets at a load balancer of AWS; None: none."""
     trusted: tuple[str, ...] = ()
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
     redis: RedisAccess | None = None
+    leases: LeasePlace | None = None
+    """Where gates without Redis agree on who recovers units; None: nowhere."""
     advertise: str = ""
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
+    secret_files: tuple[str, ...] = ()
     policy: str = "prefix_affinity"
     rules: Rules = field(default_factory=Rules)
     queue: FairRules = field(default_factory=FairRules)
@@ -160,18 +242,47 @@ class Settings:
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()
     poison: Poison = Poison()
+    roll: RollPolicy | None = None
     access_log: LogFormat = "json"
+    keys: KeySettings | None = None
+    """Without them everyone may come in, and there are no limits."""
+    usage_log: str | None = None
+    """The file that gets a line for each request of a key."""
     tracing: TracingSettings | None = None
+    otlp_metrics: OtlpMetrics | None = None
     pool_metrics: bool = False
     """Whether /metrics also shows the gate as one engine."""
     per_unit_metrics: PerUnit = "counters"
     """What /metrics shows of the latencies of each unit: count and sum, or whole histograms."""
+    guardrail: GuardrailSettings | None = None
+    realtime: bool = False
+    """Whether clients may have WebSockets to units."""
+    cors: Cors | None = None
+    internal_headers: ShownTo = "trusted"
+    """Who gets the header lines that tell which unit answered and how busy the gate is."""
     pass_unlisted: bool = False
+    models: Mapping[str, Split] = field(default_factory=dict)
+    """Names of the gate's own, and the models that serve them."""
+    fallback: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names to try, in order, when no unit can serve a name."""
     no_continuation: tuple[str, ...] = ()
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""
     continue_across_builds: bool = False
     """Whether a unit of another build may continue a broken stream."""
+    resume_s: float = 0.0
+    """How long a stream goes on whose client has lost its connection and may come back; 0: it ends."""
     known_answer: KnownAnswerRules = field(default_factory=KnownAnswerRules)
+
+
+OF_UNITS = ("fleet", "sources", "remedies", "secret_files")
+"""What a reload replaces in the control plane."""
+OF_REQUESTS = ("admin_token", "cors", "fallback", "models", "tls")
+"""What it replaces where requests are, in each worker."""
+
+
+def after_reload(running: Settings, anew: Settings) -> Settings:
+    """The settings of a running gate, with what a reload may replace taken from those that were read anew."""
+    return replace(running, **{name: getattr(anew, name) for name in (*OF_UNITS, *OF_REQUESTS)})
 
 
 Reload = Callable[[], Settings]

@@ -73,7 +73,7 @@ class LwsSource:
     """Watches the pods of the set `name`. `like` has what all units have, `port` is the leaders' API.
 
     `namespace` empty: the gate's own. `agent_port` 0: there are no agents. `kubeconfig` empty: the pod's own
-    service account, else the user's file.
+    service account, else the user's file. `places`: ask where the nodes of pods stand in the network.
     """
 
     kind: ClassVar[str] = "lws"
@@ -86,6 +86,7 @@ class LwsSource:
     agent_port: int = 0
     scheme: str = "http"
     kubeconfig: str = ""
+    places: bool = False
 
     @property
     def title(self) -> str:

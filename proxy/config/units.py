@@ -6,9 +6,10 @@ The same in the configuration and in files that units are discovered from.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import MISSING
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
@@ -18,6 +19,9 @@ from cellgate.proxy.config import probing, values
 from cellgate.proxy.config.sources import KV_EVENTS_PACKAGES
 from cellgate.proxy.config.values import MisfitError
 from cellgate.router.nouns import KvEvents, Node, Role, Unit
+from cellgate.router.split_nouns import ServingRole
+
+T = TypeVar("T")
 
 _NODE = Node(name="", role=Role.LEADER)
 _UNIT = Unit(name="", cell="", url="")
@@ -27,6 +31,18 @@ class Keys(BaseModel):
     """A mapping of the file: these keys, and no other."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def section(noun: Callable[..., T], keys: type[Keys], fits: Callable[[Any], None] | None = None) -> Any:
+    """The check that reads a mapping into its settings dataclass; `fits` looks at keys that go together."""
+
+    def read(found: object) -> T:
+        section = keys.model_validate(found)
+        if fits is not None:
+            fits(section)
+        return noun(**dict(section))
+
+    return PlainValidator(read)
 
 
 class ProbeKeys(Keys):
@@ -83,6 +99,7 @@ class NodeKeys(Keys):
     probes: Annotated[
         list[Annotated[NodeProbe, PlainValidator(_node_probe)]], AfterValidator(_each_of_its_own)
     ] = []
+    place: Annotated[tuple[str, ...], PlainValidator(values.place)] = _NODE.place
 
 
 # `from` is no name in Python.
@@ -119,13 +136,17 @@ class UnitKeys(Keys):
     prefill_tokens_s: Annotated[float, PlainValidator(values.rate)] = _UNIT.prefill_tokens_s
     kv_tokens: Annotated[int, PlainValidator(values.count_or_0)] = _UNIT.kv_tokens
     kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)] = _UNIT.kv_events
+    role: Annotated[ServingRole, PlainValidator(values.serving_role)] = _UNIT.role
+    bootstrap_port: Annotated[int, PlainValidator(values.port)] = _UNIT.bootstrap_port
     api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
 
 
 def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
     """The unit that these keys make; `api_key` is what probes send where the unit has none of its own."""
-    nodes = tuple(Node(node.name, node.role, node.agent, tuple(node.probes)) for node in unit.nodes)
+    nodes = tuple(
+        Node(node.name, node.role, node.agent, tuple(node.probes), node.place) for node in unit.nodes
+    )
     return Unit(
         unit.name,
         cell,
@@ -141,4 +162,6 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
         prefill_tokens_s=unit.prefill_tokens_s,
         kv_tokens=unit.kv_tokens,
         kv_events=unit.kv_events,
+        role=unit.role,
+        bootstrap_port=unit.bootstrap_port,
     )

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import get_args
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.config.settings import KIB, MIB, Address, LogFormat, PerUnit
+from cellgate.proxy.config.settings import KIB, MIB, Address, LogFormat, OnRevoke, PerUnit
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.router.nouns import Role
+from cellgate.router.split_nouns import ServingRole, Transfer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
@@ -154,9 +155,24 @@ def role(found: object) -> Role:
     return Role(choice("a role", found, [role.value for role in Role]))
 
 
+def serving_role(found: object) -> str:
+    """What a unit does for requests."""
+    return choice("a role", found, get_args(ServingRole))
+
+
+def transfer(found: object) -> str:
+    """How units of a cell pass KV blocks to each other."""
+    return choice("a transfer", found, get_args(Transfer))
+
+
 def log_format(found: object) -> str:
     """The format of the access log. YAML reads a bare `off` as false."""
     return choice("a format", "off" if found is False else found, get_args(LogFormat))
+
+
+def on_revoke(found: object) -> str:
+    """What becomes of requests in flight whose key is revoked."""
+    return choice("what to do", found, get_args(OnRevoke))
 
 
 def per_unit(found: object) -> str:
@@ -183,6 +199,13 @@ def models(found: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+def place(found: object) -> tuple[str, ...]:
+    """Where a node stands: the names of layers, from the widest to the narrowest."""
+    if isinstance(found, list) and found and all(isinstance(layer, str) and layer for layer in found):
+        return tuple(found)
+    raise MisfitError("a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]")
+
+
 # Places.
 
 
@@ -203,6 +226,13 @@ def address(found: object) -> Address:
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
     hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
     raise MisfitError("HOST:PORT, with an IPv6 host in brackets", hint)
+
+
+def port(found: object) -> int:
+    """A port of TCP."""
+    if type(found) is int and 0 < found < 65536:
+        return found
+    raise MisfitError("a port from 1 to 65535")
 
 
 def redis_username(found: object) -> str:
@@ -252,11 +282,20 @@ def page(found: object) -> str:
     return root + match["target"]
 
 
-def otlp(found: object) -> str:
+def otlp_traces(found: object) -> str:
     """Where a collector takes spans by OTLP over HTTP."""
+    return _otlp(found, "/v1/traces")
+
+
+def otlp_metrics(found: object) -> str:
+    """Where a collector takes metrics by OTLP over HTTP."""
+    return _otlp(found, "/v1/metrics")
+
+
+def _otlp(found: object, path: str) -> str:
     if isinstance(found, str) and (root := _root(found)):
         expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH of a collector"
-        raise MisfitError(expected, f"did you mean '{root}/v1/traces'?")
+        raise MisfitError(expected, f"did you mean '{root}{path}'?")
     return page(found)
 
 

@@ -80,6 +80,10 @@ class AnswerCheck:
         self.counts.setdefault(name, Counter())["differs" if state.answers.differing else "same"] += 1
         self._judge(group, answered)
 
+    def ask_now(self, state: UnitState) -> None:
+        """Ask a unit, even if it has requests."""
+        self._ask(state, Urgency.NOW)
+
     def corrupted(self, state: UnitState, count: float) -> None:
         """An engine has counted `count` more requests whose numbers are none."""
         name, load = state.unit.name, state.load
@@ -89,7 +93,7 @@ class AnswerCheck:
             state.answers = doubted(state.answers, load.at)
             for other in self._group(state, state.answers.question).values():
                 self._ask(other, Urgency.SOON)
-        self._ask(state, Urgency.NOW)
+        self.ask_now(state)
         if load.at - self._corrupted_at.get(name, -CORRUPTED_EVERY_S) >= CORRUPTED_EVERY_S:
             self._corrupted_at[name] = load.at
             self._events.add(Action("corrupted", "gate", name, f"{count:.0f} more by its engine's count"))

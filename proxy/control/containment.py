@@ -171,10 +171,12 @@ class Containment:
         if record.is_to_wait(now):
             return Refusal.HELD
         trial = record.on_trial() if record.standing else None
-        if trial is not None and (record.is_suspect or now - trial.opened_at < SIBLING_S):
+        # Two units work on one attempt of a split request.
+        is_leg = trial is not None and trial.split is not None and trial.split.prefiller == ask.unit
+        if trial is not None and not is_leg and (record.is_suspect or now - trial.opened_at < SIBLING_S):
             return Refusal.HELD
         answer = self._find(ask, record, tried, pick, now)
-        if isinstance(answer, Lease):
+        if isinstance(answer, Lease) and not is_leg:
             self.ledger.placed(record, answer)
         return answer
 

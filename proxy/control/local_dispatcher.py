@@ -32,6 +32,7 @@ class LocalDispatcher:
         self._containment = plane.containment
         self._router = plane.router
         self._routing = plane.routing
+        self._answered = plane.scaling.answered.append
         self._metrics = plane.metrics
         self._now = plane.now
 
@@ -142,11 +143,13 @@ class LocalDispatcher:
     def resolve(self, queue: QueuedRequest, found: Lease | Refusal) -> None:
         """Pass the result on to the waiter."""
         request, containment = queue.request, self._containment
-        self._routing.waited(self._now() - queue.queued_at)
+        waited_s = self._now() - queue.queued_at
+        self._routing.waited(waited_s)
         if containment.watchful and (found is Refusal.POISON or containment.bars(request.ask, request.tried)):
             queue.give_back()
             queue.waiter.on_result(containment.failure(request.ask, request.tried))
         elif isinstance(found, Lease):
+            self._plane.scaling.waited.append(((found.unit, found.opened_at), waited_s))
             if request.explain_since:
                 self._explain(found, request)
             queue.waiter.on_result(found)
@@ -168,7 +171,7 @@ class LocalDispatcher:
         state.
         """
         try:
-            lease.explanation = header_line(lease, lease.opened_at - request.explain_since)
+            lease.lines = header_line(lease, lease.opened_at - request.explain_since)
         except Exception:
             # The exchange does not have the lease yet.
             self.released(lease, Outcome.GATE_ERROR)
@@ -204,6 +207,7 @@ class LocalDispatcher:
             state.costs.used(lease.ask, lease.job, usage)
             state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
         self._routing.completed(lease, usage, tokens)
+        self._answered((lease.opened_at, lease.first_at, now, lease.job.uncached_tokens, lease.unit))
         if not nothing_to_learn(state.case):
             self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
 

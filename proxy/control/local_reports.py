@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
 
@@ -16,6 +17,10 @@ class LocalReports:
         self.finished = plane.metrics.finished
         """A request is over. It is counted with one call."""
 
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that is over was traced under this id."""
+        self._metrics.traced(unit, ttft_s, duration_s, trace_id)
+
     def retried(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
         self._metrics.retry(unit)
@@ -25,6 +30,10 @@ class LocalReports:
     ) -> None:
         """The result of a stream that `unit` broke."""
         self._plane.continuations.record(unit, kind, result, reason)
+
+    def split(self, step: SplitStep) -> None:
+        """A step of a request whose prompt another unit computes."""
+        self._plane.link_watch.apply(step)
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

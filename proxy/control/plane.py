@@ -20,26 +20,30 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.answer_check import AnswerCheck
 from cellgate.proxy.control.answer_metrics import AnswerMetrics
+from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.conduct import Conductor
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
-from cellgate.proxy.control.drift_watch import DriftWatch
 from cellgate.proxy.control.hold_watch import HoldWatch
+from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
+from cellgate.proxy.control.scaling_signals import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
+from cellgate.proxy.doors.accounting import Accounting
 from cellgate.proxy.ingress.balancers import Balancers
 from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
 from cellgate.proxy.ingress.orca import Orca
 from cellgate.proxy.ingress.ready import as_json, readiness
 from cellgate.proxy.logs.events import Action, EventLog
-from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics
+from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics, TallyMetrics
 from cellgate.proxy.metrics.continuations import Continuations
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.history import History
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import RoutingMetrics
+from cellgate.proxy.metrics.splits import SplitMetrics
 from cellgate.proxy.metrics.traffic import Traffic
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.wire.failure import Failure
@@ -103,9 +107,10 @@ class Plane:
         self._shows_each_unit = settings.per_unit_metrics == "histograms"
         self.reach = self._make_reach(unit_tls)
         self.prober = self._make_prober(rng)
-        self.drift_watch = DriftWatch(self.board, events)
+        self.comparisons = Comparisons(self.board, events, self.prober.observe)
         self.answer_check = self._make_answer_check()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
+        self.link_watch = LinkWatch(self.board, events, loop.time)
         self.hold_watch = self._make_hold_watch()
         self.conductor = self._make_conductor()
         self.containment = self._make_containment()
@@ -114,6 +119,7 @@ class Plane:
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
         self.routing = RoutingMetrics(self.board, self.router.queue, per_unit=self._shows_each_unit)
+        self.scaling = Scaling(self.board, self.router.queue)
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
@@ -122,11 +128,11 @@ class Plane:
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
         """Called for units that were known before this process, until their sources report them."""
-        self._stopping = False
         self._publish = publish
         self._refusals = Refusals(self.board)
-        self._room_noted = self._publishing = False
+        self._stopping = self._room_noted = self._publishing = False
         self._models_asked_at = -MODELS_AGAIN_S
+        self.accounting = self._make_accounting()
         self._include_metrics()
         ticker.looks += self._looks()
 
@@ -179,6 +185,18 @@ class Plane:
             ban_s=self.settings.poison.ban_s,
         )
 
+    def _make_accounting(self) -> Accounting | None:
+        settings = self.settings
+        if settings.keys is None:
+            return None
+        accounting = Accounting(settings.keys, settings.usage_log, self.events, self._configured_models)
+        self.metrics.include(accounting.counts)
+        self.ticker.looks.append(accounting.tick)
+        return accounting
+
+    def _configured_models(self) -> frozenset[str]:
+        return frozenset(model for state in self.board for model in state.unit.models)
+
     def _include_metrics(self) -> None:
         exposition = Exposition(
             self.metrics,
@@ -191,9 +209,13 @@ class Plane:
         self.metrics.include(exposition)
         self.metrics.include(Traffic(self.metrics, per_unit=self._shows_each_unit))
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
+        self.metrics.include(TallyMetrics(self.metrics.workers_tallies))
         self.metrics.include(PoisonMetrics(self.containment))
         self.metrics.include(AnswerMetrics(self.board, self.answer_check))
+        self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing)
+        self.metrics.include(self.scaling)
+        self.metrics.include(SplitMetrics(self.board, self.link_watch, self.now))
         if self.settings.pool_metrics:
             self.metrics.include(PoolMetrics(self.board, self.waiting))
 
@@ -204,10 +226,11 @@ class Plane:
             self._look_for_stalls,
             self.prober.sweep,
             self.containment.tick,
-            self.drift_watch.tick,
+            self.comparisons.tick,
             self.continuations.tick,
             self.orca.refresh,
             self.history.tick,
+            self.scaling.tick,
             self._look_at_queue,
             self._publish_now,
         )
@@ -215,7 +238,9 @@ class Plane:
     # -- life ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the probes of all units."""
+        """Start the probes of all units, and read the keys of clients."""
+        if self.accounting is not None:
+            self.accounting.begin()
         self.configure(self.settings.fleet)
 
     def announce_stop(self) -> None:
@@ -229,6 +254,8 @@ class Plane:
 
     async def close(self) -> None:
         """Stop all probes and close all connections."""
+        if self.accounting is not None:
+            await self.accounting.close()
         await self.prober.close()
         self.reach.close()
 
@@ -309,10 +336,11 @@ class Plane:
         self.on_units(True)
         return known
 
-    def reload(self, settings: Settings) -> None:
-        """Apply the units of a reloaded configuration."""
+    def reload(self, settings: Settings, by: str) -> str:
+        """Apply the units of a configuration that `by` had read again; returns what changed, as text."""
         changed = self.take_over(settings)
-        self.events.add(Action("reload", "SIGHUP", detail=changed))
+        self.events.add(Action("reload", by, detail=changed))
+        return changed
 
     # -- inside --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from cellgate.probes import GATE_PROBES, PROBES
 from cellgate.probes.agent_link import AgentLink, AgentState, agent_state
+from cellgate.probes.agent_report import AgentReport
 from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
@@ -30,6 +31,7 @@ from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
 from cellgate.router.engine_nouns import Answered, Build, Built, Urgency
 from cellgate.router.hold_nouns import Quiescence
+from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import (
     Evidence,
     Finding,
@@ -184,6 +186,8 @@ class Prober:
         self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
         """The probes of the unit as a whole, by name."""
+        self._reports: dict[str, list[Runner]] = {}
+        """Those that read the reports of agents."""
         self._agents: dict[str, dict[str, Mapping[str, Any]]] = {}
         """The state of the connections to agents, by unit and node."""
         self._trust_from = -math.inf
@@ -202,11 +206,14 @@ class Prober:
         everyone = self._all[unit.name] = []
         transport = self._transport_of(state)
         agents = self._agents[unit.name] = {}
+        reports = self._reports[unit.name] = []
         for node, probe in self._looks_at(unit):
             notes: dict[str, Any] = {}
             runner = self._runner(state, node, probe, transport, notes)
             if node is not None and isinstance(probe, AgentLink):
                 agents[node.name] = notes
+            elif isinstance(probe, AgentReport):
+                reports.append(runner)
             everyone.append(runner)
             if node is None:
                 runners[probe.name] = runner
@@ -225,6 +232,7 @@ class Prober:
             looks += [(node, cast("Probe", probe)) for probe in node.probes]
             if node.agent:
                 looks.append((node, AgentLink(node.agent, self._agent_token)))
+                looks.append((node, AgentReport(node.agent, self._agent_token)))
         return looks
 
     def _runner(
@@ -244,6 +252,7 @@ class Prober:
         self._runners.pop(name, None)
         self._all.pop(name, None)
         self._agents.pop(name, None)
+        self._reports.pop(name, None)
         for task in self._tasks.pop(name, ()):
             task.cancel()
             self._ending.add(task)
@@ -275,6 +284,8 @@ class Prober:
         if consequence.flip is not None:
             if probe := _LOOK_AT.get(consequence.flip.after):
                 self.look_now(evidence.unit, probe)
+            if consequence.flip.after in (Verdict.SUSPECT, Verdict.DOWN):
+                self._ask_ranks(evidence.unit)
             self._on_consequence(consequence)
         return consequence
 
@@ -284,6 +295,11 @@ class Prober:
         for name in probes:
             if name in runners:
                 runners[name].nudge()
+
+    def _ask_ranks(self, unit: str) -> None:
+        """What they say before the unit is restarted may be the only trace."""
+        for runner in self._reports.get(unit, ()):
+            runner.nudge()
 
     def looking_s(self, unit: str, probe: str, now: float) -> float:
         """For how long a run of a probe has taken; 0: there is none."""
@@ -333,6 +349,8 @@ class Prober:
                 state.build = state.build.updated(finding.build)
             case Answered():
                 self.on_answered(state, finding)
+            case NodeFacts():
+                state.facts.take(finding)
 
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)

@@ -13,11 +13,13 @@ from typing import Any
 from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.model_choice import ModelChoice
 from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.dry_run import DryRun, UnitCost, cost_of, dry_run
 from cellgate.router.explore import IDLE_S
 from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.pairs import Weighed
 from cellgate.router.rates import FIRST_BYTES_PER_TOKEN
 from cellgate.router.router import Router
 from cellgate.router.sampling import LOOK_AT_ALL, SAMPLE
@@ -67,7 +69,9 @@ class RoutingExplain:
         policy: str,
         now: Callable[[], float],
         rng: random.Random,
+        models: Callable[[], ModelChoice | None] = lambda: None,
     ) -> None:
+        self._models = models
         self._router = router
         self._stored = stored
         self._routing_headers = RoutingHeaders(headers)
@@ -90,12 +94,12 @@ class RoutingExplain:
         if (unknown := next((name for name in query if name not in known), None)) is not None:
             message = f"{unknown[:64]!r} is not a parameter; the parameters are: {', '.join(known)}"
             return Failure(FailureKind.BAD_REQUEST, message, param=unknown)
-        ask = self._ask(query) if body is None else read_ask(body)
+        ask = self._ask(query) if body is None else read_ask(body, _route_of(body))
         if isinstance(ask, Ask):
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
             ask = self._routing_headers.apply(ask, lines, self._now())
         if isinstance(ask, Ask):
-            ask = self._stored.bind(ask)
+            ask = self._stored.bind(self._named(ask))
         if isinstance(ask, Failure):
             return ask
         tried = [name for name in query.get("tried", "").split(",") if name]
@@ -108,6 +112,13 @@ class RoutingExplain:
             "queue": self._queue(ask.model),
             "units": [self._unit(unit_cost) for unit_cost in found.units],
         }
+
+    def _named(self, ask: Ask) -> Ask:
+        """The ask with the model that serves the name it has. Without a session it is one of several."""
+        choice = self._models()
+        if choice is None or ask.model is None:
+            return ask
+        return ask._replace(model=choice.served(ask.model, ask.session))
 
     def _ask(self, query: Mapping[str, str]) -> Ask | Failure:
         """A request without text: nothing of it can be cached."""
@@ -144,6 +155,7 @@ class RoutingExplain:
             "has_room": unit_cost.has_room,
             "cost": {name: _seconds(value) for name, value in unit_cost.cost._asdict().items()},
             "adapter_s": _seconds(unit_cost.adapter_s),
+            "split": _split(unit_cost.weighed),
             "prompt_tokens": round(unit_cost.prompt_tokens),
             "cached_tokens": round(unit_cost.cached_tokens),
             "cached_by": "events" if costs.known is not None and costs.known.is_used() else "belief",
@@ -216,6 +228,19 @@ def _asked(ask: Ask) -> dict[str, Any]:
         "priority": ask.priority,
         "bound_to": ask.unit,
     }
+
+
+def _route_of(body: bytes) -> str:
+    """The path that such a body is most likely for."""
+    return "chat" if b'"messages"' in body else "completions"
+
+
+def _split(weighed: Weighed | None) -> dict[str, Any] | None:
+    """Both legs, in seconds; None: no other unit could compute the prompt."""
+    if weighed is None or weighed.split_s is None:
+        return None
+    found = weighed._asdict()
+    return {name: _seconds(value) if name.endswith("_s") else value for name, value in found.items()}
 
 
 def _seconds(value: float) -> float | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from cellgate.proxy.discovery.base import GROUP, Found, Suspicion
-from cellgate.router.nouns import Node, Role, Unit
+from cellgate.router.nouns import Node, Place, Role, Unit
+from cellgate.router.split_nouns import ServingRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Member:
     address: str = ""
     trouble: str = ""
     fatal: bool = True
+    serves: str = ""
+    """The unit's role, as it is labelled: prefill, decode or both; else that of the configuration counts."""
+    place: Place = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,11 @@ class Group:
         if wrong:
             suspicions.append(Suspicion(self.name, GROUP, wrong))
         leaders = [one for one in members if one.rank == 0 and one.address]
+        roles = [role for role in get_args(ServingRole) if any(one.serves == role for one in members)]
         unit = replace(
             like,
             name=self.name,
+            role=roles[0] if roles else like.role,
             url=f"{ports.scheme}://{_at(leaders[0].address, ports.api)}" if leaders else "",
             nodes=tuple(_node(one, ports) for one in members),
         )
@@ -114,7 +121,7 @@ def together(founds: Sequence[Found]) -> Found:
 def _node(member: Member, ports: NodePorts) -> Node:
     role = Role.LEADER if member.rank == 0 else Role.FOLLOWER
     agent = _at(member.address, ports.agent) if ports.agent and member.address else ""
-    return Node(member.name, role, agent)
+    return Node(member.name, role, agent, place=member.place)
 
 
 def _at(address: str, port: int) -> str:

@@ -2,35 +2,27 @@
 
 1. A watch continues from the last version received, bookmarks included; only 410 Gone needs a new list.
 2. A watch that ends or breaks is not a failure. The source fails when the next request fails.
-3. Objects stay plain JSON: the client's own classes cost a millisecond each, on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
 import orjson
 
 from cellgate.proxy.discovery.base import SourceError
+from cellgate.proxy.orchestrators.kubernetes_api import GONE, REQUEST_S, ApiError, connected
 
 WATCH_S = 60
 """How long one watch lasts: the server ends it, and the next continues from there."""
 QUIET_S = 15.0
 """A server that sends nothing for this long beyond that counts as lost, even if the connection is open."""
-REQUEST_S = 10.0
 SHORT_S = 1.0
 """The least time between the starts of two watches, to protect the server."""
-GONE = 410
-
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
 Objects = dict[str, dict[str, Any]]
 """Objects by name."""
 
@@ -39,49 +31,25 @@ class _GoneError(Exception):
     """The version to continue from is too old: list everything again."""
 
 
-def own_namespace() -> str:
-    """The namespace of the pod that this runs in, else `default`."""
-    try:
-        return _NAMESPACE_FILE.read_text().strip()
-    except OSError:
-        return "default"
-
-
 async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
     """The pods with these labels: once when listed, then at each change. The mapping is the same, changed.
 
     `kubeconfig` empty: what this pod was given, else the user's file. Raises LostError.
     """
     try:
-        async with _core_api(kubeconfig) as api:
+        async with connected(kubeconfig) as connection:
+            client: Any = importlib.import_module("kubernetes_asyncio.client")
+            api = client.CoreV1Api(connection)
             while True:
                 try:
                     async for known in _list_and_watch(api, namespace, selector):
                         yield known
                 except _GoneError:
                     continue
+    except ApiError as error:
+        raise SourceError(str(error)) from None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise SourceError(f"the API server cannot be reached: {error!r}") from None
-
-
-@asynccontextmanager
-async def _core_api(kubeconfig: str) -> AsyncIterator[Any]:
-    client: Any = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
-    config: Any = importlib.import_module("kubernetes_asyncio.config")
-    errors: Any = importlib.import_module("kubernetes_asyncio.client.exceptions")
-    settings = client.Configuration()
-    try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
-    except Exception as error:  # A file that is no kubeconfig makes the loader fail in many ways.
-        raise SourceError(f"no way to the API server is configured: {error!r}") from None
-    async with client.ApiClient(settings) as connection:
-        try:
-            yield client.CoreV1Api(connection)
-        except errors.ApiException as error:
-            raise SourceError(f"the API server refuses: {error.status} {error.reason}") from None
 
 
 async def _list_and_watch(api: Any, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:

@@ -17,8 +17,11 @@ from typing import Any
 from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery.base import Found
 from cellgate.proxy.discovery.groups import Group, Member, NodePorts, together
+from cellgate.proxy.orchestrators.kubernetes_api import LWS_LABELS, own_namespace
+from cellgate.router.nouns import Place
 
-PREFIX = "leaderworkerset.sigs.k8s.io/"
+SERVES = "disaggregatedset.x-k8s.io/role"
+"""What a DisaggregatedSet labels the pods of its sets with."""
 _MAIN = "kubectl.kubernetes.io/default-container"
 _MESSAGE_MAX = 160
 
@@ -26,19 +29,25 @@ _MESSAGE_MAX = 160
 async def follow(source: LwsSource) -> AsyncGenerator[Found, None]:
     """The units at each change of a pod."""
     # Imported late: it brings an HTTP client, which other gates and commands do not need.
-    from cellgate.proxy.discovery.kubernetes import own_namespace, pods
+    from cellgate.proxy.discovery.kubernetes import pods
+    from cellgate.proxy.discovery.node_places import NodePlaces
 
-    namespace, selector = source.namespace or own_namespace(), f"{PREFIX}name={source.name}"
+    namespace, selector = source.namespace or own_namespace(), f"{LWS_LABELS}name={source.name}"
     ports = NodePorts(source.port, source.agent_port, source.scheme)
+    nodes = NodePlaces(source.kubeconfig) if source.places else None
     async for known in pods(source.kubeconfig, namespace, selector):
-        yield together([group.found(source.like, ports) for group in groups(source.name, known.values())])
+        places = await nodes.of(map(_node_of, known.values())) if nodes is not None else {}
+        made = groups(source.name, known.values(), places)
+        yield together([group.found(source.like, ports) for group in made])
 
 
-def groups(name: str, found: Any) -> list[Group]:
-    """The groups that these pods make, in their order. `found` are pods as the API has them."""
+def groups(name: str, found: Any, places: Mapping[str, Place]) -> list[Group]:
+    """The groups that these pods make, in their order. `found` are pods as the API has them, `places` are by
+    node.
+    """
     members: dict[str, list[Member]] = {}
     for pod in found:
-        members.setdefault(_label(pod, "group-index"), []).append(member(pod))
+        members.setdefault(_label(pod, "group-index"), []).append(member(pod, places))
     # Where the leaders are no StatefulSet, the index of a group is its key: a hash.
     return [
         Group(f"{name}-{index[:8]}".rstrip("-"), "pod", tuple(members[index]), numbered=True)
@@ -46,7 +55,7 @@ def groups(name: str, found: Any) -> list[Group]:
     ]
 
 
-def member(pod: Mapping[str, Any]) -> Member:
+def member(pod: Mapping[str, Any], places: Mapping[str, Place]) -> Member:
     """What a pod is in its group."""
     meta, status = pod["metadata"], pod.get("status", {})
     trouble, fatal = _trouble(pod)
@@ -54,12 +63,19 @@ def member(pod: Mapping[str, Any]) -> Member:
         name=meta["name"],
         incarnation=meta.get("uid", ""),
         rank=_number(_label(pod, "worker-index")),
-        size=_number(meta.get("annotations", {}).get(f"{PREFIX}size")),
+        size=_number(meta.get("annotations", {}).get(f"{LWS_LABELS}size")),
         key=_label(pod, "group-key"),
         address=status.get("podIP", ""),
         trouble=trouble,
         fatal=fatal,
+        serves=str(meta.get("labels", {}).get(SERVES, "")),
+        place=places.get(_node_of(pod), ()),
     )
+
+
+def _node_of(pod: Mapping[str, Any]) -> str:
+    """The node that a pod runs on; empty before it has one."""
+    return str(pod.get("spec", {}).get("nodeName", ""))
 
 
 def _trouble(pod: Mapping[str, Any]) -> tuple[str, bool]:
@@ -99,7 +115,7 @@ def _why(said: Mapping[str, Any]) -> str:
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:
-    return str(pod["metadata"].get("labels", {}).get(PREFIX + name, ""))
+    return str(pod["metadata"].get("labels", {}).get(LWS_LABELS + name, ""))
 
 
 def _number(text: object) -> int | None:

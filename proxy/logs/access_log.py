@@ -1,33 +1,22 @@
-"""The access log: one line per finished request, written off the hot path.
-
-1. A line is formatted at once and written by a separate thread. Formatting in the thread would cost ten times
-   as much: two threads that run Python wait for each other, and waiting records leave the CPU caches.
-2. A blocked sink costs log lines, oldest first and counted, never a request and never unbounded memory.
-"""
+"""The access log: one line per finished request (see line_log.py)."""
 
 from __future__ import annotations
 
 import json
-import queue
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable
 
 import orjson
 
 from cellgate.proxy.config.settings import LogFormat
+from cellgate.proxy.logs.line_log import LineLog
 from cellgate.proxy.logs.log import Level, log_line
-from cellgate.proxy.logs.log_writer import LogSink, write_all
+from cellgate.proxy.logs.log_writer import LogSink
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.logs.text import one_line, utc
 
-KEPT = 16_384
-"""Lines that wait for the sink at most; some 6 MiB."""
 TEXT_MAX = 256
 """The most characters of a text that the client chose (path, model, id)."""
-CLOSE_TIMEOUT_S = 2.0
-COMPLAIN_EVERY_S = 10.0
 _NAMES = ("time", *Finished._fields)
 
 
@@ -36,7 +25,7 @@ def stdout_sink() -> LogSink:
     return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
 
 
-class AccessLog:
+class AccessLog(LineLog[Finished]):
     """Writes finished requests to `sink`. `wall` is the wall clock (seconds since 1970)."""
 
     def __init__(
@@ -46,76 +35,7 @@ class AccessLog:
         wall: Callable[[], float],
         log: Callable[[Level, str], None] = log_line,
     ) -> None:
-        self._sink = sink
-        self._wall = wall
-        self._log = log
-        self._format = _FORMATS.get(form)
-        self._pending: deque[bytes] = deque(maxlen=KEPT)
-        # One batch is being written and one may wait. While both are taken, lines stay in `_pending`.
-        self._batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
-        self._writer = threading.Thread(target=self._run, name="cellgate-access-log", daemon=True)
-        # Two counters, because each is written by one thread.
-        self._overflowed = 0
-        self._failed = 0
-        self._trouble = "it is stuck"
-        self._complained = 0
-        self._complained_at = -COMPLAIN_EVERY_S
-        if self._format is not None:
-            self._writer.start()
-
-    @property
-    def dropped(self) -> int:
-        """Lines that were never written, because the sink was blocked or broken."""
-        return self._overflowed + self._failed
-
-    def write(self, record: Finished) -> None:
-        """Take note of a finished request."""
-        if self._format is None:
-            return
-        if len(self._pending) == KEPT:
-            self._overflowed += 1
-        self._pending.append(self._format(self._wall(), record))
-
-    def flush(self) -> None:
-        """Pass pending lines to the writer. Never blocks; must be called a few times a second."""
-        self._complain()
-        if not self._pending:
-            return
-        try:
-            self._batches.put_nowait(list(self._pending))
-        except queue.Full:
-            return
-        self._pending.clear()
-
-    def close(self) -> None:
-        """Write what is left. Blocks for at most CLOSE_TIMEOUT_S; meant for the end of the process."""
-        if not self._writer.is_alive():
-            return
-        patience = CLOSE_TIMEOUT_S / 3
-        try:
-            self._batches.put(list(self._pending), timeout=patience)
-            self._pending.clear()
-            self._batches.put(None, timeout=patience)
-        except queue.Full:
-            return
-        self._writer.join(patience)
-
-    def _complain(self) -> None:
-        lost, now = self.dropped - self._complained, self._wall()
-        if lost and now - self._complained_at >= COMPLAIN_EVERY_S:
-            self._complained, self._complained_at = self.dropped, now
-            self._log(
-                "warning", f"access log: {lost} lines lost, its output does not accept them: {self._trouble}"
-            )
-
-    def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            try:
-                write_all(self._sink, b"".join(batch))
-            except Exception as error:
-                # Try the next batch after any error: an empty log would look like no traffic.
-                self._failed += len(batch)
-                self._trouble = str(error) or repr(error)
+        super().__init__(_FORMATS.get(form), sink, wall, "access log", log)
 
 
 def json_line(at: float, record: Finished) -> bytes:

@@ -1,9 +1,10 @@
-"""Metrics of agents, of HAProxy's agent checks and of the access log; and of the gate as one engine. Each is
-registered where its subject is created, so one without a subject shows nothing.
+"""Metrics of agents, of what load balancers are told, of the access log, and of the gate as one engine. Each
+is registered where its subject is created, so one without a subject shows nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import Metric
@@ -11,8 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cellgate.probes.agent_link import AgentState
+from cellgate.proxy.ingress.alb_weight import AlbWeight
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
 from cellgate.proxy.metrics.families import counter, gauge
+from cellgate.proxy.process.tallies import FAMILIES, TALLIES, TallyKey
 from cellgate.router.board import Board
 
 
@@ -27,6 +30,21 @@ class AgentCheckMetrics(Collector):
         text = "HAProxy agent checks, by the state that was answered."
         rows = (((answer,), count) for answer, count in self._agent.counts.items())
         yield counter("agent_check_questions", text, ("answer",), rows)
+
+
+class AlbMetrics(Collector):
+    """The weight of this gate's target group at a load balancer of AWS."""
+
+    def __init__(self, alb: AlbWeight) -> None:
+        self._alb = alb
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        if self._alb.weight is not None:
+            text = "The weight of this gate's target group at the load balancer, as last seen or set."
+            yield gauge("alb_weight", text, (), [((), self._alb.weight)])
+        text = "Looks at the load balancer's rule, or changes of it, that failed."
+        yield counter("alb_failures", text, (), [((), self._alb.failures)])
 
 
 class NodeAgentMetrics(Collector):
@@ -62,6 +80,21 @@ class AccessLogMetrics(Collector):
         """The one family."""
         text = "Lines of the access log that were lost because its output did not accept them."
         yield counter("access_log_dropped", text, (), [((), self._dropped())])
+
+
+class TallyMetrics(Collector):
+    """What any process counts (see proxy/process/tallies.py). `elsewhere` are the counts of workers."""
+
+    def __init__(self, elsewhere: Mapping[TallyKey, int]) -> None:
+        self._elsewhere = elsewhere
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        counts = TALLIES + Counter(self._elsewhere)
+        for name, family in FAMILIES.items():
+            keys = dict.fromkeys((name, *row) for row in family.known)
+            keys |= dict.fromkeys(key for key in counts if key[0] == name)
+            yield counter(name, family.text, family.labels, ((key[1:], counts[key]) for key in keys))
 
 
 class PoolMetrics(Collector):

@@ -12,8 +12,6 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from cellgate.proxy.metrics.histogram import Buckets
-
 MetricRow = tuple[Sequence[str], float]
 """Label values, and the number they have."""
 
@@ -35,12 +33,15 @@ def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]
 
 
 def histogram(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Buckets, float]]
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], Sequence[Sequence[object]], float]],
 ) -> Metric:
-    """Cumulated buckets and a sum for each row of labels."""
+    """Cumulated buckets (bound, count, and perhaps an exemplar) and a sum for each row of labels."""
     family = HistogramMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, bounds, total in rows:
-        family.add_metric(row, bounds, total)
+        family.add_metric(row, bounds, total)  # type: ignore[arg-type]  # says pairs, and takes exemplars
     return family
 
 

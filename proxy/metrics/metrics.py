@@ -9,22 +9,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import product
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.proxy.metrics.exemplars import DURATION, TTFT, Exemplars
 from cellgate.proxy.metrics.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
+from cellgate.proxy.process.tallies import TallyKey
 from cellgate.router.board import Board
 from cellgate.router.flip import DownCause, Flip
 from cellgate.router.nouns import Outcome, Refusal, Verdict
 
 RECENT = 0.1
 """The weight of the latest value in a moving mean, which covers the last ten or twenty."""
+_EOF = b"# EOF\n"
+"""The last line of OpenMetrics; families are encoded one by one."""
 LAGS_KEPT = 240
 """A minute of the gate's ticks, so that no lag is missed between two scrapes."""
 
@@ -67,6 +73,16 @@ class _Only(Collector):
         return (self._family,)
 
 
+class Encoding(NamedTuple):
+    """How families become text."""
+
+    encode: Callable[[Collector], bytes]
+    content_type: str
+
+
+PLAIN = Encoding(generate_latest, CONTENT_TYPE_LATEST)
+
+
 class Metrics:
     """Counts what happens, and renders it with the registered collectors."""
 
@@ -81,10 +97,13 @@ class Metrics:
         """Requests that named a unit and came from a peer that is not trusted."""
         self.defects = 0
         """Exceptions in workers; those of this process are in proxy/logs/defects.py."""
+        self.workers_tallies: Counter[TallyKey] = Counter()
+        """What workers have counted; the counts of this process are in proxy/process/tallies.py."""
         self.limits: defaultdict[str, int] = defaultdict(int)
         """Limits that took effect in workers; those of this process are in proxy/config/limits.py."""
         self.bytes_in = 0
         self.bytes_out = 0
+        self.exemplars = Exemplars()
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)
         self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._registry = CollectorRegistry()
@@ -105,6 +124,13 @@ class Metrics:
             tally.ttft.observe(record.ttft_s)
             before_s = record.ttft_s if tally.recent_ttft_s is None else tally.recent_ttft_s
             tally.recent_ttft_s = before_s + RECENT * (record.ttft_s - before_s)
+
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that has ended was traced under this id."""
+        cell = self.tally(unit).cell
+        self.exemplars.note(DURATION, cell, unit, duration_s, trace_id)
+        if ttft_s is not None:
+            self.exemplars.note(TTFT, cell, unit, ttft_s, trace_id)
 
     def attempt(self, unit: str, outcome: Outcome) -> None:
         """An attempt on a unit has ended."""
@@ -140,17 +166,26 @@ class Metrics:
         """The recent mean time to first token of this unit; None before the first."""
         return self.tallies[unit].recent_ttft_s if unit in self.tallies else None
 
-    async def render(self) -> bytes:
-        """Everything in Prometheus' text format.
+    async def families(self) -> AsyncIterator[Metric]:
+        """Everything that is counted, now.
 
         The loop turns between two families: all at once take 0.7 ms for each unit, which would delay streams.
         """
         self._forget_departed()
-        parts = []
         for family in self._registry.collect():
-            parts.append(generate_latest(_Only(family)))
+            yield family
             await asyncio.sleep(0)
-        return b"".join(parts)
+
+    def encoding_for(self, accept: str) -> Encoding:
+        """How to render for who sent this `Accept`: OpenMetrics while there are exemplars, else plain."""
+        if self.exemplars and "application/openmetrics-text" in accept:
+            return Encoding(*choose_encoder(accept))
+        return PLAIN
+
+    async def render(self, encoding: Encoding = PLAIN) -> bytes:
+        """Everything in Prometheus' text format, or in another one."""
+        parts = [encoding.encode(_Only(family)).removesuffix(_EOF) async for family in self.families()]
+        return b"".join(parts if encoding is PLAIN else [*parts, _EOF])
 
     def tally(self, unit: str) -> Tally:
         """The counts of a unit, zero at first."""

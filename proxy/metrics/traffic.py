@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from cellgate.proxy.metrics.exemplars import DURATION, TTFT
 from cellgate.proxy.metrics.families import counter, renamed
 from cellgate.proxy.metrics.histogram import Buckets, Histogram, gap_buckets
 from cellgate.proxy.metrics.metrics import Metrics
@@ -25,11 +26,12 @@ class Traffic(Collector):
         self._metrics = metrics
         self._board = metrics.board
         self._ttft = UnitHistograms(
-            "ttft_seconds",
+            TTFT,
             "From a request's first byte to the first token sent to its client.",
             Histogram.read,
             per_unit=per_unit,
             has_means=True,
+            exemplars=metrics.exemplars,
         )
         self._gaps: UnitHistograms[UnitState] = UnitHistograms(
             "inter_token_latency_seconds",
@@ -39,10 +41,11 @@ class Traffic(Collector):
             has_means=True,
         )
         self._duration = UnitHistograms(
-            "request_duration_seconds",
+            DURATION,
             "From a request's first byte to its answer's last.",
             Histogram.read,
             per_unit=per_unit,
+            exemplars=metrics.exemplars,
         )
 
     def collect(self) -> Iterator[Metric]:

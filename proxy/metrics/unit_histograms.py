@@ -7,11 +7,12 @@ restart of the gate, and what is left of it for new observations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import Metric
 
+from cellgate.proxy.metrics.exemplars import Exemplars
 from cellgate.proxy.metrics.families import histogram, summary
 from cellgate.proxy.metrics.histogram import Buckets
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 Counted = tuple[Buckets, float]
 """Cumulated buckets and the sum of all observations."""
 _Row = tuple[tuple[str, ...], Buckets, float]
+_Shown = tuple[tuple[str, ...], Sequence[Sequence[object]], float]
 
 
 class UnitSource(NamedTuple, Generic[T]):
@@ -30,18 +32,27 @@ class UnitSource(NamedTuple, Generic[T]):
 
 
 class UnitHistograms(Generic[T]):
-    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown; `has_means`: count
-    and sum of each unit are shown besides, from which its mean follows.
+    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown; `has_means`:
+    count and sum of each unit are shown besides, from which its mean follows. `exemplars` has those of all
+    families.
     """
 
     def __init__(
-        self, name: str, text: str, read: Callable[[T], Counted], *, per_unit: bool, has_means: bool = False
+        self,
+        name: str,
+        text: str,
+        read: Callable[[T], Counted],
+        *,
+        per_unit: bool,
+        has_means: bool = False,
+        exemplars: Exemplars | None = None,
     ) -> None:
         self._name = name
         self._text = text
         self._read = read
         self._per_unit = per_unit
         self._has_means = has_means
+        self._exemplars = Exemplars() if exemplars is None else exemplars
         self._shown: dict[tuple[int, str], UnitSource[T]] = {}
         self._departed: dict[str, Counted] = {}
         """By cell."""
@@ -50,7 +61,7 @@ class UnitHistograms(Generic[T]):
         """The families as they stand; `sources` are all that there are. Each is read once."""
         counted = [(source, self._read(source.of)) for source in sources]
         labels, rows = self._rows(counted)
-        yield histogram(self._name, self._text, labels, rows)
+        yield histogram(self._name, self._text, labels, map(self._with_exemplars, rows))
         if self._has_means:
             means = (
                 ((source.unit,), int(buckets[-1][1]), total)
@@ -58,6 +69,12 @@ class UnitHistograms(Generic[T]):
                 if source.unit
             )
             yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
+
+    def _with_exemplars(self, row: _Row) -> _Shown:
+        labels, buckets, total = row
+        cell, *unit = labels
+        shown = self._exemplars.beside(self._name, cell, unit[0] if unit else None, buckets)
+        return labels, shown, total
 
     def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> tuple[tuple[str, ...], Iterator[_Row]]:
         if self._per_unit:

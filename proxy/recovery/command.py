@@ -1,4 +1,4 @@
-"""Runs the command of a remedy: no shell, limited in time and output, killed with all its child processes.
+"""Runs a command for a unit: no shell, limited in time and output, killed with all its child processes.
 
 It gets the incident as JSON on its standard input, and most of it in environment variables.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 
 import orjson
 
-from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.unit_actions import RunCommand
 from cellgate.proxy.recovery.incident import environment
 from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
 
@@ -57,20 +58,20 @@ class _Output:
                 self.flooded.set()
 
 
-async def run(remedy: Remedy, about: Incident) -> RecoveryReport:
-    """Run the command of `remedy` to its end, or to its timeout. Cancelled, it is killed as well."""
+async def run(action: RunCommand, about: Incident, timeout_s: float) -> RecoveryReport:
+    """Run a command to its end, or to its timeout. Cancelled, it is killed as well."""
     loop = asyncio.get_running_loop()
     output = _Output(loop)
     try:
-        process = await _start(remedy, about, output.writing)
+        process = await _start(action.words, about, output.writing)
     except (OSError, ValueError) as error:
         os.close(output.writing)
         output.close()
-        return RecoveryReport(RecoveryResult.FAILED, f"{remedy.command[0]} could not be started: {error}")
+        return RecoveryReport(RecoveryResult.FAILED, f"{action.words[0]} could not be started: {error}")
     os.close(output.writing)
     ending = [loop.create_task(process.wait()), loop.create_task(output.flooded.wait())]
     try:
-        await asyncio.wait(ending, timeout=remedy.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         if process.returncode is None:
             await _kill(process)
@@ -80,26 +81,24 @@ async def run(remedy: Remedy, about: Incident) -> RecoveryReport:
         for task in ending:
             task.cancel()
         output.close()
-    return _report(remedy, process.returncode, output, killed=killed)
+    return _report(timeout_s, process.returncode, output, killed=killed)
 
 
-def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) -> RecoveryReport:
+def _report(timeout_s: float, code: int | None, output: _Output, *, killed: bool) -> RecoveryReport:
     text = output.text()
     if output.flooded.is_set():
         return RecoveryReport(
             RecoveryResult.FLOODED, f"killed: it printed more than {FLOOD_BYTES} bytes", text
         )
     if killed:
-        return RecoveryReport(
-            RecoveryResult.TIMEOUT, f"killed: it did not end within {remedy.timeout_s:g} s", text
-        )
+        return RecoveryReport(RecoveryResult.TIMEOUT, f"killed: it did not end within {timeout_s:g} s", text)
     if code == 0:
         return RecoveryReport(RecoveryResult.OK, "it exited with 0", text)
     how = f"it exited with {code}" if code is None or code > 0 else f"it was killed by signal {-code}"
     return RecoveryReport(RecoveryResult.FAILED, how, text)
 
 
-async def _start(remedy: Remedy, about: Incident, output: int) -> asyncio.subprocess.Process:
+async def _start(words: Sequence[str], about: Incident, output: int) -> asyncio.subprocess.Process:
     # In memory and not a pipe: a command that does not read it must not block the gate.
     told = os.memfd_create("incident")
     try:
@@ -107,7 +106,7 @@ async def _start(remedy: Remedy, about: Incident, output: int) -> asyncio.subpro
             file.write(orjson.dumps(about))
         os.lseek(told, 0, os.SEEK_SET)
         return await asyncio.create_subprocess_exec(
-            *remedy.command,
+            *words,
             stdin=told,
             stdout=output,
             stderr=output,

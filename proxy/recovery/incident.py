@@ -18,7 +18,9 @@ _REASON_MAX = 1024
 def incident(
     state: UnitState, *, action_id: str, attempt: int, down_at: float, remedy: Remedy, now: float, wall: float
 ) -> Incident:
-    """The case of a unit that is to be recovered, all its nodes as one. Times are ISO 8601 in UTC."""
+    """The case of a unit that is to be recovered, all its nodes as one. Times are ISO 8601 in UTC. `fence` is
+    known once the attempt is claimed.
+    """
     unit, because = state.unit, state.case.because
     words = sorted({*state.last_evidence.values(), *state.case.window}, key=lambda word: word.at)
 
@@ -50,6 +52,7 @@ def incident(
         "attempt": attempt,
         "attempts": remedy.attempts,
         "dry_run": remedy.dry_run,
+        "fence": 0,
         "evidence": [told(word) for word in words[-EVIDENCE_KEPT:]],
     }
 
@@ -68,6 +71,7 @@ def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
         "EPOCH": epoch,
         "SINCE": about["since"],
         "ATTEMPT": str(about["attempt"]),
+        "FENCE": str(about["fence"]),
     }
     # Tokens and passwords of the gate are in such variables, too.
     kept = {name: value for name, value in base.items() if not name.startswith("CELLGATE_")}

@@ -26,6 +26,8 @@ class RecoveryResult(Enum):
     """The gate ended while the command was running."""
     UNRECORDED = "unrecorded"
     """The audit log could not be written, so nothing was done."""
+    REFUSED = "refused"
+    """The orchestrator refused it, or has nothing that the unit is made of, so nothing was done."""
     RETRIED = "retried"
     """The engine's own fault tolerance has recovered the unit, so it was not restarted."""
     DRY_RUN = "dry_run"

@@ -4,24 +4,28 @@
    orchestrator.
 2. The clock of a unit runs only while the gate may act: after panic, a lost network or a drain it restarts.
 3. At any time no more units of a cell are being recovered than its remedy has room for.
-4. A unit that has not been UP since its processes started may still be starting: it gets the time of a
-   backoff first.
+4. A gate begins nothing in a cell for which another gate acts, but remembers the attempts of that gate.
+5. A unit that has not been UP since its processes started may still be starting, and one that shares its fate
+   with all others under a switch may be well: each gets the time of a backoff first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.recovery.acting import Claim
+from cellgate.proxy.recovery.nouns import RecoveryResult
 from cellgate.router.nouns import Verdict
 
 
 class UnitRow(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
     came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
-    that it goes, or does not run yet, or its engine stands still on purpose.
+    that it goes, or does not run yet, or its engine stands still on purpose; `shares_fate`: it is DOWN with
+    all others under a switch, a rack or a zone.
     """
 
     unit: str
@@ -32,6 +36,7 @@ class UnitRow(NamedTuple):
     born_at: float = 0.0
     drained: bool = False
     in_hand: bool = False
+    shares_fate: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -67,7 +72,9 @@ RecoveryStates = Mapping[str, RecoveryState]
 
 
 class RecoveryPlan(NamedTuple):
-    """The state to remember; units to recover now, to give up, and those that must wait."""
+    """The state to remember; units to recover now, to give up, and those that must wait, because the gate may
+    not act or because another does.
+    """
 
     states: dict[str, RecoveryState]
     begin: tuple[str, ...] = ()
@@ -82,8 +89,9 @@ def plan_recovery(
     now: float,
     *,
     may_act: bool,
+    acting: Collection[str],
 ) -> RecoveryPlan:
-    """The plan for all units of cells with a remedy."""
+    """The plan for all units of cells with a remedy. `acting`: the cells for which this gate acts."""
     wards = [row for row in rows if row.cell in remedies]
     after = {row.unit: _seen(states.get(row.unit), row, remedies[row.cell], now) for row in wards}
     sick = [row for row in wards if _is_sick(after[row.unit], row)]
@@ -93,7 +101,9 @@ def plan_recovery(
         held = tuple(row.unit for row in sick)
         return RecoveryPlan({unit: _held(state, now) for unit, state in after.items()}, held=held)
     begin, give_up = [], []
-    due = [row.unit for row in sick if _is_due(after[row.unit], row, remedies[row.cell], now)]
+    held = tuple(row.unit for row in sick if row.cell not in acting)
+    ours = [row for row in sick if row.cell in acting]
+    due = [row.unit for row in ours if _is_due(after[row.unit], row, remedies[row.cell], now)]
     for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
         state, remedy = after[unit], remedies[after[unit].cell]
         if state.tries >= remedy.attempts:
@@ -102,14 +112,30 @@ def plan_recovery(
         elif remedy.has_room(_busy_beside(unit, after), sum(row.cell == state.cell for row in wards)):
             begin.append(unit)
             after[unit] = replace(state, is_running=True, is_awaited=True, tries=state.tries + 1)
-    return RecoveryPlan(after, tuple(begin), tuple(give_up))
+    return RecoveryPlan(after, tuple(begin), tuple(give_up), held)
 
 
-def ended(state: RecoveryState, remedy: Remedy, now: float, *, cancelled: bool) -> RecoveryState:
-    """An attempt is over. One that was cancelled before anything was done does not count."""
-    if cancelled:
-        return replace(state, is_running=False, is_awaited=False, tries=max(0, state.tries - 1))
+def ended(state: RecoveryState, remedy: Remedy, now: float, result: RecoveryResult) -> RecoveryState:
+    """An attempt is over. One without any effect does not count; one that was refused is made again after the
+    time of a backoff.
+    """
+    if result in (RecoveryResult.CANCELLED, RecoveryResult.REFUSED):
+        rest_until = now + remedy.patience_s(0) if result is RecoveryResult.REFUSED else state.rest_until
+        tries = max(0, state.tries - 1)
+        return replace(state, is_running=False, is_awaited=False, tries=tries, rest_until=rest_until)
     return replace(state, is_running=False, rest_until=now + remedy.patience_s(state.tries))
+
+
+def heard(state: RecoveryState | None, claim: Claim, now: float) -> RecoveryState:
+    """Another gate has begun an attempt: it counts here, and the unit is given the same time. One that
+    nothing has followed for as long again is over.
+    """
+    state = state or RecoveryState(claim.cell)
+    if claim.age_s > 2.0 * claim.rest_s:
+        return state
+    rest_until = max(state.rest_until, now - claim.age_s + claim.rest_s)
+    tries = max(state.tries, claim.attempt)
+    return replace(state, tries=tries, rest_until=rest_until, is_awaited=True)
 
 
 def _seen(state: RecoveryState | None, row: UnitRow, remedy: Remedy, now: float) -> RecoveryState:
@@ -157,7 +183,7 @@ def _is_sick(state: RecoveryState, row: UnitRow) -> bool:
 
 
 def _is_due(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> bool:
-    patience_s = remedy.patience_s(0) if row.is_new else remedy.after_s
+    patience_s = remedy.patience_s(0) if row.is_new or row.shares_fate else remedy.after_s
     return state.down_at is not None and now - state.down_at >= patience_s and now >= state.rest_until
 
 

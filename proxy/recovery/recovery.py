@@ -2,7 +2,8 @@
 
 1. Every action is in the audit log first; without the log nothing is done.
 2. Right before an action it checks again: a unit that came back, or a gate that must not act, cancels it.
-3. Time, action and log are passed in, so that a simulation can replace them.
+3. Where gates agree on who acts, an attempt is claimed right before its action (acting.py).
+4. Time, action and log are passed in, so that a simulation can replace them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.logs.events import Action, ActionKind
 from cellgate.proxy.logs.text import utc
+from cellgate.proxy.recovery.acting import Acting, Claim, NotActingError
 from cellgate.proxy.recovery.incident import incident
 from cellgate.proxy.recovery.nouns import Act, AuditRecord, Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.recovery.planner import RecoveryState, UnitRow, ended, plan_recovery
+from cellgate.proxy.recovery.planner import RecoveryState, UnitRow, ended, heard, plan_recovery
 from cellgate.router.board import Board
 from cellgate.router.nouns import Verdict
+from cellgate.router.shared_fate import shared_fates
 from cellgate.router.unit_state import UnitState
 
 PERIOD_S = 1.0
@@ -37,7 +40,7 @@ Counts = MutableMapping[tuple[str, str], int]
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
     """The environment of recovery. `waits` returns why nothing may be done now (empty: it may). `retry` asks
-    the engine's own fault tolerance to recover it; whether it has begun to.
+    the engine's own fault tolerance to recover it; whether it has begun to. `acting`: which gate acts.
     """
 
     now: Callable[[], float]
@@ -47,6 +50,7 @@ class RecoveryPorts:
     record: AuditRecord
     tell: Callable[[Action], None]
     retry: Callable[[UnitState], Awaitable[bool]]
+    acting: Acting
 
 
 class Recovery:
@@ -67,6 +71,8 @@ class Recovery:
         self._counts = counts
         self._due = 0.0
         self._reported_waiting = False
+        self._heard: dict[str, Claim] = {}
+        """By unit: attempts of other gates that are not counted yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
         """Whether no attempt may begin any more."""
@@ -84,10 +90,15 @@ class Recovery:
         if now < self._due or not self._remedies:
             return
         self._due = now + PERIOD_S
-        waits = self._waits(now)
-        decided = plan_recovery(self.states, self._rows(), self._remedies, now, may_act=not waits)
+        waits, acting = self._waits(now), self._ports.acting
+        acting.stand_for(() if waits else self._remedies)
+        self._count_others(now)
+        ours = {cell for cell in self._remedies if acting.acts_for(cell)}
+        decided = plan_recovery(
+            self.states, self._rows(), self._remedies, now, may_act=not waits, acting=ours
+        )
         self.states = decided.states
-        self._report_waiting(waits, decided.held)
+        self._report_waiting(waits or acting.trouble, decided.held)
         for units, deed in ((decided.give_up, self._give_up), (decided.begin, self._recover)):
             for unit in units:
                 state = self.states[unit]
@@ -112,7 +123,7 @@ class Recovery:
             state = RecoveryState(**fields)
             if (remedy := self._remedies.get(state.cell)) is not None:
                 is_over = not state.is_running
-                self.states[unit] = state if is_over else ended(state, remedy, now, cancelled=False)
+                self.states[unit] = state if is_over else ended(state, remedy, now, RecoveryResult.CUT_OFF)
 
     async def close(self) -> None:
         """Begin nothing more; running attempts are ended, and recorded as ended."""
@@ -120,6 +131,7 @@ class Recovery:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._ports.acting.close()
 
     # -- one attempt ---------------------------------------------------------------------------------------
 
@@ -132,24 +144,29 @@ class Recovery:
         except Exception as error:
             report = RecoveryReport(RecoveryResult.FAILED, f"the gate's own fault: {error!r}")
         took_s = round(self._ports.now() - begun_at, 3)
-        cancelled = report.result is RecoveryResult.CANCELLED
-        self.states[unit] = ended(self.states[unit], remedy, self._ports.now(), cancelled=cancelled)
+        self.states[unit] = ended(self.states[unit], remedy, self._ports.now(), report.result)
         self._count(state.cell, report.result)
         self._report_end(unit, state, remedy, report)
         outcome = {"result": report.result.value, "detail": report.detail, "took_s": took_s}
         await self._record_end(remedy, self._entry("end", about) | outcome | {"output": report.output})
 
     async def _attempt(self, unit: str, remedy: Remedy, about: Incident) -> RecoveryReport:
-        deed = {"command": list(remedy.command)} if remedy.command else {"webhook": remedy.webhook}
+        deed = {remedy.action.kind: remedy.action.audited()}
         try:
             await self._ports.record(remedy.audit, self._entry("begin", about) | deed | {"case": about})
         except OSError as error:
             return RecoveryReport(
                 RecoveryResult.UNRECORDED, f"{remedy.audit}: {error.strerror or error}; nothing was done"
             )
+        claim = _claim(about, remedy)
+        try:
+            fence = await self._ports.acting.claim(claim)
+        except NotActingError as error:
+            return RecoveryReport(RecoveryResult.CANCELLED, f"{error}; nothing was done")
         if why := self._why_not(unit):
+            await self._ports.acting.withdraw(claim)
             return RecoveryReport(RecoveryResult.CANCELLED, f"{why}; nothing was done")
-        what = " ".join(remedy.command) or remedy.webhook
+        what = remedy.action.in_words()
         nodes = ", ".join(node["name"] for node in about["nodes"])
         what += f" for nodes {nodes}; attempt {about['attempt']} of {about['attempts']}, DOWN for "
         self._report("recovery", unit, f"{what}{about['down_s']:.0f} s: {about['reason']}")
@@ -158,7 +175,16 @@ class Recovery:
         if about["attempt"] == 1 and await self._is_retried(unit):
             detail = "its engine has recovered by itself (fault tolerance, retry); nothing was restarted"
             return RecoveryReport(RecoveryResult.RETRIED, detail)
-        return await self._ports.act(remedy, about)
+        return await self._ports.act(remedy, {**about, "fence": fence})
+
+    def _count_others(self, now: float) -> None:
+        """Count the attempts of other gates; on a unit that this gate is at work on, once that is over."""
+        self._heard |= {claim.unit: claim for claim in self._ports.acting.news()}
+        for unit, claim in list(self._heard.items()):
+            state = self.states.get(unit)
+            if state is None or not state.is_running:
+                self.states[unit] = heard(state, claim, now)
+                del self._heard[unit]
 
     async def _is_retried(self, unit: str) -> bool:
         """Whether the engine's own fault tolerance brings the unit back. It is asked once, before anything is
@@ -207,7 +233,8 @@ class Recovery:
         return "a hand-over is in progress" if self.is_over else self._ports.waits(now)
 
     def _rows(self) -> list[UnitRow]:
-        return [_row(state) for state in self._board]
+        unlucky = {unit for fate in shared_fates(self._board) for unit in fate.units}
+        return [_row(state, shares_fate=state.unit.name in unlucky) for state in self._board]
 
     def _incident(self, unit: str, state: RecoveryState, remedy: Remedy) -> Incident:
         now = self._ports.now()
@@ -230,9 +257,14 @@ class Recovery:
     def _report_end(self, unit: str, state: RecoveryState, remedy: Remedy, report: RecoveryReport) -> None:
         went_well = report.result in _WELL
         kind: ActionKind = "recovery_done" if went_well else "recovery_failed"
-        is_awaited = report.result is not RecoveryResult.CANCELLED
-        wait = f"; it is given {remedy.patience_s(state.tries):g} s to come back" if is_awaited else ""
-        self._report(kind, unit, report.detail + wait)
+        match report.result:
+            case RecoveryResult.CANCELLED:
+                next_step = ""
+            case RecoveryResult.REFUSED:
+                next_step = f"; it is tried again in {remedy.patience_s(0):g} s, and does not count"
+            case _:
+                next_step = f"; it is given {remedy.patience_s(state.tries):g} s to come back"
+        self._report(kind, unit, report.detail + next_step)
 
     def _report_waiting(self, waits: str, held: tuple[str, ...]) -> None:
         if held and waits and not self._reported_waiting and not self.is_over:
@@ -247,7 +279,12 @@ class Recovery:
         self._counts[key] = self._counts.get(key, 0) + 1
 
 
-def _row(state: UnitState) -> UnitRow:
+def _claim(about: Incident, remedy: Remedy) -> Claim:
+    rest_s = remedy.timeout_s + remedy.patience_s(about["attempt"])
+    return Claim(about["unit"], about["cell"], "", about["id"], about["attempt"], rest_s)
+
+
+def _row(state: UnitState, *, shares_fate: bool) -> UnitRow:
     case = state.case
     return UnitRow(
         state.unit.name,
@@ -258,6 +295,7 @@ def _row(state: UnitState) -> UnitRow:
         born_at=case.reborn[1] if case.reborn is not None else 0.0,
         drained=state.drained,
         in_hand=bool(_in_hand(state)),
+        shares_fate=shares_fate,
     )
 
 

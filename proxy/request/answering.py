@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import ContinuationResult
-from cellgate.proxy.request.breaking import give_up
+from cellgate.proxy.request.breaking import give_up, try_again
 from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
+from cellgate.proxy.request.splitting import OF_LINKS, arrived
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.request.usage import read_usage
 from cellgate.proxy.resume.eligible import TOKENS
@@ -49,6 +50,9 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         return True
     now = gate.now()
     failure = failure_of(head, attempt.lease.unit_state, now) or _model_gone(exchange, head, unit)
+    if failure is not None and failure.kind in OF_LINKS and attempt.lease.split is not None:
+        try_again(exchange, failure)
+        return True
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
@@ -108,9 +112,13 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     lease = attempt.lease
     exchange.state = RELAYING
     response.unit = lease.unit
+    if lease.split is not None:
+        arrived(exchange, lease)
     if exchange.continuation is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
+    if gate.guard is not None:
+        gate.guard.screen_answer(exchange)
     request, ask, route = exchange.request, exchange.selection.ask, response.route
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
@@ -132,5 +140,7 @@ def finish(exchange: Exchange) -> None:
     if outcome is _OK and exchange.route.kind is GENERATE:
         usage = read_usage(response.end_of_body())
         exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
+        for observer in response.observers:
+            observer.completed(usage)
     exchange.state = OVER
     response.end(outcome)

@@ -18,6 +18,8 @@ LARGE_BYTES = 1 << 20
 """Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
 
 _BYTES_PER_TOKEN = 4
+SPLIT_ROUTES = ("chat", "completions")
+"""Paths of which engines take a prompt that another one has computed."""
 _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
@@ -96,6 +98,7 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         fingerprint,
         limit if type(limit) is int and limit > 0 else 0,
         None,
+        route in SPLIT_ROUTES,
     )
     return _new(Ask, ask)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.request import nixl, sglang
+from cellgate.proxy.request.ask import is_large
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.forwarding import head_for_unit, names_rank, rank_line
+from cellgate.proxy.request.prefill_leg import PrefillLeg
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.token_ids import asking, gives_ids
+from cellgate.router.split_nouns import UNFIT, SplitStep
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -41,16 +45,59 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     # A kept connection may be stale and need a second try, which not every path allows.
     fresh = fresh or exchange.route.kind is UNLISTED
     if exchange.continuation is None:
-        exchange.state = HOLDING
         request, body = exchange.request, exchange.request.body
+        if lease.unit_state.moves_blocks:
+            request.lines = sglang.own_lines(request.lines) if lease.unit_state.meets else request.lines
+            if _begin_leg(exchange, lease, request.target, body):
+                return
+            body = _stripped(body, lease) if exchange.route.json else body
+        exchange.state = HOLDING
         if exchange.selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
-        _send(exchange, attempt, request.target, body, fresh=fresh)
+        send_request(exchange, attempt, request.target, body, fresh=fresh)
         return
+    if lease.split is not None and not lease.split.together:
+        # A stream that is resumed has been split already.
+        lease.split = None
     exchange.state = PROVING
     lines = exchange.gate.pool(lease.unit_state).lines
     head = partial(head_for_unit, exchange.request, exchange.client, exchange.response, lines)
     exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
+
+
+def _stripped(body: bytes, lease: Lease) -> bytes:
+    """The body without what only the gate may say of a transfer."""
+    return sglang.stripped(body) if lease.unit_state.meets else nixl.stripped(body)
+
+
+def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> bool:
+    """Have the prompt of a request computed by another unit. False: it is not split, or cannot be."""
+    request, response, gate = exchange.request, exchange.response, exchange.gate
+    if (split := lease.split) is None:
+        return False
+    prompt: nixl.PromptLeg | sglang.Rendezvous | str
+    if split.together:
+        # Its body is not parsed, however large it is.
+        prompt = sglang.Rendezvous(body, gate.board.units[split.prefiller].unit, gate.rng)
+    elif is_large(body):
+        prompt = "the request is too large to be parsed again"
+    else:
+        prompt = nixl.PromptLeg.of(body, response.request_id.decode("latin-1"))
+    if isinstance(prompt, str):
+        gate.reports.split(SplitStep(UNFIT, split.prefiller, lease.unit, reason=prompt))
+        lease.split = None
+        return False
+
+    def head(lines: bytes, length: int) -> bytes:
+        return head_for_unit(request, exchange.client, response, lines, target, length)
+
+    # Nothing was sent to the decoder yet, so that its silence means nothing.
+    lease.paused = True
+    exchange.state = ExchangeState.PREFILLING
+    exchange.leg = leg = PrefillLeg(exchange, gate, lease, split, prompt, head)
+    leg.target = target
+    leg.begin(exchange.selection.ask)
+    return True
 
 
 def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
@@ -65,10 +112,13 @@ def resume(exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer,
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED
     attempt.go_on(replay, stitch)
-    _send(exchange, attempt, target, body, fresh=False)
+    if _begin_leg(exchange, attempt.lease, target, body):
+        return
+    send_request(exchange, attempt, target, body, fresh=False)
 
 
-def _send(exchange: Exchange, attempt: Attempt, target: bytes, body: bytes, *, fresh: bool) -> None:
+def send_request(exchange: Exchange, attempt: Attempt, target: bytes, body: bytes, *, fresh: bool) -> None:
+    """Send `body` to the path `target` of the unit."""
     lease, request = attempt.lease, exchange.request
     pool = exchange.gate.pool(lease.unit_state)
     lines = pool.lines if lease.rank < 0 else pool.lines + _rank_line(exchange, lease.rank)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.first_token import shows_token
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.tokens_with_ids import TokensWithIds
 from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
@@ -25,7 +26,7 @@ from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.sse import before_error, carries_data, is_aborted
+from cellgate.proxy.wire.sse import before_error, carries_data, is_aborted, is_error
 from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
@@ -48,7 +49,7 @@ class Owner(Protocol):
 
 class Attempt:
     """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
-    for token ids.
+    for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Attempt:
         "_response",
         "has_ids",
         "lease",
+        "needs_token",
         "over",
     )
 
@@ -82,7 +84,7 @@ class Attempt:
         self._pool: Pool | None = None
         self._events_before = response.events
         self.lease = lease
-        self.over = self.has_ids = False
+        self.over = self.has_ids = self.needs_token = False
         if response.paused:
             self.pause(paused=True)
 
@@ -104,7 +106,7 @@ class Attempt:
         self._conn = conn
         head, body, to_head = self._request
         conn.send(head, body, self, to_head=to_head)
-        if self.lease.paused:
+        if self._response.paused:
             conn.pause()
 
     def on_failed(self, failure: Failure) -> None:
@@ -204,6 +206,10 @@ class Attempt:
             # Most engines send the head of a stream by itself.
             return
         body = b"".join(pieces)
+        if self.needs_token:
+            body, self._plain = self._plain + body, b""
+            if self._lacks_token(body, conn):
+                return
         if is_events and (self._passage is not None or not (body.startswith(b"data:") and are_whole(body))):
             passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
             begun = passage.begin(body, ended=reply.ended)
@@ -218,6 +224,18 @@ class Attempt:
                 return
             body = whole
         self._commit(data, body, conn)
+
+    def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
+        """Whether all that was received shows nothing yet: it is held, and at its end it has failed."""
+        is_other = self._response.status != 200 or is_error(body) or len(body) > PLAIN_BYTES
+        if is_other or shows_token(body):
+            self.needs_token = False
+            return False
+        if conn.reply.ended:
+            self._give_up(conn, Failure(FailureKind.TRANSFER_FAILED, "its answer has no token"))
+        else:
+            self._plain = body
+        return True
 
     def _whole(self, part: bytes, conn: UnitConnection) -> bytes | None:
         """What to commit with of a plain body, of which `part` has come; None: nothing yet, or ever."""
@@ -239,7 +257,11 @@ class Attempt:
             return False
         self._has_head = True
         lease = self.lease
-        own_lines = b"x-cellgate-unit: %b\r\n%b" % (lease.unit.encode(), lease.explanation)
+        own_lines = (
+            b"x-cellgate-unit: %b\r\n%b" % (lease.unit.encode(), lease.lines)
+            if self._response.shows_internals
+            else lease.lines
+        )
         if not self._response.promise(head, own_lines):
             reason = f"another unit answered {head.status} to the resumed stream"
             self._give_up(conn, Failure(FailureKind.EVICTED, reason))

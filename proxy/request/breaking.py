@@ -10,6 +10,7 @@ from cellgate.proxy.request.asking import begin
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.routes import UNLISTED
+from cellgate.proxy.request.splitting import OF_LINKS, compute_here, link_failed
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind, as_told
 from cellgate.router.hold import is_on
@@ -31,6 +32,12 @@ _IN_THE_MIDDLE = (
 def try_again(exchange: Exchange, failure: Failure) -> None:
     """The unit failed before the commit: retry on another one, if the rules allow it."""
     lease = exchange.in_flight().lease
+    if lease.split is not None and failure.kind in OF_LINKS:
+        link_failed(exchange, failure.message)
+        if not lease.split.together:
+            compute_here(exchange)
+            return
+        failure = Failure(FailureKind.TRANSFER_FAILED, failure.message)
     if failure.kind is FailureKind.STALE_CONNECTION:
         if not exchange.was_stale:
             exchange.was_stale = True
@@ -40,11 +47,14 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
-    selection.failed(lease.unit, step, told)
-    if step.again:
-        find_unit(exchange, draws=step.draws)
-    else:
+    may_return = selection.failed(lease.unit, step, told)
+    if not step.again:
         refuse(exchange, told)
+    elif may_return and failure.kind is FailureKind.NO_RESOURCES:
+        # The gate needs a moment: the next tick tries again.
+        exchange.state = ExchangeState.WAITING
+    else:
+        find_unit(exchange, draws=step.draws)
 
 
 def _connect_anew(exchange: Exchange, lease: Lease) -> None:
@@ -93,7 +103,10 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
     # If it is not resumed, the next call ends it.
     exchange.state = ExchangeState.OVER
     if _continuation(exchange).broke(lease.unit, selection.ask, told):
-        selection.ask = selection.ask._replace(deadline_at=inf, build=_build_needed(exchange, lease))
+        build = _build_needed(exchange, lease)
+        # Only where nothing else is possible.
+        splits = selection.ask.splits and lease.unit_state.meets
+        selection.ask = selection.ask._replace(deadline_at=inf, build=build, splits=splits)
         selection.failed(lease.unit, Step(True), told)
         find_unit(exchange)
 

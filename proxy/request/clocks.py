@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.settings import TICK_S
 from cellgate.proxy.request.continuation import find_way
+from cellgate.proxy.request.opening import find_unit
+from cellgate.proxy.request.splitting import is_overdue
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.stall import stall_limit_s
@@ -16,13 +18,17 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.response import Response
 
 # A member of an enum is a slow attribute on CPython 3.11.
-RELAYING, PROVING = ExchangeState.RELAYING, ExchangeState.PROVING
+WAITING, RELAYING, PROVING = ExchangeState.WAITING, ExchangeState.RELAYING, ExchangeState.PROVING
 
 _PROOF_S = 30.0
 """The timeout of a unit's proof that it can resume a stream."""
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is given up once it has stalled for this long: a unit that closes its
 listener for a graceful shutdown continues its streams."""
+_HALTED_S = 0.1
+"""So long when an agent says that a process of the unit has ended or is stopped: by then all has come that it
+had computed before.
+"""
 _LOST_S = 30.0
 """A stream that has stalled for this long, while its unit worked on others, was most likely forgotten. If it
 was only preempted, the unit has lost some work and the client nothing."""
@@ -45,8 +51,15 @@ def tick(exchange: Exchange, now: float) -> None:
                 _stand_still(response, now - hold.since, now, timeouts.head_hold_s)
         elif exchange.state is RELAYING:
             failure = _silence(exchange, attempt.lease, now)
+        elif is_overdue(exchange, attempt.lease, now):
+            attempt.abandon()
+            reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"
+            failure = Failure(FailureKind.TRANSFER_FAILED, reason)
         else:
             failure = _overdue(exchange.state, attempt.lease, now, timeouts.answer_s)
+    elif exchange.state is WAITING and not exchange.selection.is_queued:
+        find_unit(exchange)
+        return
     if failure is None:
         if exchange.state is not RELAYING and not response.paused:
             response.keep_warm(now, timeouts.head_hold_s)
@@ -82,7 +95,7 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
 def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
     """The failure of a stream that has stalled for too long; None while it has time."""
     unit, silent_s = lease.unit, now - exchange.response.last_at
-    if lease.evicted and silent_s > _SILENT_S:
+    if lease.evicted and silent_s > (_HALTED_S if lease.unit_state.is_halted() else _SILENT_S):
         return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
     if silent_s > _LOST_S and _is_lost(exchange, lease, silent_s, now):
         reason = (

@@ -16,6 +16,11 @@ from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Outcome, Refusal
 from cellgate.router.unit_state import Lease
 
+Charge = tuple[str, int, int, float]
+"""The name of a key; tokens that a request is expected to take: of its prompt, and of its answer; when it
+came, in seconds since 1970. The tenant and the model are those of the ask.
+"""
+
 
 class PickRequest(NamedTuple):
     """Everything that decides which unit a request goes to. The fields combine freely."""
@@ -38,6 +43,8 @@ class PickRequest(NamedTuple):
     """The units that the client named, in this order; None among them means any. None: no unit was named."""
     explain_since: float = 0.0
     """When the request was received, if it wants an explanation of the choice; else 0."""
+    charge: Charge | None = None
+    """What the limits of its key are charged with, before anything else is done for it; None: nothing."""
 
 
 NOT_QUEUED = Failure(FailureKind.FULL, "the queue takes no request back")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.wire.failure import Failure
 from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:
@@ -30,6 +31,22 @@ def leave(exchange: Exchange) -> None:
     exchange.response.left()
 
 
+def stop(exchange: Exchange, failure: Failure) -> None:
+    """The gate ends it: its unit must stop working for it, and its client gets the error."""
+    exchange.selection.cancel()
+    if exchange.stop_reading is not None:
+        exchange.stop_reading()
+    if exchange.attempt is not None:
+        exchange.let_go(failure.kind.row.outcome)
+    if exchange.continuation is not None:
+        exchange.continuation.record_result(ContinuationResult.CLIENT_LEFT)
+    exchange.state = ExchangeState.OVER
+    if exchange.response.begun:
+        exchange.response.break_off(failure)
+    else:
+        exchange.response.refuse(failure)
+
+
 def collapse(exchange: Exchange, _failure: object = None) -> None:
     """A callback has failed: end the exchange, whatever its state."""
     exchange.state = ExchangeState.OVER
@@ -48,6 +65,8 @@ def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
         yield exchange.stop_reading
     if attempt is not None:
         yield attempt.abandon
+    if exchange.leg is not None:
+        yield exchange.leg.drop
     if continuation is not None:
         yield continuation.abandon
         yield partial(continuation.record_result, ContinuationResult.NOT_CONTINUABLE, "the gate failed")

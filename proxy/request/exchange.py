@@ -28,31 +28,45 @@ from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
+    from cellgate.proxy.request.door import Admission
+    from cellgate.proxy.request.model_choice import Naming
+    from cellgate.proxy.request.nixl import Handoff
+    from cellgate.proxy.request.prefill_leg import PrefillLeg
     from cellgate.proxy.request.services import Services
+    from cellgate.proxy.request.sglang import Rendezvous
     from cellgate.proxy.resume.passage import Rewriter
     from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.reply_reader import ReplyHead
     from cellgate.proxy.wire.request import Request
 
 # A member of an enum is a slow attribute on CPython 3.11.
 PARSING = ExchangeState.PARSING
 STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(ExchangeEvent)[:7]
-FAILED, EVICTED, PROVEN, CONCLUDED, UNPROVEN, LEFT, CRASHED, TICKED = tuple(ExchangeEvent)[7:]
+FAILED, EVICTED, PREFILLED, PROVEN, CONCLUDED, UNPROVEN = tuple(ExchangeEvent)[7:13]
+LEFT, CRASHED, TICKED, STOPPED, SCREENED = tuple(ExchangeEvent)[13:]
 
 
 class Exchange:
     """Answers one request of one client. `state` is where it is in the `table`.
 
     `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
-    whether a kept connection was stale; `stop_reading` stops the parsing of its body.
+    whether a kept connection was stale; `stop_reading` stops the parsing of its body; `naming` has the names
+    of its model, where the gate has names of its own, `admission` what its key may, where there are keys;
+    `leg` is that of its prompt, if another unit computes it.
     """
 
+    # From the naming of its model on, where the gate has names of its own.
+    naming: Naming
+
     __slots__ = (
+        "admission",
         "attempt",
         "client",
         "continuation",
         "gate",
+        "leg",
+        "naming",
         "request",
         "response",
         "route",
@@ -67,7 +81,7 @@ class Exchange:
         self,
         table: Table,
         gate: Services,
-        client: ClientConnection,
+        client: ResponseClient,
         request: Request,
         observers: tuple[Observer, ...] = (),
     ) -> None:
@@ -79,8 +93,10 @@ class Exchange:
         self.route = route = find_route(request.path)
         self.response = Response(gate, client, request, route.name, observers)
         self.selection = Selection(gate, request.body_size, observers)
+        self.admission: Admission | None = None
         self.attempt: Attempt | None = None
         self.continuation: Continuation | None = None
+        self.leg: PrefillLeg | None = None
         self.stop_reading: Stop | None = None
         self.was_stale = False
 
@@ -122,6 +138,12 @@ class Exchange:
     def evicted(self) -> None:
         guarded(self, self.table[self.state, EVICTED].action, self)
 
+    def prefilled(self, turn: Handoff | Rendezvous | None) -> None:
+        """It is the turn of the unit of the lease: another one has computed the prompt, or does so now. None:
+        it does not.
+        """
+        self.table[self.state, PREFILLED].action(self, turn)
+
     def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
         self.table[self.state, PROVEN].action(self, target, body, replay, stitch)
 
@@ -133,6 +155,14 @@ class Exchange:
 
     def client_left(self) -> None:
         self.table[self.state, LEFT].action(self)
+
+    def stop(self, failure: Failure) -> None:
+        """End it with this error, in the form that is still possible."""
+        guarded(self, self.table[self.state, STOPPED].action, self, failure)
+
+    def screened(self, ask: Ask | Failure) -> None:
+        """What a guardrail says of the request."""
+        guarded(self, self.table[self.state, SCREENED].action, self, ask)
 
     def crashed(self, error: Exception) -> None:
         """A callback of this exchange has failed."""
@@ -157,11 +187,13 @@ class Exchange:
 
     def release(self, outcome: Outcome, at: float | None = None) -> None:
         """Give its lease back. `at`: when the attempt ended, if not now."""
+        self._drop_leg()
         self.in_flight().release(outcome, at)
         self.attempt = None
 
     def let_go(self, outcome: Outcome) -> None:
         """End it: close its connection, then release its lease."""
+        self._drop_leg()
         if self.continuation is not None:
             self.continuation.abandon()
         self.in_flight().let_go(outcome)
@@ -169,7 +201,13 @@ class Exchange:
 
     def lose(self, failure: Failure) -> None:
         """End it because of a fault of its unit."""
+        self._drop_leg()
         if self.continuation is not None:
             self.continuation.abandon()
         self.in_flight().lose(failure, judged=self.route.kind is not UNLISTED)
         self.attempt = None
+
+    def _drop_leg(self) -> None:
+        """Nothing will be made of its prompt."""
+        if self.leg is not None:
+            self.leg.drop()

@@ -8,7 +8,7 @@ from cellgate.proxy.request.response import Response
 from cellgate.proxy.wire.heads import RANK_FIELD, forwarded_lines, unit_head
 
 if TYPE_CHECKING:
-    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.request import Request
 
 
@@ -24,7 +24,7 @@ def rank_line(rank: int) -> bytes:
 
 def head_for_unit(
     request: Request,
-    client: ClientConnection,
+    client: ResponseClient,
     response: Response,
     lines: bytes,
     target: bytes,

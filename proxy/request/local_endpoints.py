@@ -8,9 +8,11 @@ import orjson
 
 from cellgate.proxy.ingress.envoy_health import lines, readyz_headers, unit_headers
 from cellgate.proxy.ingress.ready import readiness, unit_health
+from cellgate.proxy.request.model_choice import ModelChoice
 from cellgate.proxy.request.model_names import ModelNames
 from cellgate.router.board import Board
 
+_MODEL = b"/v1/models/"
 _UNIT_HEALTH = b"/healthz/unit/"
 
 
@@ -21,12 +23,18 @@ def unit_asked_about(path: bytes) -> str:
     return unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
 
 
+def card(name: str) -> dict[str, object]:
+    """A model as `/v1/models` shows it."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "cellgate"}
+
+
 class LocalEndpoints:
     """Answers from memory."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, choice: ModelChoice | None = None) -> None:
         self._board = board
         self._models = ModelNames(board)
+        self._own_names = choice.names if choice is not None else ()
         self._names: list[str] | None = None
         self._listed = b""
 
@@ -46,9 +54,14 @@ class LocalEndpoints:
         headers = readyz_headers(self._board, stopping=stopping)
         return (200 if ready else 503), orjson.dumps(detail), lines(headers)
 
+    def model(self, path: bytes) -> bytes | None:
+        """What `/v1/models/NAME` shows of a name of the gate's own; None: units know it, or nobody."""
+        name = unquote_to_bytes(path.removeprefix(_MODEL)).decode("utf-8", "replace")
+        return orjson.dumps(card(name)) if name in self._own_names else None
+
     def _list(self) -> bytes:
         names = self._models.names()
         if names is not self._names:
-            cards = [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]
+            cards = [card(name) for name in dict.fromkeys((*names, *self._own_names))]
             self._names, self._listed = names, orjson.dumps({"object": "list", "data": cards})
         return self._listed

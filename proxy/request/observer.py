@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
 
@@ -32,6 +33,9 @@ class Observer(Protocol):
 
     def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
         """The attempt in flight is over."""
+
+    def completed(self, usage: Usage | None) -> None:
+        """A generation has ended, whole; `usage` is what its unit told of its tokens."""
 
     def broke(self, unit: str, at: float) -> None:
         """A unit broke its answer after the commit."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.request.door import OPEN_ROUTES
+from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
 from cellgate.proxy.request.reading import begin_reading
 from cellgate.proxy.request.routes import OWN, why_refused
@@ -12,6 +14,7 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 if TYPE_CHECKING:
+    from cellgate.proxy.request.door import Door
     from cellgate.proxy.request.exchange import Exchange
 
 # A member of an enum is a slow attribute on CPython 3.11.
@@ -21,11 +24,20 @@ WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 def start(exchange: Exchange) -> None:
     """Decide what kind of request it is, and begin."""
     route, request, gate = exchange.route, exchange.request, exchange.gate
+    if gate.cors is not None:
+        exchange.response.lines = gate.cors.lines(request)
+        if request.method == b"OPTIONS":
+            exchange.state = OVER
+            exchange.response.answer(200, b"", b"allow: %b\r\n" % b", ".join(route.methods))
+            return
+    if gate.door is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.door):
+        return
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
         refusal = exchange.selection.apply_placement(request, exchange.client.peer)
         if refusal is not None:
             refuse(exchange, refusal)
             return
+        exchange.response.shows_internals = True
     why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
     if why is not None:
         allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
@@ -43,17 +55,50 @@ def start(exchange: Exchange) -> None:
             ask(exchange, found)
 
 
+def _enter(exchange: Exchange, door: Door) -> bool:
+    """Whether the request shows a key that counts. If not, the response has ended."""
+    found, response = door.identify(exchange), exchange.response
+    if isinstance(found, Failure):
+        exchange.state = OVER
+        response.refuse(found)
+        return False
+    exchange.admission, response.observers = found, (found, *response.observers)
+    return True
+
+
 def ask(exchange: Exchange, asked: Ask | Failure) -> None:
     """The request is parsed."""
+    gate = exchange.gate
     if isinstance(asked, Ask):
         request = exchange.request
-        asked = exchange.gate.routing_headers.apply(asked, request.routing, request.received_at)
+        asked = gate.routing_headers.apply(asked, request.routing, request.received_at)
+        if exchange.admission is not None and isinstance(asked, Ask):
+            asked = exchange.admission.admit(asked)
+        if gate.models is not None and isinstance(asked, Ask):
+            if exchange.route.name == "model" and (card := gate.local_endpoints.model(request.path)):
+                exchange.state = OVER
+                exchange.response.answer(200, card, b"")
+                return
+            asked = name_model(exchange, gate.models, asked)
     if isinstance(asked, Failure):
         exchange.state = OVER
         exchange.response.refuse(asked)
         return
     exchange.selection.ask = asked
     exchange.response.model = asked.model or ""
+    if exchange.admission is not None:
+        exchange.selection.charge = exchange.admission.charge(asked)
+    if gate.guard is None or not gate.guard.screen_request(exchange, asked):
+        find_unit(exchange)
+
+
+def screened(exchange: Exchange, asked: Ask | Failure) -> None:
+    """A guardrail has seen the request, and may have changed it."""
+    if isinstance(asked, Failure):
+        exchange.state = OVER
+        exchange.response.refuse(asked)
+        return
+    exchange.selection.ask = asked
     find_unit(exchange)
 
 
@@ -66,7 +111,12 @@ def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -
 
 
 def refuse(exchange: Exchange, failure: Failure) -> None:
-    """There is no unit: the client gets an error, in the form that is still possible."""
+    """There is no unit: another model serves the request, or the client gets an error, in the form that is
+    still possible.
+    """
+    if exchange.gate.models is not None and fall_back(exchange, failure):
+        find_unit(exchange)
+        return
     exchange.state = OVER
     response = exchange.response
     if not response.begun:

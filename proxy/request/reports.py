@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
 
@@ -19,6 +20,9 @@ class Reports(Protocol):
     def finished(self, record: Finished) -> None:
         """A request is over."""
 
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that is over was traced under this id (32 hexadecimal digits)."""
+
     def retried(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
 
@@ -26,6 +30,9 @@ class Reports(Protocol):
         self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
     ) -> None:
         """The result of a stream that `unit` broke, and why it was not resumed."""
+
+    def split(self, step: SplitStep) -> None:
+        """A step of a request whose prompt another unit computes."""
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

@@ -12,42 +12,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.response_host import ResponseHost
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
 from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
-from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
+from cellgate.proxy.wire.heads import is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import WORKING
 from cellgate.router.nouns import Outcome
 from cellgate.router.step_times import GAPS_MS
 
 if TYPE_CHECKING:
-    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.request import Request
     from cellgate.router.unit_state import UnitState
 
 _CLIENT_LEFT = 499
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
-
-
-class ResponseHost(Protocol):
-    """What responses need of their gate."""
-
-    is_leaving: bool
-
-    def now(self) -> float: ...
-    def new_id(self) -> bytes: ...
-    def report_lines(self, fields: Fields) -> bytes: ...
-    def finished(self, record: Finished) -> None: ...
 
 
 class Response:
@@ -59,7 +49,8 @@ class Response:
     `promised` is the head that the attempt in flight has, until it is sent.
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
-    it; `has_ids`: its events have token ids, which the client has not asked for.
+    it; `has_ids`: its events have token ids, which the client has not asked for; `lines` are header lines of
+    the gate's own, whatever the answer; `shows_internals`: the client may know which unit answers.
     """
 
     __slots__ = (
@@ -84,6 +75,7 @@ class Response:
         "in_event",
         "is_events",
         "last_at",
+        "lines",
         "model",
         "now",
         "observers",
@@ -96,6 +88,7 @@ class Response:
         "request_id",
         "route",
         "sent",
+        "shows_internals",
         "status",
         "ttft_s",
         "unit",
@@ -118,7 +111,7 @@ class Response:
     def __init__(
         self,
         host: ResponseHost,
-        client: ClientConnection,
+        client: ResponseClient,
         request: Request,
         route: str,
         observers: tuple[Observer, ...] = (),
@@ -132,6 +125,8 @@ class Response:
         self.request_id = given if given and is_request_id(given) else host.new_id()
         self.route = route
         self.model = self.unit = ""
+        self.lines = b""
+        self.shows_internals = client.shows_internals
         self.rank: int | None = None
         self.status = self.attempts = self.continued = self.sent = self.events = 0
         self.ttft_s: float | None = None
@@ -145,9 +140,8 @@ class Response:
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
     def promise(self, head: ReplyHead, own_lines: bytes) -> bool:
-        """Keep the head of a unit's reply, to be sent with the first part of the body.
-
-        False: the client has got the head of a stream, and this reply is not one.
+        """Keep the head of a unit's reply, to be sent with the first part of the body. False: the client has
+        got the head of a stream, and this reply is not one.
         """
         is_events = head.is_events
         if self.begun and not is_events:
@@ -169,6 +163,15 @@ class Response:
             self.events += 1
             state.life_at = at
             self._first = b""
+
+    def go_through(self, screen: ResponseClient) -> None:
+        """From now on `screen` takes what the client would."""
+        self._client, self._write = screen, screen.write
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the body is sent in chunks."""
+        return self._framing is CHUNKED
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk with the event of a token, in a stream that is between two chunks and two events.
@@ -217,9 +220,7 @@ class Response:
         return not lacks_end
 
     def pause(self, *, paused: bool) -> None:
-        """The client reads slower than its unit writes, or reads again: stalls and gaps are measured from now
-        on.
-        """
+        """The client reads slower than its unit writes, or reads again: clocks begin anew."""
         self.paused = paused
         self.last_at = self.now()
 
@@ -288,10 +289,8 @@ class Response:
         self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
 
     def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
-        """End the response with a row of the failure table. `line` is one more header line, `reason` a more
-        precise word than the kind of failure.
-        """
-        row = failure.kind.row
+        """End it with a row of the failure table. `line`: one more header line, `reason`: a better word."""
+        row, line = failure.kind.row, line + failure.lines
         if row.retry_after_s is not None:
             line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
         if row.retry_after_s is not None or row.is_final:
@@ -381,10 +380,11 @@ class Response:
     def _head_bytes(self) -> bytes:
         head, self.promised = self.promised, None
         assert head is not None
-        own = b"x-request-id: %b\r\n%b%b" % (
+        own = b"x-request-id: %b\r\n%b%b%b" % (
             self.request_id,
             self._own_lines,
-            self._host.report_lines(self._request.fields),
+            self.lines,
+            self._host.report_lines(self._request.fields, to_trusted=self.shows_internals),
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True
@@ -392,7 +392,7 @@ class Response:
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status
-        own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
+        own = b"x-request-id: %b\r\n%b%b" % (self.request_id, self.lines, line)
         self.closes = self.closes or self._host.is_leaving
         data = own_response(status, body, own=own, close=self.closes)
         if self._request.method == b"HEAD":

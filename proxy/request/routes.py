@@ -65,6 +65,10 @@ _EXACT: dict[bytes, Route] = {
     b"/classify": _generate("classify"),
     b"/generate": _generate("generate"),
     b"/inference/v1/generate": _generate("generate"),
+    b"/v1/audio/speech": _generate("speech"),
+    b"/v1/images/generations": _generate("images"),
+    b"/v1/moderations": _generate("moderations"),
+    b"/invocations": _generate("invocations"),
     b"/v1/audio/transcriptions": _generate("audio", json=False),
     b"/v1/audio/translations": _generate("audio", json=False),
     b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
@@ -75,6 +79,7 @@ _EXACT: dict[bytes, Route] = {
     b"/health": Route(OWN, "health", _GET),
     b"/readyz": Route(OWN, "health", _GET),
     b"/livez": Route(OWN, "health", _GET),
+    b"/ping": Route(OWN, "health", _GET),
 }
 
 _DENIED = re.compile(

@@ -16,13 +16,14 @@ from cellgate.router.retry import Attempts, Step, next_step
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
-    from cellgate.proxy.request.dispatcher import Pending
+    from cellgate.proxy.request.dispatcher import Charge, Pending
     from cellgate.proxy.request.observer import Observer
     from cellgate.proxy.request.services import Services
     from cellgate.proxy.wire.request import Request
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
 _new = tuple.__new__
+_MAY_RETURN = (FailureKind.ABORTED, FailureKind.TRANSFER_FAILED, FailureKind.PREFILL_LOST)
 
 
 class Selection:
@@ -41,6 +42,7 @@ class Selection:
         "_size",
         "_turned_away",
         "ask",
+        "charge",
         "explain_since",
         "failure",
         "given",
@@ -56,6 +58,7 @@ class Selection:
         self._pending: Pending | None = None
         self._turned_away = 0
         self.ask = _NO_ASK
+        self.charge: Charge | None = None
         self.explain_since = 0.0
         self.failure: Failure | None = None
         self.given: Lease | Failure | None = None
@@ -84,6 +87,11 @@ class Selection:
             return None
         return Failure(FailureKind.NO_UNIT, "this gate has none of the units that the request names")
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for a unit. One in WAITING that does not waits for the gate itself."""
+        return self._pending is not None
+
     # -- which unit ----------------------------------------------------------------------------------------
 
     def acquire(self, waiter: Waiter, draws: bool, moved: bool) -> Lease | Failure | None:
@@ -95,7 +103,10 @@ class Selection:
         self._draws = draws
         if moved:
             self._moved = True
-        found = self._gate.dispatcher.acquire(self._request(self.history.tried, self._moved), waiter)
+        request = self._request(self.history.tried, self._moved)
+        # A request is charged once, however many units it takes.
+        self.charge = None
+        found = self._gate.dispatcher.acquire(request, waiter)
         if isinstance(found, Lease):
             self.given = found
             return found if self.units is None else self.resolve(found)
@@ -177,6 +188,7 @@ class Selection:
             self.failure is not None,
             self.units,
             self.explain_since,
+            self.charge,
         )
         return _new(PickRequest, fields)
 
@@ -196,11 +208,16 @@ class Selection:
             rules=board.rules,
         )
 
-    def failed(self, unit: str, step: Step, failure: Failure) -> None:
-        """Record that `unit` failed, and the step that follows. One that aborted its requests may get this
-        one again, a few times.
+    def failed(self, unit: str, step: Step, failure: Failure) -> bool:
+        """Record that `unit` failed, and the step that follows. True: it may get this request again.
+
+        A few times one may that aborted its requests, or whose pair failed, or to which the gate itself could
+        not connect while no other is there.
         """
-        if failure.kind is FailureKind.ABORTED and self._turned_away < self._gate.board.rules.attempts - 1:
+        is_alone = failure.kind is FailureKind.NO_RESOURCES and not self._has_other(unit)
+        has_tries = self._turned_away < self._gate.board.rules.attempts - 1
+        may_return = has_tries and (is_alone or failure.kind in _MAY_RETURN)
+        if may_return:
             self._turned_away += 1
         else:
             self.history = self.history.after(unit, paid=step.draws)
@@ -208,3 +225,10 @@ class Selection:
         if step.again:
             self._moved = self._moved or not step.draws
             self._gate.reports.retried(unit)
+        return may_return
+
+    def _has_other(self, unit: str) -> bool:
+        """Whether another unit could take the request now."""
+        tried = {unit, *self.history.tried}
+        states = [state for name, state in self._gate.board.pairs.decoders.items() if name not in tried]
+        return any(state.is_usable() and state.serves(self.ask) for state in states)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.request.cors import CorsRules
 from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.door import Door
+from cellgate.proxy.request.guard import Guard
 from cellgate.proxy.request.local_endpoints import LocalEndpoints
+from cellgate.proxy.request.model_choice import ModelChoice
+from cellgate.proxy.request.orphans import Orphans
 from cellgate.proxy.request.reports import Reports
 from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.wire.failure import Failure
@@ -31,6 +37,17 @@ class Services(Protocol):
     peers: Peers
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
+    guard: Guard | None
+    """The guardrail; None: there is none."""
+    cors: CorsRules | None
+    """Which pages of other sites may use the gate; None: none."""
+    models: ModelChoice | None
+    """The names of models that are the gate's own; None: there are none."""
+    orphans: Orphans
+    door: Door | None
+    """Who asks clients for keys; None: nobody does."""
+    rng: Random
+    """The gate's source of randomness."""
     is_leaving: bool
     """True once responses close their connections: the gate stops, or a successor accepts clients."""
 
@@ -50,8 +67,8 @@ class Services(Protocol):
     def health_checked(self, request: Request, peer: str) -> None:
         """A path of the gate was requested: it may be the health check of a load balancer."""
 
-    def report_lines(self, fields: Fields) -> bytes:
-        """Header lines of each response that report the load of the gate to the ingress."""
+    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes:
+        """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""

@@ -18,6 +18,8 @@ class ExchangeState(IntEnum):
     """It was sent to a unit; nothing of the answer was passed on yet."""
     RELAYING = auto()
     """The answer of a unit is being passed on."""
+    PREFILLING = auto()
+    """Another unit computes the prompt, or is about to; the unit of the lease has got nothing yet."""
     PROVING = auto()
     """A unit is asked to prove that it can resume a stream that another one broke."""
     RESUMED = auto()
@@ -47,6 +49,10 @@ class ExchangeEvent(IntEnum):
     """The attempt ended without a whole reply."""
     EVICTED = auto()
     """The unit went DOWN."""
+    PREFILLED = auto()
+    """The unit of the lease is to get the request: another one has computed its prompt, computes it at this
+    moment, or does not.
+    """
     PROVEN = auto()
     """The unit has proven that it can resume the stream."""
     CONCLUDED = auto()
@@ -59,6 +65,10 @@ class ExchangeEvent(IntEnum):
     """A callback has failed: a defect of the gate."""
     TICKED = auto()
     """Time has passed."""
+    STOPPED = auto()
+    """The gate ends it, for a reason that the client is told: its key was revoked."""
+    SCREENED = auto()
+    """A guardrail has seen the request, and allows, changes or denies it."""
 
 
 class Transition(NamedTuple):

@@ -1,7 +1,10 @@
-"""The address under which other gates reach this one."""
+"""The name of this gate among others, and the address under which they reach it."""
 
 from __future__ import annotations
 
+import os
+import random
+import re
 import socket
 from contextlib import suppress
 
@@ -10,6 +13,12 @@ from cellgate.proxy.config.settings import Address, Settings
 _ANY = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}
 """Wildcard hosts, each with a remote host of the same family: the route to it shows the address of this
 machine that others can reach."""
+
+
+def gate_name() -> str:
+    """A new name for each process, so that a restarted gate does not take old reports for its own."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:80].lstrip(".-") or "gate"
+    return f"{host}-{os.getpid()}-{random.getrandbits(32):08x}"
 
 
 def own_url(settings: Settings, port: int) -> str:

@@ -2,67 +2,81 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from cellgate.proxy.config.settings import RedisAccess, Tls
+from cellgate.proxy.config.settings import Address, RedisAccess, Tls
 from cellgate.proxy.logs.text import one_line
+from cellgate.proxy.sharing.redis_client import EXCHANGE_S, RedisClient, ServerClient
+from cellgate.proxy.sharing.redis_cluster import NODE_S, ClusterClient
+from cellgate.proxy.sharing.redis_url import NO_URL, RedisKind, RedisUrl, read_url
 
-EXCHANGE_S = 1.0
-"""How long one exchange may take before the connection is given up."""
-
-_URL = re.compile(r"rediss?://[^@/?#\s]+(/\d*)?|unix:///[^@?#\s]+(\?db=\d+)?", re.ASCII)
-_NO_URL = (
-    "expected a URL such as redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH, without user and "
-    "password: these have keys of their own (docs/redis.md)"
-)
 _NO_TLS = Tls()
 _REFUSED = "invalid username-password pair"
+_SENTINEL_USER = "default"
+"""With this name a Sentinel that wants no password accepts any."""
 
-Connect = Callable[[], Redis]
+Connect = Callable[[], RedisClient]
 
 
 def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
-    """A factory of clients for the Redis at a URL: redis://, rediss:// (verified by `tls.ca`, with
-    `tls.unit_cert` as client certificate), or unix://.
+    """A factory of clients for the Redis at a URL (redis_url.py). TLS is verified by `tls.ca`, with
+    `tls.unit_cert` as client certificate.
 
     Raises ValueError when the URL is invalid or has a password, without showing it.
     """
-    if _URL.fullmatch(access.url) is None:
-        raise ValueError(_NO_URL)
-    secured: dict[str, Any] = {
-        "ssl_ca_certs": tls.ca,
-        "ssl_certfile": tls.unit_cert,
-        "ssl_keyfile": tls.unit_key,
+    url = read_url(access.url)
+    options = _options(access, url, tls)
+    makers: dict[RedisKind, Connect] = {
+        RedisKind.SERVER: lambda: ServerClient(Redis.from_url(url.text, **options)),
+        RedisKind.SENTINEL: lambda: _by_sentinel(access, url, options),
+        RedisKind.CLUSTER: lambda: ClusterClient(url.hosts, lambda at: _node(at, options)),
     }
-
-    def connect() -> Redis:
-        client: Redis = Redis.from_url(
-            access.url,
-            username=access.username,
-            password=access.password,
-            protocol=2,
-            socket_connect_timeout=EXCHANGE_S,
-            # A timeout for each answer doubles the cost of an exchange: the caller limits the exchange as a
-            # whole.
-            socket_timeout=None,
-            retry=Retry(NoBackoff(), 0),
-            **(secured if access.url.startswith("rediss:") else {}),
-        )
-        return client
-
     try:
-        connect()
+        makers[url.kind]()
     except Exception as error:
-        raise ValueError(_NO_URL) from error
-    return connect
+        raise ValueError(NO_URL) from error
+    return makers[url.kind]
+
+
+def _options(access: RedisAccess, url: RedisUrl, tls: Tls) -> dict[str, Any]:
+    """Of each connection."""
+    options: dict[str, Any] = {
+        "username": access.username,
+        "password": access.password,
+        "protocol": 2,
+        "socket_connect_timeout": EXCHANGE_S,
+        # A timeout for each answer doubles the cost of an exchange: the caller limits it as a whole.
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.is_secured:
+        return options
+    secured = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.unit_cert, "ssl_keyfile": tls.unit_key}
+    # A URL says itself that it wants TLS.
+    return options | secured | ({} if url.kind is RedisKind.SERVER else {"ssl": True})
+
+
+def _by_sentinel(access: RedisAccess, url: RedisUrl, options: dict[str, Any]) -> ServerClient:
+    """A client of the primary. Sentinels are asked one after the other; the one that answered is the first to
+    be asked next time.
+    """
+    asking = options | {"socket_connect_timeout": NODE_S, "socket_timeout": NODE_S}
+    asking |= {"username": _SENTINEL_USER if access.password else None}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(at.host, at.port) for at in url.hosts], sentinel_kwargs=asking, **options
+    )
+    return ServerClient(sentinel.master_for(url.primary, db=url.database), sentinel.sentinels)
+
+
+def _node(at: Address, options: dict[str, Any]) -> Redis:
+    return Redis(host=at.host, port=at.port, **options)
 
 
 def is_refusal(error: Exception) -> bool:

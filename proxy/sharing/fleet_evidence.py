@@ -78,10 +78,10 @@ class FleetEvidence:
                 del kept[name]
 
     def _take_load(self, state: UnitState, fleet_unit: FleetUnit) -> None:
-        report, at = fleet_unit.latest
+        report, at = fleet_unit.latest.report, fleet_unit.latest.at
         state.heard_at = max(state.heard_at, at)
-        if report.life_age_s is not None:
-            state.life_at = max(state.life_at, at - report.life_age_s)
+        if (lived_at := fleet_unit.latest.lived_at()) is not None:
+            state.life_at = max(state.life_at, lived_at)
         if state.load is not None and state.load.at >= at:
             return
         running = report.running if report.running is not None else fleet_unit.in_flight
@@ -122,7 +122,7 @@ class FleetEvidence:
 
 def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> Iterator[Evidence]:
     """The evidence that brings the case of a unit to the verdict of its gate, to be observed in order."""
-    report, at = fleet_unit.latest
+    report, at = fleet_unit.latest.report, fleet_unit.latest.at
     reason = f"{report.verdict.value} at its gate" + (f": {report.reason}" if report.reason else "")
 
     def word(sign: Sign, strength: Strength, source: str, why: str) -> Evidence:

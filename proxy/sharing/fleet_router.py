@@ -77,16 +77,16 @@ class FleetRouter:
     async def _check(self) -> None:
         """Check the readiness of gates that are missing or have refused a request."""
         now, missed = self._plane.now(), self._roster.missed(self._plane.now())
-        for name in [name for name in missed if self._units.successor(name)]:
-            missed.discard(name)
-            self._roster.not_ready(name, now)
+        restarted = self._units.restarted(missed)
+        self._roster.not_ready(restarted, now)
+        missed -= restarted
         urls = {report.gate_url for (_, name), report, _ in self._roster.everything() if name in missed}
         asked = sorted(urls | self._units.lost)
         answers = dict(zip(asked, await asyncio.gather(*map(self._is_ready, asked)), strict=True))
         self._units.lost -= {url for url, is_ready in answers.items() if is_ready}
-        for (_, name), report, _ in list(self._roster.everything()):
-            if name in missed and not answers.get(report.gate_url, True):
-                self._roster.not_ready(name, self._plane.now())
+        told = self._roster.everything()
+        gone = {gate for (_, gate), report, _ in told if not answers.get(report.gate_url, True)}
+        self._roster.not_ready(gone & missed, self._plane.now())
 
     async def _is_ready(self, url: str) -> bool:
         """Whether the gate at a URL is ready."""

@@ -4,13 +4,14 @@
    is not taken for an empty one.
 2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
    different units, so that gates share the work.
-3. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart again.
+3. A unit that computes prompts for others gets no whole request; its gate splits what goes to the others.
+4. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
@@ -28,10 +29,18 @@ USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
 class TimedView(NamedTuple):
-    """The report of one gate, and its time."""
+    """The report of one gate, and when the gate last said that it holds. `told_at`: when it was written, if
+    that was earlier.
+    """
 
     report: UnitReport
     at: float
+    told_at: float | None = None
+
+    def lived_at(self) -> float | None:
+        """When the unit last made progress."""
+        age_s = self.report.life_age_s
+        return None if age_s is None else (self.at if self.told_at is None else self.told_at) - age_s
 
 
 class FleetUnit(NamedTuple):
@@ -61,9 +70,10 @@ class FleetUnits:
     def refresh(self, now: float) -> dict[str, FleetUnit]:
         """All units now, by their name on the Board."""
         told: defaultdict[tuple[str, str], dict[str, TimedView]] = defaultdict(dict)
-        for (unit, _), report, at in self._roster.everything():
+        for (unit, gate), report, at in self._roster.everything():
             if report.gate_url:
-                by_url, one = told[report.cell, unit], TimedView(report, at)
+                by_url = told[report.cell, unit]
+                one = TimedView(report, at, self._roster.told_at(unit, gate))
                 # One URL may belong to a gate that stops and to its successor.
                 by_url[report.gate_url] = max(by_url.get(report.gate_url, one), one, key=_standing)
         self._note_gates((url for by_url in told.values() for url in by_url), now)
@@ -75,16 +85,15 @@ class FleetUnits:
         }
         return {fleet_unit.name: fleet_unit for fleet_unit in self._sights.values()}
 
-    def successor(self, gate: str) -> bool:
-        """Whether another gate has begun to report at the same URL: this one was restarted."""
-        reports = [(report, at) for (_, name), report, at in self._roster.everything() if name == gate]
-        if not reports:
-            return False
-        url, at = reports[0][0].gate_url, max(at for _, at in reports)
-        return any(
-            report.gate_url == url and report.gate != gate and later > at
-            for _, report, later in self._roster.everything()
-        )
+    def restarted(self, gates: Collection[str]) -> set[str]:
+        """Those of these gates at whose URL another one has reported since."""
+        last: dict[str, tuple[float, str]] = {}
+        for (_, gate), report, at in self._roster.everything():
+            last[gate] = max(last.get(gate, (at, report.gate_url)), (at, report.gate_url))
+        newest: dict[str, float] = {}
+        for at, url in last.values():
+            newest[url] = max(newest.get(url, at), at)
+        return {gate for gate in gates if gate in last and newest[last[gate][1]] > last[gate][0]}
 
     def _sight(
         self, key: tuple[str, str], told: Mapping[str, TimedView] | None, now: float, shared: frozenset[str]
@@ -139,6 +148,7 @@ def _unit(fleet_unit: FleetUnit) -> Unit:
         report.max_in_flight or _DEFAULT.max_in_flight,
         nodes=via_gate(report.unit),
         engine=VIA_GATE,
+        role=report.role,
     )
 
 

@@ -15,6 +15,8 @@ from cellgate.router.cost_model import NOTHING_ELSEWHERE
 _COUNTS = {
     "connects": "Connections to Redis that were established.",
     "failures": "Connections to Redis that failed or were given up.",
+    "beats": "Heartbeats of this gate: what it knows was written, and what others know was read.",
+    "beats_read": "Heartbeats of other gates that were read.",
     "documents_written": "Documents about units that Redis accepted.",
     "writes_refused": "Documents that Redis did not accept: it is full or read-only.",
     "documents_read": "Documents of other gates that were read.",

@@ -6,17 +6,15 @@ that streams are not delayed by the number of units. Redis refuses single comman
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from cellgate.proxy.sharing.bans import MEMBERS_MAX as BANS_MAX
 from cellgate.proxy.sharing.bans import BanWrite
-from cellgate.proxy.sharing.connect import EXCHANGE_S
+from cellgate.proxy.sharing.redis_client import Command, RedisClient
 from cellgate.proxy.sharing.unit_report import Names, UnitReport, written
 
 SLICE = 32
@@ -24,7 +22,6 @@ MEMBERS_MAX = 20_000
 CELLS_MAX = 1_000
 
 T = TypeVar("T")
-Command = tuple[str | bytes | int, ...]
 
 
 class IndexEntry(NamedTuple):
@@ -38,21 +35,20 @@ class IndexEntry(NamedTuple):
 class RedisCommands:
     """The exchanges on one connection."""
 
-    def __init__(self, client: Redis, names: Names) -> None:
+    def __init__(self, client: RedisClient, names: Names) -> None:
         self._client = client
         self._names = names
 
-    async def put(
-        self, reports: Iterable[UnitReport], expiry_ms: int
-    ) -> tuple[set[IndexEntry], list[ResponseError]]:
-        """Write these documents. Whose they are, and what was refused."""
-        members: set[IndexEntry] = set()
-        refused: list[ResponseError] = []
+    async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
+        """Write these documents. How many there were, and what was refused."""
+        count, refused = 0, list[ResponseError]()
         for part in _slices(reports):
-            members.update(IndexEntry(report.cell, report.unit, report.gate) for report in part)
-            answers = await self._exchange([self._set(report, written(report), expiry_ms) for report in part])
+            count += len(part)
+            answers = await self._client.exchange(
+                [self._set(report, written(report), expiry_ms) for report in part]
+            )
             refused += [answer for answer in answers if isinstance(answer, ResponseError)]
-        return members, refused
+        return count, refused
 
     async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
         """Write these, and publish them on the channel of flips."""
@@ -62,18 +58,39 @@ class RedisCommands:
                 document = written(report)
                 commands.append(("PUBLISH", self._names.flips, document))
                 commands.append(self._set(report, document, expiry_ms))
-            await self._exchange(commands)
+            await self._client.exchange(commands)
+
+    async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
+        """Write this gate's heartbeat; what was refused."""
+        answers = await self._client.exchange([("SET", self._names.beat(gate), beat, "PX", expiry_ms)])
+        return [answer for answer in answers if isinstance(answer, ResponseError)]
+
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
+        for part in _slices(gates):
+            keys = [self._names.beat(gate) for gate in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
 
     async def cells(self) -> list[str]:
         """All cells with reports."""
-        (found,) = await self._exchange([("SMEMBERS", self._names.cells)])
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.cells)])
         return sorted(_texts(found))[:CELLS_MAX]
+
+    async def index_sizes(self, cells: Sequence[str]) -> dict[str, int]:
+        """How many entries the index of each of these cells has."""
+        sizes: dict[str, int] = {}
+        for part in _slices(cells):
+            answers = await self._client.exchange([("SCARD", self._names.units_of(cell)) for cell in part])
+            sizes |= zip(part, answers, strict=True)
+        return sizes
 
     async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
         """The reporting gates of the units of these cells."""
         if not cells:
             return set()
-        found = await self._exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
+        found = await self._client.exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
         rows = zip(cells, found, strict=True)
         return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
 
@@ -84,23 +101,23 @@ class RedisCommands:
             for member in part:
                 commands.append(("SADD", self._names.cells, member.cell))
                 commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
-            await self._exchange(commands)
+            await self._client.exchange(commands)
 
     async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
-        """Take these off the index."""
+        """Take these off the index, and remove their documents."""
         for part in _slices(members):
-            await self._exchange(
-                [
-                    ("SREM", self._names.units_of(member.cell), f"{member.unit}:{member.gate}")
-                    for member in part
-                ]
-            )
+            commands: list[Command] = []
+            for member in part:
+                entry = f"{member.unit}:{member.gate}"
+                commands.append(("SREM", self._names.units_of(member.cell), entry))
+                commands.append(("DEL", self._names.unit(member.unit, member.gate)))
+            await self._client.exchange(commands)
 
     async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
         """The value of each key, unchecked, and its time to live in milliseconds."""
         for part in _slices(members):
             keys = [self._names.unit(member.unit, member.gate) for member in part]
-            answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
             for row in zip(part, answers[::2], answers[1::2], strict=True):
                 yield row
 
@@ -113,11 +130,11 @@ class RedisCommands:
                     commands.append(("PUBLISH", self._names.flips, row.document))
                 commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
                 commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
-            await self._exchange(commands)
+            await self._client.exchange(commands)
 
     async def bans(self) -> set[str]:
         """The prompts that any gate refuses."""
-        (found,) = await self._exchange([("SMEMBERS", self._names.poison)])
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.poison)])
         return set(islice(_texts(found), BANS_MAX))
 
     async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
@@ -126,34 +143,25 @@ class RedisCommands:
         """
         for part in _slices(marks):
             keys = [self._names.ban(mark) for mark in part]
-            answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
             if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
-                await self._exchange([("SREM", self._names.poison, mark) for mark in gone])
+                await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
             for row in zip(part, answers[::2], answers[1::2], strict=True):
                 yield row
 
     async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
         """Write this gate's hashes of cached prompts. A refusal does no harm."""
-        await self._exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+        await self._client.exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
 
     async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
         """The documents of these gates; None: there is none."""
         for part in _slices(gates):
-            answers = await self._exchange([("GET", self._names.prefixes(gate)) for gate in part])
+            answers = await self._client.exchange([("GET", self._names.prefixes(gate)) for gate in part])
             for row in zip(part, answers, strict=True):
                 yield row
 
     def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
         return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
-
-    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to these commands; an error of the server stands in the place of an answer."""
-        batch = self._client.pipeline(transaction=False)
-        for command in commands:
-            batch.execute_command(*command)
-        # A cancelled exchange closes its connection, so no later one reads its answers.
-        async with asyncio.timeout(EXCHANGE_S):
-            return await batch.execute(raise_on_error=False)
 
 
 def _slices(rows: Iterable[T]) -> Iterator[list[T]]:

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from cellgate.proxy.sharing.bans import BanWrite, SharedBans, is_ban
 from cellgate.proxy.sharing.bans import read_ban as read_ban
-from cellgate.proxy.sharing.connect import EXCHANGE_S, Connect, in_words, is_refusal, refusal_reason
+from cellgate.proxy.sharing.beats import Beat, BeatWriter
+from cellgate.proxy.sharing.connect import Connect, in_words, is_refusal, refusal_reason
 from cellgate.proxy.sharing.prefixes import GATES_MAX, PrefixSharing
-from cellgate.proxy.sharing.redis_commands import IndexEntry, RedisCommands
+from cellgate.proxy.sharing.redis_client import EXCHANGE_S, RedisClient
+from cellgate.proxy.sharing.redis_commands import SLICE, IndexEntry, RedisCommands
+from cellgate.proxy.sharing.report_reading import ReportReading
 from cellgate.proxy.sharing.roster import Roster, RosterKey
 from cellgate.proxy.sharing.unit_report import (
+    DOCUMENT_BEATS,
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     Names,
     Seen,
     UnitReport,
-    age_s,
     read_report,
 )
 
@@ -40,6 +42,8 @@ BAN_BEATS = 8
 """The index of bans is read once in this many heartbeats (2 s); new ones are also published at once."""
 ABSENT_MAX = 240
 """An entry of an index is removed after its document was missing in this many heartbeats (a minute)."""
+INDEX_BEATS = 20
+"""The index is read once in so many heartbeats, and whenever its size has changed."""
 FORGET_BEATS = 24
 """How often reports of removed units and gates are searched."""
 
@@ -47,6 +51,7 @@ _COUNTS = (
     "beats",
     "connects",
     "failures",
+    "beats_read",
     "documents_written",
     "writes_refused",
     "documents_read",
@@ -118,17 +123,22 @@ class RedisLink:
         self._heartbeat_s = heartbeat_s
         self._all_cells = all_cells
         self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
+        self._document_ms = self._expiry_ms * DOCUMENT_BEATS
         self._flips: list[UnitReport] = []
         self._wake = asyncio.Event()
         self._verdicts: dict[RosterKey, str] = {}
         self._sessions = 0
         self._own: set[IndexEntry] = set()
         self._known: set[IndexEntry] = set()
-        self._absent: dict[IndexEntry, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.state = LinkState.AWAY
         self._told: LinkState | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
+        self._turn = 0
+        """Heartbeats on this connection."""
+        self._sizes: dict[str, int] = {}
+        self._writer = BeatWriter(gate)
+        self._reading = ReportReading(roster, now, self._expiry_ms / 1000, self.counts, self._look_for_flip)
 
     def start(self) -> None:
         """Begin, and run until `close`."""
@@ -162,7 +172,7 @@ class RedisLink:
 
     # -- staying connected ---------------------------------------------------------------------------------
 
-    async def _forever(self, session: Callable[[Redis], Awaitable[None]], *, tells: bool) -> None:
+    async def _forever(self, session: Callable[[RedisClient], Awaitable[None]], *, tells: bool) -> None:
         # One client for good: creating one takes redis-py a millisecond, which would delay streams.
         client = self._connect()
         while True:
@@ -179,7 +189,7 @@ class RedisLink:
                     self._note(state, in_words(error))
             finally:
                 with suppress(Exception):
-                    await client.connection_pool.disconnect()
+                    await client.disconnect()
             # With jitter, so that many gates do not reconnect at once.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
@@ -192,9 +202,12 @@ class RedisLink:
 
     # -- beats ---------------------------------------------------------------------------------------------
 
-    async def _beats(self, client: Redis) -> None:
+    async def _beats(self, client: RedisClient) -> None:
         commands = RedisCommands(client, self._names)
         self._sessions += 1
+        self._turn = 0
+        self._writer.restart()
+        self._reading.restart()
         is_new = True
         while True:
             refused = await self._write(commands)
@@ -202,6 +215,7 @@ class RedisLink:
             self.counts["beats"] += 1
             self.counts["connects"] += is_new
             is_new = False
+            self._turn += 1
             if refused:
                 self._note(LinkState.FULL, refusal_reason(refused[0]))
             else:
@@ -209,43 +223,59 @@ class RedisLink:
             await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
 
     async def _write(self, commands: RedisCommands) -> list[ResponseError]:
-        """Write all reports; returns what was refused."""
-        own, refused = await commands.put(self._reports(), self._expiry_ms)
-        self._own = own
+        """Write what has changed; returns what was refused."""
+        own: set[IndexEntry] = set()
+        for report in self._reports():
+            own.add(IndexEntry(report.cell, report.unit, report.gate))
+            self._writer.take(report, self._now())
+            if len(own) % SLICE == 0:
+                await asyncio.sleep(0)
+        gone, self._own = self._own - own, own
+        if not own and not gone:
+            return []
+        has_prefixes = await self._put_prefixes(commands)
+        beat, due = self._writer.beat(has_prefixes=has_prefixes)
+        count, refused = await commands.put(due, self._document_ms)
+        self.counts["documents_written"] += count - len(refused)
+        refused += await commands.put_beat(self._gate, beat, self._expiry_ms)
         self.counts["writes_refused"] += len(refused)
-        self.counts["documents_written"] += len(own) - len(refused)
+        await commands.remove_from_index(gone)
         return refused
 
     async def _read(self, commands: RedisCommands) -> None:
         """Read the reports of others for the same cells, or for all."""
-        cells = await commands.cells() if self._all_cells else sorted({member.cell for member in self._own})
-        index = await commands.index(cells)
-        self._known = index
-        # Restore index entries in a Redis that came back empty.
-        await commands.add_to_index(self._own - index)
-        seen: dict[RosterKey, Seen] = {}
-        async for member, document, pttl_ms in commands.get(m for m in index if m.gate != self._gate):
-            key = member.unit, member.gate
-            if (one := self._seen(key, document, pttl_ms)) is not None:
-                seen[key] = one
-            self._absent[member] = self._absent.get(member, 0) + 1 if document is None else 0
-        # A document that was read may be older than a message on the channel meanwhile.
-        for key in self._roster.answered(seen, self._now()):
-            self._look_for_flip(key, seen[key])
-        await self._forget_departed(commands, index)
+        cells = await commands.cells() if self._all_cells else sorted({each.cell for each in self._own})
+        sizes = await commands.index_sizes(cells)
+        if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
+            self._sizes, self._known = sizes, await commands.index(cells)
+            listed = {(member.unit, member.gate) for member in self._known}
+            self._verdicts = {key: verdict for key, verdict in self._verdicts.items() if key in listed}
+        # Restore index entries in a Redis that came back empty, and add new ones.
+        await commands.add_to_index(self._own - self._known)
+        self._known |= self._own
+        # Entries under this gate's name for units that it no longer has are looked at, and removed when old.
+        beats = await self._reading.read(commands, self._known - self._own)
+        await self._forget_departed(commands, self._known)
         if self._prefixes is not None:
-            await self._share_prefixes(commands, self._prefixes)
+            await self._get_prefixes(commands, self._prefixes, beats)
         if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
             await self._share_bans(commands, self._bans)
 
-    async def _share_prefixes(self, commands: RedisCommands, prefixes: PrefixSharing) -> None:
-        """Publish the hashes of computed prompts, and read those of others."""
-        document, new = prefixes.document()
+    async def _put_prefixes(self, commands: RedisCommands) -> bool:
+        """Publish the hashes of computed prompts, if there are any."""
+        document, new = self._prefixes.document() if self._prefixes is not None else (None, 0)
         if document is not None:
             await commands.put_prefixes(self._gate, document, self._expiry_ms)
             self.counts["prefixes_sent"] += new
+        return document is not None
+
+    async def _get_prefixes(
+        self, commands: RedisCommands, prefixes: PrefixSharing, beats: Mapping[str, Beat]
+    ) -> None:
+        """Read the hashes of others: of those whose beat says that there are some, or who have no beat."""
         gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
-        async for gate, found in commands.get_prefixes(gates):
+        news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]
+        async for gate, found in commands.get_prefixes(news):
             taken = prefixes.heard(gate, found) if found is not None else 0
             self.counts["prefixes_refused"] += taken is None
             self.counts["prefixes_heard"] += taken or 0
@@ -267,32 +297,21 @@ class RedisLink:
         heard = counts and self._bans.heard(document, {member.gate for member in self._known}, left_ms)
         self.counts["bans_heard" if heard else "bans_refused"] += 1
 
-    def _seen(self, key: RosterKey, document: Any, pttl_ms: Any) -> Seen | None:
-        """The report at a key; None when it is missing or invalid."""
-        if document is None:
-            return None
-        age = age_s(pttl_ms, self._expiry_ms / 1000) if isinstance(pttl_ms, int) else None
-        report = read_report(document) if isinstance(document, bytes) else None
-        if report is None or age is None or (report.unit, report.gate) != key:
-            self.counts["documents_refused"] += 1
-            return None
-        self.counts["documents_read"] += 1
-        return Seen(report, age)
-
     async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
         """Remove old entries: gates come and go under new names, and the index must not grow."""
-        gone = {member for member, beats in self._absent.items() if beats >= ABSENT_MAX}
+        absent = self._reading.absent
+        gone = {member for member, beats in absent.items() if beats >= ABSENT_MAX}
         await commands.remove_from_index(gone)
-        for member in [member for member in self._absent if member in gone or member not in index]:
-            del self._absent[member]
-            self._verdicts.pop((member.unit, member.gate), None)
+        for member in [member for member in absent if member in gone or member not in index]:
+            del absent[member]
+            self._known.discard(member)
         # A fleet router keeps the reports of a gate until the gate itself is gone.
         if self.counts["beats"] % FORGET_BEATS == 0 and not self._all_cells:
             self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
 
     # -- flips ---------------------------------------------------------------------------------------------
 
-    async def _tells(self, client: Redis) -> None:
+    async def _tells(self, client: RedisClient) -> None:
         """A separate connection: a flip must not wait for a heartbeat that writes and reads many units."""
         commands = RedisCommands(client, self._names)
         # Flips during a lost connection are published by the heartbeats.
@@ -305,11 +324,11 @@ class RedisLink:
             await commands.publish_bans(bans)
             self.counts["bans_sent"] += len(bans)
             flips, self._flips = self._flips, []
-            await commands.publish(flips, self._expiry_ms)
+            await commands.publish(flips, self._document_ms)
             self.counts["flips_sent"] += len(flips)
 
-    async def _listens(self, client: Redis) -> None:
-        async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+    async def _listens(self, client: RedisClient) -> None:
+        async with await client.pubsub() as pubsub:
             async with asyncio.timeout(EXCHANGE_S):
                 await pubsub.subscribe(self._names.flips)
             session = self._sessions

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from cellgate.proxy.sharing.beats import Row, changed_report
 from cellgate.proxy.sharing.unit_report import (
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
@@ -33,6 +34,8 @@ class Roster:
         self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
         self._units: dict[str, dict[str, tuple[UnitReport, float]]] = {}
         """By unit and gate: the report and its time."""
+        self._beat_at: dict[str, float] = {}
+        """By gate: when it last said that what it has told still holds."""
         self._answering_since: float | None = None
 
     def answered(self, seen: Mapping[RosterKey, Seen], now: float) -> list[RosterKey]:
@@ -52,6 +55,31 @@ class Roster:
         gates[gate] = one.report, at
         return True
 
+    def beat(self, gate: str, at: float) -> None:
+        """What the gate has told of its units still held then."""
+        self._beat_at[gate] = max(at, self._beat_at.get(gate, at))
+
+    def change(self, key: RosterKey, row: Row | None, at: float) -> UnitReport | None:
+        """A beat that was written then says what has changed of a unit. Returns the new report; None: it has
+        gone, is not known whole, or was told of later than that.
+        """
+        unit, gate = key
+        known, told_at = self._units.get(unit, {}).get(gate, (None, at))
+        if at < told_at:
+            return None
+        report = changed_report(gate, unit, row, known, at - told_at) if row is not None else None
+        if report is not None:
+            self._units.setdefault(unit, {})[gate] = report, at
+        elif row is None:
+            self._drop(key)
+        return report
+
+    def drop_older(self, gate: str, before: float) -> None:
+        """The gate has told of all its units since then, and has no others."""
+        for unit, gates in list(self._units.items()):
+            if gate in gates and gates[gate][1] < before:
+                self._drop((unit, gate))
+
     def silent(self) -> None:
         """Redis does not answer: keep what is known."""
         self._answering_since = None
@@ -60,24 +88,22 @@ class Roster:
         """The gates with overdue reports, which must be probed."""
         return {gate for _, gate in self._missed_keys(now)}
 
-    def not_ready(self, gate: str, now: float) -> None:
-        """A missing gate does not answer either, or is not ready: its old reports end."""
-        for unit, missed in list(self._missed_keys(now)):
-            if missed == gate:
-                del self._units[unit][gate]
-                if not self._units[unit]:
-                    del self._units[unit]
+    def not_ready(self, gates: Collection[str], now: float) -> None:
+        """These missing gates do not answer either, or are not ready: their old reports end."""
+        for key in [key for key in self._missed_keys(now) if key[1] in gates]:
+            self._drop(key)
 
     def forget(self, before: float) -> None:
         """Drop reports from before `at`: their gates have ended, or no longer have the unit."""
         for unit, gates in list(self._units.items()):
-            self._units[unit] = {gate: said for gate, said in gates.items() if said[1] >= before}
-            if not self._units[unit]:
-                del self._units[unit]
+            for gate in [gate for gate, (_, at) in gates.items() if self._at(gate, at) < before]:
+                self._drop((unit, gate))
+        self._beat_at = {gate: at for gate, at in self._beat_at.items() if at >= before}
 
     def of(self, unit: str, now: float) -> MergedReport | None:
         """The combined report of the other gates on a unit."""
-        return merge_reports([Seen(report, now - at) for report, at in self._units.get(unit, {}).values()])
+        said = self._units.get(unit, {}).items()
+        return merge_reports([Seen(report, now - self._at(gate, at)) for gate, (report, at) in said])
 
     def said(self, unit: str, gate: str) -> UnitReport | None:
         """The report of one other gate on a unit."""
@@ -85,16 +111,20 @@ class Roster:
         return found[0] if found is not None else None
 
     def elsewhere(self, unit: str, now: float) -> Elsewhere:
-        """The requests of the other gates there. Old reports do not count."""
-        said = self._units.get(unit, {}).values()
-        reports = [report for report, at in said if now - at <= self._patience_s]
+        """What the other gates report of it. Old reports do not count."""
+        said = self._units.get(unit, {}).items()
+        reports = [report for gate, (report, at) in said if now - self._at(gate, at) <= self._patience_s]
         return Elsewhere(
-            sum(report.in_flight for report in reports), sum(report.uncached_tokens for report in reports)
+            sum(report.in_flight for report in reports),
+            sum(report.uncached_tokens for report in reports),
+            max((report.errors for report in reports), default=0.0),
+            max((report.degraded for report in reports), default=0.0),
+            max((report.itl_s or 0.0 for report in reports), default=0.0),
         )
 
     def expires_at(self, now: float) -> float:
         """When the next report becomes too old for its requests to count; inf: none will."""
-        times = [at + self._patience_s for gates in self._units.values() for _, at in gates.values()]
+        times = [at + self._patience_s for _, _, at in self.everything()]
         return min((at for at in times if at >= now), default=math.inf)
 
     def lived_at(self, unit: str) -> tuple[float, str] | None:
@@ -104,10 +134,14 @@ class Roster:
         return max(lives, default=None)
 
     def everything(self) -> Iterator[tuple[RosterKey, UnitReport, float]]:
-        """Each valid report, and when it was written."""
+        """Each valid report, and when its gate last said that it holds."""
         for unit, gates in self._units.items():
             for gate, (report, at) in gates.items():
-                yield (unit, gate), report, at
+                yield (unit, gate), report, self._at(gate, at)
+
+    def told_at(self, unit: str, gate: str) -> float:
+        """When that report was written: its ages are as of then."""
+        return self._units[unit][gate][1]
 
     def units(self) -> set[str]:
         """All units that another gate reports."""
@@ -115,11 +149,19 @@ class Roster:
 
     def gates(self, now: float) -> set[str]:
         """The gates whose reports are recent."""
-        said = [(gate, at) for gates in self._units.values() for gate, (_, at) in gates.items()]
-        return {gate for gate, at in said if now - at <= self._patience_s}
+        return {gate for (_, gate), _, at in self.everything() if now - at <= self._patience_s}
 
     def _missed_keys(self, now: float) -> Iterator[RosterKey]:
         if self._answering_since is None or now - self._answering_since < self._patience_s:
             return
-        for unit, gates in self._units.items():
-            yield from ((unit, gate) for gate, (_, at) in gates.items() if now - at > self._patience_s)
+        yield from (key for key, _, at in self.everything() if now - at > self._patience_s)
+
+    def _at(self, gate: str, told_at: float) -> float:
+        return max(told_at, self._beat_at.get(gate, told_at))
+
+    def _drop(self, key: RosterKey) -> None:
+        unit, gate = key
+        gates = self._units.get(unit, {})
+        gates.pop(gate, None)
+        if not gates:
+            self._units.pop(unit, None)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import re
-import socket
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.discovery.redis import Feed
+from cellgate.proxy.logs.events import Action
 from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.recovery.acting import Acting, Undecided
+from cellgate.proxy.recovery.metrics import ActingMetrics
+from cellgate.proxy.rolling.shared import RollStore, UndecidedRoll
 from cellgate.proxy.sharing.address import own_url
 from cellgate.proxy.sharing.bans import SharedBans
+from cellgate.proxy.sharing.claims import ClaimSharing
 from cellgate.proxy.sharing.connect import Connect, connector
 from cellgate.proxy.sharing.fleet_router import FleetRouter
+from cellgate.proxy.sharing.leadership import Document, Leadership
 from cellgate.proxy.sharing.metrics import RedisMetrics
 from cellgate.proxy.sharing.prefixes import PrefixSharing
 from cellgate.proxy.sharing.redis_link import RedisLink
+from cellgate.proxy.sharing.roll_sharing import SCOPE, SharedRoll
 from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.shared_limits import SharedLimits
 from cellgate.proxy.sharing.sync import Sharing
 from cellgate.proxy.sharing.unit_report import Names, Seen, UnitReport
 from cellgate.router.flip import Flip
@@ -30,11 +36,13 @@ from cellgate.router.flip import Flip
 _GRAIN_S = 0.001
 
 
-def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed) -> RedisLink | None:
+def share(
+    plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str
+) -> RedisLink | None:
     """Begin to share the reports of `plane`, or, as a fleet router, to use those of others.
 
-    `port` is the one for clients; 0: not known yet. `feed` takes the units of others. An invalid URL is only
-    logged.
+    `port` is the one for clients; 0: not known yet. `feed` takes the units of others, `gate` is the name of
+    this one. An invalid URL is only logged.
     """
     try:
         connect = connector(access, plane.settings.tls)
@@ -43,10 +51,55 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
         return None
     link_by = partial(_link, plane, connect, Names(access.prefix))
     routes = any(isinstance(source, RedisSource) for source in plane.settings.sources)
-    link = _route(plane, feed, link_by) if routes else _share(plane, port, link_by)
+    link = _route(plane, feed, gate, link_by) if routes else _share(plane, port, gate, link_by)
     link.start()
     plane.metrics.include(RedisMetrics(link, plane.board))
+    if (accounting := plane.accounting) is not None:
+        names, gates = Names(access.prefix), lambda: link.peers() + 1
+        accounting.share(
+            SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
+        )
     return link
+
+
+class Agreement(NamedTuple):
+    """What gates agree on: who acts for a cell, and the roll."""
+
+    acting: Acting
+    rolls: RollStore
+
+
+def agree(plane: Plane, access: RedisAccess, gate: str) -> Agreement:
+    """The agreement of this gate with others. With an invalid URL no gate acts."""
+    try:
+        connect = connector(access, plane.settings.tls)
+    except ValueError as error:
+        return Agreement(Undecided(f"redis: {error}"), UndecidedRoll(f"redis: {error}"))
+
+    def on_leading(scope: str, token: int) -> None:
+        if scope == SCOPE:
+            detail = f"this gate conducts rolls from now on (fencing token {token})"
+            plane.events.add(Action("roll", "gate", detail=detail))
+            return
+        detail = f"no other gate recovers units of it from now on (fencing token {token})"
+        plane.events.add(Action("acting", "gate", detail=detail, cell=scope))
+
+    def on_document(document: Document) -> None:
+        (rolls if document.scope == SCOPE else claims).hear(document)
+
+    leadership = Leadership(
+        connect,
+        gate,
+        Names(access.prefix),
+        now=plane.now,
+        rng=random.Random(),
+        on_leading=on_leading,
+        on_document=on_document,
+    )
+    claims, rolls = ClaimSharing(leadership), SharedRoll(leadership)
+    leadership.start()
+    plane.metrics.include(ActingMetrics(leadership.scopes, leadership.leads))
+    return Agreement(claims, rolls)
 
 
 def _link(
@@ -79,8 +132,8 @@ def _link(
     return link
 
 
-def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLink]) -> RedisLink:
-    roster, loop = Roster(_gate_name()), asyncio.get_running_loop()
+def _share(plane: Plane, port: Callable[[], int], gate: str, link_by: Callable[..., RedisLink]) -> RedisLink:
+    roster, loop = Roster(gate), asyncio.get_running_loop()
     url = ""
 
     def gate_url() -> str:
@@ -122,15 +175,9 @@ def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLi
     return link
 
 
-def _route(plane: Plane, feed: Feed, link_by: Callable[..., RedisLink]) -> RedisLink:
+def _route(plane: Plane, feed: Feed, gate: str, link_by: Callable[..., RedisLink]) -> RedisLink:
     # It has no units of its own to report.
-    roster = Roster(_gate_name())
+    roster = Roster(gate)
     router = FleetRouter(plane, roster, feed)
     plane.ticker.looks.append(router.tick)
     return link_by(roster, tuple, router.heard, all_cells=True)
-
-
-def _gate_name() -> str:
-    """A new id for each process, so that a restarted gate does not take old reports for its own."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:80].lstrip(".-") or "gate"
-    return f"{host}-{os.getpid()}-{random.getrandbits(32):08x}"

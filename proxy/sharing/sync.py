@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Seen, UnitReport, report_of
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.flip import Flip
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
@@ -86,13 +86,13 @@ class Sharing:
             self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 
     def tick(self, now: float) -> dict[str, Elsewhere]:
-        """Apply the progress seen by others. Returns their requests for each unit."""
+        """Apply the progress seen by others. Returns what else they report of units."""
         others = {}
         for name in self._roster.units() & self._board.units.keys():
             if (lived := self._roster.lived_at(name)) is not None:
                 self._take_life(self._board.units[name], *lived)
             elsewhere = self._roster.elsewhere(name, now)
-            if elsewhere.in_flight:
+            if elsewhere != NOTHING_ELSEWHERE:
                 others[name] = elsewhere
         return others
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import orjson
 
@@ -20,13 +20,16 @@ from cellgate.proxy.config.settings import REDIS_PREFIX
 from cellgate.router.hold import is_on
 from cellgate.router.hold_nouns import HoldKind
 from cellgate.router.nouns import Strength, Verdict
+from cellgate.router.split_nouns import ServingRole
 from cellgate.router.unit_state import UnitState
 
 VERSION = 1
 CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight", "gate_url")
 HEARTBEAT_S = 0.25
 EXPIRY_HEARTBEATS = 3
-"""A document expires after this many heartbeats, and a reader waits as long before it counts as missing."""
+"""A beat expires after this many heartbeats, and a reader waits as long before it counts as missing."""
+DOCUMENT_BEATS = 10
+"""A document is written once in so many heartbeats, in turns; it expires after three times that."""
 DOCUMENT_MAX = 64 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -51,9 +54,17 @@ class Names:
         self.poison = f"{prefix}poison"
         """The set of prompts that are refused, by fingerprint."""
 
+    def beat(self, gate: str) -> str:
+        """The key of a gate's heartbeat."""
+        return f"{self.prefix}beat:{gate}"
+
     def prefixes(self, gate: str) -> str:
         """The key of a gate's hashes of cached prompts."""
         return f"{self.prefix}prefixes:{gate}"
+
+    def limit(self, counter: str) -> str:
+        """The key of the counter of one limit in one window of the clock."""
+        return f"{self.prefix}limit:{counter}"
 
     def ban(self, mark: str) -> str:
         """The key of the document of a refused prompt."""
@@ -62,6 +73,10 @@ class Names:
     def units_of(self, cell: str) -> str:
         """The set of `UNIT:GATE` that have been published of a cell."""
         return f"{self.prefix}cell:{cell}"
+
+    def acting(self, cell: str) -> str:
+        """The key of what gates agree on about a cell: which of them acts, and on what."""
+        return f"{self.prefix}acting:{cell}"
 
     def unit(self, unit: str, gate: str) -> str:
         """The key of a document."""
@@ -77,7 +92,8 @@ class UnitReport:
     `fatal`: it is DOWN by a fact (an address refuses, a process has ended) and not by judgement;
     `life_age_s`: how long ago it last made progress; `uncached_tokens`: prompts that are not computed yet;
     `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
-    `hold`: why its engine stands still on purpose.
+    `hold`: why its engine stands still on purpose; `role`: what it does for requests; `beats`: the gate has a
+    heartbeat, and without it is gone.
     """
 
     unit: str
@@ -90,6 +106,7 @@ class UnitReport:
     fatal: bool = False
     drained: bool = False
     degraded: float = 0.0
+    errors: float = 0.0
     epoch: str = ""
     weight: float = 1.0
     max_in_flight: int = 0
@@ -107,6 +124,8 @@ class UnitReport:
     stopping: bool = False
     engine: str = ""
     hold: HoldKind | None = None
+    role: ServingRole = "both"
+    beats: bool = True
 
 
 class Seen(NamedTuple):
@@ -139,8 +158,13 @@ def read_report(document: bytes) -> UnitReport | None:
     if not isinstance(found, dict):
         return None
     names = _FIELDS if found.get("v") == VERSION else CORE
-    taken = {name: value for name in names if (value := _READERS[name](found.get(name))) is not None}
-    return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
+    taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
+    # Gates of an earlier version say nothing of beats.
+    return (
+        UnitReport(**{"beats": False} | taken)
+        if taken.keys() >= {"unit", "cell", "gate", "verdict"}
+        else None
+    )
 
 
 def age_s(pttl_ms: int, expiry_s: float) -> float | None:
@@ -188,6 +212,7 @@ def report_of(
         fatal=case.verdict is Verdict.DOWN and is_fatal,
         drained=state.drained,
         degraded=round(state.outlier.degraded, 3),
+        errors=round(state.costs.errors.share(now), 3),
         epoch=",".join(epoch for _, epoch in case.epochs)[:_TEXT_MAX],
         weight=state.weight,
         max_in_flight=unit.max_in_flight,
@@ -205,6 +230,7 @@ def report_of(
         stopping=stopping,
         engine=state.engine,
         hold=state.hold.kind if state.hold is not None and is_on(state.hold) else None,
+        role=unit.role,
     )
 
 
@@ -248,6 +274,10 @@ def _hold(found: Any) -> HoldKind | None:
     return _HOLDS.get(found) if isinstance(found, str) else None
 
 
+def _role(found: Any) -> ServingRole | None:
+    return next((role for role in get_args(ServingRole) if role == found), None)
+
+
 def _models(found: Any) -> tuple[str, ...] | None:
     if not isinstance(found, list) or not all(isinstance(model, str) for model in found):
         return None
@@ -257,7 +287,7 @@ def _models(found: Any) -> tuple[str, ...] | None:
 _HOLDS = {kind.value: kind for kind in HoldKind}
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 _FIELDS = tuple(field.name for field in fields(UnitReport))
-_READERS: Mapping[str, Callable[[Any], Any]] = {
+READERS: Mapping[str, Callable[[Any], Any]] = {
     "unit": _name,
     "cell": _name,
     "gate": _name,
@@ -268,6 +298,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "fatal": _flag,
     "drained": _flag,
     "degraded": _share,
+    "errors": _share,
     "epoch": _text,
     "weight": _number,
     "max_in_flight": _count,
@@ -285,4 +316,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stopping": _flag,
     "engine": _text,
     "hold": _hold,
+    "role": _role,
+    "beats": _flag,
 }

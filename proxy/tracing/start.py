@@ -1,26 +1,47 @@
-"""Begins to trace, where that is configured and OpenTelemetry is installed."""
+"""Begins to trace and to send metrics, where that is configured and OpenTelemetry is installed.
+
+A gate that cannot do it serves all the same.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.logs.log import log_line
 
 if TYPE_CHECKING:
+    from cellgate.proxy.metrics.metrics import Metrics
+    from cellgate.proxy.tracing.metrics_sender import MetricsSender
     from cellgate.proxy.tracing.tracing import Tracing
+
+# What needs OpenTelemetry is imported late, because it is an extra, and takes its time.
 
 
 def trace(settings: TracingSettings | None) -> Tracing | None:
-    """The tracing of a gate; None: it has none. A gate that cannot trace serves all the same."""
+    """The tracing of a gate; None: it has none."""
     if settings is None:
         return None
     try:
-        from cellgate.proxy.tracing.tracing import (
-            Tracing,  # Late, because it is an extra, and takes its time.
-        )
+        from cellgate.proxy.tracing.tracing import Tracing
     except ModuleNotFoundError as error:
-        why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
-        log_line("error", f"tracing is off, though it is configured: {why}")
+        _missing("tracing is off", error)
         return None
     return Tracing(settings)
+
+
+def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSender | None:
+    """What sends the metrics of a gate to a collector; None: nothing does."""
+    if settings is None:
+        return None
+    try:
+        from cellgate.proxy.tracing.metrics_sender import MetricsSender
+    except ModuleNotFoundError as error:
+        _missing("metrics are not sent by OTLP", error)
+        return None
+    return MetricsSender(settings, metrics)
+
+
+def _missing(what: str, error: ModuleNotFoundError) -> None:
+    why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
+    log_line("error", f"{what}, though it is configured: {why}")

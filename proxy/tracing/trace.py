@@ -6,21 +6,31 @@ they have one, else begin with `cellgate.`. Times that come in are the loop's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    format_trace_id,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
 
+TellTraced = Callable[[str, float | None, float, str], None]
 PROPAGATOR = TraceContextTextMapPropagator()
 OPERATIONS = {
     "chat": "chat",
@@ -56,7 +66,8 @@ class Trace:
     """The trace of one request, an Observer. `request` is its span, `ahead_s` how far the wall clock is ahead
     of the loop's.
 
-    `unit_lines` are header lines for the unit of the attempt in flight.
+    `unit_lines` are header lines for the unit of the attempt in flight. `traced` is told of it once it is
+    over: unit, TTFT, duration, trace id.
     """
 
     __slots__ = (
@@ -66,12 +77,14 @@ class Trace:
         "_context",
         "_failing",
         "_span",
+        "_traced",
         "_tracer",
         "unit_lines",
     )
 
-    def __init__(self, tracer: Tracer, request: Span, ahead_s: float) -> None:
+    def __init__(self, tracer: Tracer, request: Span, ahead_s: float, traced: TellTraced) -> None:
         self._tracer = tracer
+        self._traced = traced
         self._span = request
         self._context = set_span_in_context(request, Context())
         self._ahead_s = ahead_s
@@ -92,6 +105,8 @@ class Trace:
         attributes = {**_server(unit.url), "cellgate.unit": unit.name, "cellgate.cell": unit.cell}
         if before:
             attributes["http.request.resend_count"] = before
+        else:
+            self._span.set_attribute("gen_ai.request.stream", lease.ask.stream)
         if lease.unit_state.engine:
             attributes["gen_ai.provider.name"] = lease.unit_state.engine
         start = self._ns(lease.opened_at)
@@ -125,6 +140,15 @@ class Trace:
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
 
+    def completed(self, usage: Usage | None) -> None:
+        """A generation has ended, whole."""
+        if usage is None:
+            return
+        self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+        self._span.set_attribute("gen_ai.usage.output_tokens", usage.answer_tokens)
+        if usage.cached_tokens is not None:
+            self._span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+
     # -- continuations -------------------------------------------------------------------------------------
 
     def broke(self, unit: str, at: float) -> None:
@@ -153,6 +177,8 @@ class Trace:
             span.set_attribute("error.type", record.code or str(record.status))
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
+        trace_id = format_trace_id(span.get_span_context().trace_id)
+        self._traced(record.unit, record.ttft_s, record.duration_s, trace_id)
 
     def _whole(self, name: str, since: float, until: float, attributes: Mapping[str, AttributeValue]) -> None:
         span = self._tracer.start_span(

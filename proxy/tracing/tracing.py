@@ -6,17 +6,14 @@ with tracing off; their units learn that they are not sampled.
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -26,11 +23,13 @@ from opentelemetry.util.types import AttributeValue
 from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.request.routes import RouteKind, find_route, template
 from cellgate.proxy.tracing.exporter import Exporter
-from cellgate.proxy.tracing.trace import PROPAGATOR, Trace
+from cellgate.proxy.tracing.resource import resource
+from cellgate.proxy.tracing.trace import PROPAGATOR, TellTraced, Trace
 
 if TYPE_CHECKING:
+    from cellgate.proxy.gateway import Gateway
     from cellgate.proxy.request.observer import Observer
-    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.request import Request
 
 EXPORT_TIMEOUT_S = 5.0
@@ -53,15 +52,21 @@ class Tracing:
         exporter = Exporter(OTLPSpanExporter(settings.endpoint, timeout=EXPORT_TIMEOUT_S), settings.endpoint)
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
-            resource=Resource.create(_self()),
+            resource=resource(),
             span_limits=SpanLimits(max_attribute_length=TEXT_MAX),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter, QUEUE_SPANS, EXPORT_EVERY_MS))
         self._ratio = settings.sample_ratio
         self._tracer = self._provider.get_tracer("cellgate")
+        self._traced: TellTraced
 
-    def observers(self, client: ClientConnection, request: Request, now: float) -> tuple[Observer, ...]:
+    def watch(self, gateway: Gateway) -> None:
+        """Trace its requests from now on."""
+        self._traced = gateway.reports.traced
+        gateway.observe = self.observers
+
+    def observers(self, client: ResponseClient, request: Request, now: float) -> tuple[Observer, ...]:
         """The observers of `request`: its trace, if it has one."""
         # Most spans would be health checks.
         if find_route(request.path).kind is RouteKind.LOCAL or not self._is_sampled(request):
@@ -76,7 +81,7 @@ class Tracing:
         )
         # Each attempt has its own.
         request.lines = _without_trace(request.lines)
-        return (Trace(self._tracer, span, ahead_s),)
+        return (Trace(self._tracer, span, ahead_s, self._traced),)
 
     def _is_sampled(self, request: Request) -> bool:
         """Whether the request is traced. Decided without the SDK, which is cheaper for the many that are
@@ -99,14 +104,6 @@ class Tracing:
         closing.join(CLOSE_TIMEOUT_S)
 
 
-def _self() -> dict[str, AttributeValue]:
-    """The resource of this gate; OTEL_RESOURCE_ATTRIBUTES may add to it."""
-    return {
-        "service.name": os.environ.get("OTEL_SERVICE_NAME", "cellgate"),
-        "host.name": socket.gethostname(),
-    }
-
-
 def _without_trace(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if not line.startswith(_FIELDS)]
 
@@ -122,7 +119,7 @@ def _parent(request: Request) -> Context:
     return PROPAGATOR.extract(carrier, Context())
 
 
-def _asked(request: Request, client: ClientConnection) -> dict[str, AttributeValue]:
+def _asked(request: Request, client: ResponseClient) -> dict[str, AttributeValue]:
     """The request as attributes, without its query, which may hold secrets."""
     attributes: dict[str, AttributeValue] = {
         "http.request.method": request.method.decode("latin-1"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.wire.client import ClientExchange
 from cellgate.proxy.wire.failure import Failure, FailureKind, error_body
 from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.intake import Intake, IntakeBounds
@@ -35,16 +36,6 @@ _REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.pipelined_requests_per_
 """The cost of a pipelined request, in bytes of bodies."""
 
 
-class ClientExchange(Protocol):
-    """What a connection knows of the exchange that answers its request."""
-
-    def start(self) -> None: ...
-    def crashed(self, error: Exception) -> None: ...
-    def client_left(self) -> None: ...
-    def client_paused(self, paused: bool) -> None: ...
-    def tick(self, now: float) -> None: ...
-
-
 class ConnectionHost(IntakeBounds, Protocol):
     """What the connections of one listener share, and who answers their requests."""
 
@@ -54,6 +45,7 @@ class ConnectionHost(IntakeBounds, Protocol):
     def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
     def defect(self, what: str, error: Exception) -> None: ...
+    def shows_internals(self, peer: str) -> bool: ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -78,6 +70,7 @@ class ClientConnection(asyncio.Protocol):
         "exchange",
         "peer",
         "secure",
+        "shows_internals",
         "write",
     )
 
@@ -86,16 +79,12 @@ class ClientConnection(asyncio.Protocol):
         self._intake = Intake(self, host)
         self._transport: asyncio.Transport | None = None
         self._queued_bytes = 0
-        self._pumping = False
-        self._ended = False
-        self._rejected = False
+        self._pumping = self._ended = self._rejected = self._turn_due = self._write_paused = False
         self._serving: Request | None = None
-        self._turn_due = False
         self._reading = True
-        self._write_paused = False
         self.exchange: ClientExchange | None = None
         self.peer = ""
-        self.secure = False
+        self.secure = self.shows_internals = False
         self.deadline = inf
         self.write: Callable[[bytes], None] = _to_nobody
 
@@ -116,6 +105,7 @@ class ClientConnection(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         self.peer = str(peername[0]) if peername else ""
         self.secure = transport.get_extra_info("sslcontext") is not None
+        self.shows_internals = self._host.shows_internals(self.peer)
         bound_unsent(transport)
         bound_held(transport)
         self._host.clients[self] = None
@@ -142,9 +132,7 @@ class ClientConnection(asyncio.Protocol):
             self.crashed("the bytes of a client could not be processed", error)
 
     def go_on(self, _size: int, /) -> tuple[int, bool]:
-        """It is this connection's turn to have parsed what has come, and to go on with what waits: what that
-        cost (see rota.py). What is left is for another turn. Never raises.
-        """
+        """It is its turn to parse what has come, and to go on: what that cost (see rota.py). Never raises."""
         self._turn_due, cost = False, 0
         try:
             intake, reader = self._intake, self._intake.reader
@@ -213,6 +201,12 @@ class ClientConnection(asyncio.Protocol):
             # It has to do with the next request, and not with this one.
             self.crashed("the next request could not be started", error)
 
+    def switch(self, protocol: asyncio.Protocol) -> None:
+        """From now on `protocol` reads from the client, and tells `connection_lost` when it is gone."""
+        assert self._transport is not None
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+
     def give_up(self, exchange: ClientExchange, request: Request) -> None:
         """The exchange has failed: if it is still in flight, the connection ends with it."""
         if self.exchange is exchange:
@@ -270,15 +264,13 @@ class ClientConnection(asyncio.Protocol):
 
     def is_slow(self, now: float, after_s: float) -> bool:
         """True while only a head is being read that began this long ago."""
-        is_reading = self.exchange is None and self._intake.in_head
-        return is_reading and now - self._intake.begun_at > after_s
+        return self.exchange is None and self._intake.in_head and now - self._intake.begun_at > after_s
 
     def close_idle(self) -> None:
         """Close an idle connection, to make room for others."""
         if self._intake.reader.in_head:
-            self._reject(
-                Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive while others waited")
-            )
+            why = "the request's head did not arrive while others waited"
+            self._reject(Failure(FailureKind.HEAD_TIMEOUT, why))
         else:
             self.close()
 
@@ -291,9 +283,9 @@ class ClientConnection(asyncio.Protocol):
         elif self.exchange is not None:
             guarded(self.exchange, self.exchange.tick, now)
         elif self._host.memory.is_short and self._intake.is_stalled(now):
-            reason = "the request's body stopped arriving while others waited for memory"
             reached("body_stall_s")
-            self._reject(Failure(FailureKind.BODY_TIMEOUT, reason))
+            why = "the request's body stopped arriving while others waited for memory"
+            self._reject(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def _expire(self) -> None:
         """The deadline has passed: close a connection without a request, else answer 408."""
@@ -309,9 +301,7 @@ class ClientConnection(asyncio.Protocol):
     # -- inside --------------------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Serve waiting requests, as many as one turn of the loop allows; returns their number. Not
-        re-entrant: an exchange that ends at once comes back through `finish`.
-        """
+        """Serve waiting requests, as many as one turn allows; returns their number. Not re-entrant."""
         if self._pumping or self._turn_due:
             return 0
         self._pumping, intake, served = True, self._intake, 0

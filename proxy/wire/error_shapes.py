@@ -14,6 +14,7 @@ import orjson
 from cellgate.proxy.wire.failure import Failure, error_body, error_event
 
 _ANTHROPIC_TYPES = {
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",

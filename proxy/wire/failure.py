@@ -77,7 +77,14 @@ class FailureKind(Enum):
     NOT_SERVED = "not_served"
     RESPONSE_GONE = "response_gone"
     RESPONSE_AWAY = "response_away"
+    STREAM_GONE = "stream_gone"
     NOT_TRUSTED = "not_trusted"
+    BAD_KEY = "invalid_api_key"
+    KEY_EXPIRED = "key_expired"
+    KEY_REVOKED = "key_revoked"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    PRIORITY_NOT_ALLOWED = "priority_not_allowed"
+    GUARDRAIL_DENIED = "guardrail_denied"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     METHOD_NOT_SUPPORTED = "method_not_supported"
     HEAD_TIMEOUT = "head_timeout"
@@ -88,10 +95,13 @@ class FailureKind(Enum):
     # The gate's.
     FULL = "full"
     LATE = "late"
+    LIMITED = "rate_limit_exceeded"
+    OVER_BUDGET = "insufficient_quota"
     NO_UNIT = "no_unit"
     NO_MEMORY = "no_memory"
     NO_RESOURCES = "no_resources"
     NO_CONTROL_PROCESS = "no_control_process"
+    GUARDRAIL_FAILED = "guardrail_failed"
     EVICTED = "evicted"
     INTERNAL = "internal"
     POISON_SUSPECTED = "poison_suspected"
@@ -109,6 +119,8 @@ class FailureKind(Enum):
     FALSE_BUSY = "busy_without_work"
     UNIT_ERROR = "unit_error"
     FIRST_EVENT_ERROR = "first_event_error"
+    TRANSFER_FAILED = "transfer_failed"
+    PREFILL_LOST = "prefill_lost"
     # The unit's, after the commit.
     TRUNCATED = "truncated"
     STREAM_ERROR = "stream_error"
@@ -134,7 +146,15 @@ TABLE: dict[FailureKind, FailureRow] = {
     # What a request follows is on a unit that has left, or is down: no other unit knows that conversation.
     FailureKind.RESPONSE_GONE: _client(404, kind="not_found_error"),
     FailureKind.RESPONSE_AWAY: _client(409, kind="conflict_error"),
+    # The client's stream is kept no more, or by another gate: a new answer would be another one.
+    FailureKind.STREAM_GONE: _client(410),
     FailureKind.NOT_TRUSTED: _client(403, kind="permission_error"),
+    FailureKind.BAD_KEY: _client(401, kind="authentication_error"),
+    FailureKind.KEY_EXPIRED: _client(401, kind="authentication_error"),
+    FailureKind.KEY_REVOKED: _client(401, kind="authentication_error"),
+    FailureKind.MODEL_NOT_ALLOWED: _client(403, kind="permission_error"),
+    FailureKind.PRIORITY_NOT_ALLOWED: _client(403, kind="permission_error"),
+    FailureKind.GUARDRAIL_DENIED: _client(400),
     FailureKind.METHOD_NOT_ALLOWED: _client(405),
     FailureKind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
     FailureKind.HEAD_TIMEOUT: _client(408, closes=True),
@@ -145,12 +165,18 @@ TABLE: dict[FailureKind, FailureRow] = {
     # The gate's.
     FailureKind.FULL: _gate(429),
     FailureKind.LATE: _gate(429),
+    FailureKind.LIMITED: _gate(429),
+    # OpenAI's name. Clients that retry would wait for days.
+    FailureKind.OVER_BUDGET: FailureRow(
+        Fault.GATE, 429, "insufficient_quota", Outcome.GATE_ERROR, retry_after_s=1, is_final=True
+    ),
     FailureKind.NO_UNIT: _gate(503),
     FailureKind.NO_MEMORY: FailureRow(
         Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1
     ),
     FailureKind.NO_RESOURCES: _gate(503, retryable=True),
     FailureKind.NO_CONTROL_PROCESS: _gate(503),
+    FailureKind.GUARDRAIL_FAILED: _gate(503),
     FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
     FailureKind.INTERNAL: FailureRow(
         Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True
@@ -172,6 +198,9 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
+    # Of a split request: the link has failed, or the unit that computes its prompt; not the decoder.
+    FailureKind.TRANSFER_FAILED: _unit(503, Outcome.EVICTED, None),
+    FailureKind.PREFILL_LOST: _unit(503, Outcome.EVICTED, None),
     # Before or after the commit: an engine that is paused may end its requests, and is not sick.
     FailureKind.ABORTED: _unit(503, Outcome.EVICTED, None),
     # The unit's, after the commit.
@@ -182,17 +211,22 @@ TABLE: dict[FailureKind, FailureRow] = {
 }
 
 
+UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET)
+"""A request that fails like this has used nothing of its limits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure: its kind, and a sentence for the person who has to act.
 
-    `retry_after_s` replaces the value of the row.
+    `retry_after_s` replaces the value of the row; `lines` are more header lines of the answer.
     """
 
     kind: FailureKind
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    lines: bytes = b""
 
 
 def error_body(failure: Failure) -> bytes:

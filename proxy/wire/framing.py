@@ -48,3 +48,17 @@ def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> by
         own += b"content-length: %b\r\n" % head.length
     lines = crossing(head.lines, head.fields) if head.connection_tokens else head.lines
     return client_head(head.status, lines, own=own, close=close)
+
+
+def unframed(chunks: bytes) -> tuple[bytes, bool]:
+    """The content of whole chunks, and whether the last chunk is among them."""
+    pieces: list[bytes] = []
+    at = 0
+    while at < len(chunks):
+        line_end = chunks.index(b"\r\n", at)
+        size = int(chunks[at:line_end].partition(b";")[0], 16)
+        if not size:
+            return b"".join(pieces), True
+        at = line_end + 2 + size + 2
+        pieces.append(chunks[line_end + 2 : at - 2])
+    return b"".join(pieces), False

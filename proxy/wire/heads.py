@@ -33,10 +33,18 @@ PLACING_FIELDS = frozenset(
     {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
 """Where the gate itself is to send the request (see placement.py)."""
+EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD = (
+    b"x-cellgate-explain",
+    b"x-cellgate-continue",
+    b"x-cellgate-resume",
+)
+OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD})
+"""By which a client chooses what the gate does with its request."""
 
 REQUEST_FIELDS = (
     _HOP_BY_HOP
     | PLACING_FIELDS
+    | OPTION_FIELDS
     | {
         # A compressed answer could not be scanned for events, so none is asked for.
         b"accept-encoding",
@@ -44,8 +52,6 @@ REQUEST_FIELDS = (
         b"endpoint-load-metrics-format",
         b"expect",
         b"host",
-        b"x-cellgate-continue",
-        b"x-cellgate-explain",
         b"x-cellgate-token",
         b"x-forwarded-for",
         b"x-forwarded-host",
@@ -63,8 +69,9 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     b"endpoint-load-metrics",
     b"endpoint-load-metrics-bin",
     # From a gate between this one and the unit; the ingress would take it as this gate's.
-    b"x-cellgate-explain",
+    EXPLAIN_FIELD,
     b"x-cellgate-reason",
+    RESUME_FIELD,
     b"x-cellgate-unit",
     b"x-envoy-degraded",
     b"x-envoy-immediate-health-check-fail",

@@ -120,6 +120,11 @@ class Intake:
             self._await_no_memory()
             self._sender.update_reading()
 
+    def upgrading(self) -> Request | None:
+        """The last request, if it asks for a WebSocket and is not answered yet."""
+        last = self.queue[-1] if self.queue else None
+        return last if isinstance(last, Request) and last.upgrades else None
+
     # -- what the connection asks for ----------------------------------------------------------------------
 
     @property

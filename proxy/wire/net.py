@@ -39,12 +39,12 @@ class UnitNet:
         self._pools: dict[str, Pool] = {}
         self._fetches: dict[str, UnitFetch] = {}
 
-    def fetch(self, url: str) -> UnitFetch:
+    def fetch(self, url: str, *, token: str = "") -> UnitFetch:
         """A `Fetch` to the server of `url`; the same each time, because it keeps its connection."""
         fetch = self._fetches.get(url)
         if fetch is None:
             self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
-            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard)
+            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard, token)
         return fetch
 
     async def connect(

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from cellgate.proxy.config.limits import LIMITS
@@ -28,8 +28,9 @@ LATE_S = 0.1
 time, so nothing is proven against it."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
+P = TypeVar("P", bound=asyncio.Protocol)
 MakeTls = Callable[[], ssl.SSLContext]
-"""Creates the TLS context for https units on first use: most gates have no such unit."""
+"""The TLS context for the next connection to an https unit; created on first use, as most gates have none."""
 
 
 class Taker(Protocol):
@@ -44,8 +45,8 @@ class GateStalledError(Exception):
 
 
 class Pool:
-    """The connections of the gate to one unit. Pools of several share a `read_scheduler`, or each has its
-    own.
+    """The connections of the gate to one unit; `unix_path`: at a Unix socket. Pools of several share a
+    `read_scheduler`, or each has its own.
 
     `on_broken` is called when the unit closes a connection unexpectedly, `on_gate_fault` with a reason when
     the gate itself could not open one.
@@ -58,6 +59,7 @@ class Pool:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
+        unix_path: str | None = None,
         read_scheduler: ReadScheduler | None = None,
         on_broken: Callable[[], None] = lambda: None,
         on_gate_fault: Callable[[str], None] = lambda _: None,
@@ -70,7 +72,8 @@ class Pool:
         """What the head of each request to the unit begins with."""
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
-        self._tls = tls() if tls is not None and parts.scheme == "https" else None
+        self._unix_path = unix_path
+        self._tls = tls if parts.scheme == "https" else None
         self._loop = loop
         self.read_scheduler = read_scheduler or ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._connect_timeout_s = connect_timeout_s
@@ -148,17 +151,22 @@ class Pool:
             {"message": f"a reply of {where} could not be processed", "exception": error}
         )
 
-    async def _connect(self) -> UnitConnection:
+    async def open(self, factory: Callable[[], P]) -> P:
+        """A connection of another kind to the same place. Raises OSError, GateStalledError."""
         deadline = self._loop.time() + self._connect_timeout_s
+        tls = self._tls() if self._tls is not None else None
         try:
             async with asyncio.timeout_at(deadline):
-                _, conn = await self._loop.create_connection(
-                    lambda: UnitConnection(self), self.host, self.port, ssl=self._tls
-                )
+                if self._unix_path is not None:
+                    return (await self._loop.create_unix_connection(factory, self._unix_path))[1]
+                return (await self._loop.create_connection(factory, self.host, self.port, ssl=tls))[1]
         except TimeoutError:
             if self._loop.time() > deadline + LATE_S:
                 raise GateStalledError from None
             raise
+
+    async def _connect(self) -> UnitConnection:
+        conn = await self.open(lambda: UnitConnection(self))
         # Counted only now: connection_lost is never called for a connect that was cancelled.
         if conn.usable:
             self.connections[conn] = None

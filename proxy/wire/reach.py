@@ -43,7 +43,7 @@ class UnitPools:
     ) -> None:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
-        self._tls = tls
+        self.tls = tls
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
@@ -59,7 +59,7 @@ class UnitPools:
                 state.unit.url,
                 self._loop,
                 connect_timeout_s=self._connect_timeout_s,
-                tls=self._tls,
+                tls=self.tls,
                 read_scheduler=self._read_scheduler,
                 on_broken=lambda: self._on_broken(state),
                 on_gate_fault=self._on_gate_fault,
@@ -91,7 +91,7 @@ class UnitPools:
                 self._loop,
                 heard,
                 connect_timeout_s=self._connect_timeout_s,
-                tls=self._tls,
+                tls=self.tls,
                 read_scheduler=self._read_scheduler,
                 on_gate_fault=self._on_gate_fault,
             )

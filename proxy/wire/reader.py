@@ -46,6 +46,9 @@ class RequestSink(Protocol):
     def whole(self, request: Request) -> None:
         """A request is complete."""
 
+    def upgrading(self) -> Request | None:
+        """The last request, if it asks for a WebSocket and is not answered yet."""
+
 
 class RequestReader:
     """Reads the requests of one connection. `routing_fields` are the names of header fields that say how a
@@ -158,8 +161,14 @@ class RequestReader:
         self._is_first = self.request is None
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail(Failure(FailureKind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
+        except httptools.HttpParserUpgrade as upgrade:
+            if (request := self._tell.upgrading()) is None:
+                self._fail(
+                    Failure(FailureKind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported")
+                )
+            else:
+                # What came before the answer to the upgrade.
+                request.body = bytes(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             # A defect of the gate, not of the request.
             raise error.__context__ or error from None

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens, crossing
+from cellgate.proxy.wire.heads import (
+    CONTINUE_FIELD,
+    EXPLAIN_FIELD,
+    OPTION_FIELDS,
+    PLACING_FIELDS,
+    Fields,
+    connection_tokens,
+    crossing,
+)
+
+REALTIME = b"/v1/realtime"
+"""The only path of a WebSocket."""
 
 
 class Request:
@@ -12,7 +23,9 @@ class Request:
     say how it is to be routed.
 
     `is_placed`: it names its unit (see placement.py); `is_explained`: it asks for an explanation of the
-    choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream.
+    choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream; `may_come_back`: its
+    client may lose its connection and ask for the rest of its stream (see docs/reconnect.md); `upgrades`: it
+    asks for a WebSocket.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of
@@ -32,6 +45,7 @@ class Request:
         "keep_alive",
         "length",
         "lines",
+        "may_come_back",
         "method",
         "path",
         "pieces",
@@ -39,6 +53,7 @@ class Request:
         "reserved",
         "routing",
         "target",
+        "upgrades",
     )
 
     def __init__(self, received_at: float) -> None:
@@ -54,7 +69,9 @@ class Request:
         self.is_placed = False
         self.is_explained = False
         self.is_uncontinued = False
+        self.may_come_back = False
         self.keep_alive = True
+        self.upgrades = False
         self.expects_continue = False
         self.length = 0
         self.body = b""
@@ -97,14 +114,12 @@ def check_head(request: Request, version: str) -> Failure | None:
             return Failure(FailureKind.BAD_REQUEST, "the only supported transfer coding is chunked")
         elif name in PLACING_FIELDS:
             request.is_placed = True
-        elif name == b"x-cellgate-explain":
-            request.is_explained = value.strip() == b"1"
-        elif name == b"x-cellgate-continue":
-            request.is_uncontinued = request.is_uncontinued or value.strip().lower() == b"off"
+        elif name in OPTION_FIELDS:
+            _read_option(request, name, value.strip().lower())
         elif name == b"connection":
             has_tokens = True
     if has_tokens:
-        if (failure := _check_connection(request.fields)) is not None:
+        if (failure := _check_connection(request)) is not None:
             return failure
         request.lines = crossing(request.lines, request.fields)
     if hosts != 1 and (hosts or not request.http10):
@@ -112,13 +127,31 @@ def check_head(request: Request, version: str) -> Failure | None:
     return _check_target(request)
 
 
-def _check_connection(fields: Fields) -> Failure | None:
+def _read_option(request: Request, name: bytes, value: bytes) -> None:
+    """A line by which a client chooses what the gate does with its request."""
+    if name == EXPLAIN_FIELD:
+        request.is_explained = value == b"1"
+    elif name == CONTINUE_FIELD:
+        request.is_uncontinued = request.is_uncontinued or value == b"off"
+    else:
+        request.may_come_back = value == b"on"
+
+
+def _check_connection(request: Request) -> Failure | None:
+    fields = request.fields
     tokens = sum(value.count(b",") + 1 for name, value in fields if name == b"connection")
     if tokens > LIMITS.connection_tokens:
         reached("connection_tokens")
         reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
         return Failure(FailureKind.BAD_REQUEST, reason)
-    if any(name == b"upgrade" for name, _ in fields) and b"upgrade" in connection_tokens(fields):
+    wanted = [value.strip().lower() for name, value in fields if name == b"upgrade"]
+    if wanted and b"upgrade" in connection_tokens(fields):
+        path = request.target.partition(b"?")[0]
+        if wanted == [b"websocket"] and path == REALTIME and request.method == b"GET":
+            # Seldom, and another exchange, like a stream whose client may come back: one question for both.
+            request.upgrades = request.may_come_back = True
+            request.keep_alive = False
+            return None
         return Failure(FailureKind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     return None
 

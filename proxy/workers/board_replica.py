@@ -28,7 +28,7 @@ _FALLEN = (Verdict.DOWN, Verdict.STARTING)
 
 def fleet_out(fleet: Fleet) -> Message:
     """A fleet as it is sent: plain values, without what only the control process needs."""
-    cells = [(cell.name, cell.weight, cell.spill_s) for cell in fleet.cells]
+    cells = [(cell.name, cell.weight, cell.spill_s, cell.transfer) for cell in fleet.cells]
     return cells, [tuple(getattr(unit, name) for name in _FIELDS) for unit in fleet.units]
 
 

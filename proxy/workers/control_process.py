@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
+from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
 from cellgate.proxy.handover.view import InheritedView
 from cellgate.proxy.metrics.collectors import AccessLogMetrics
+from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.workers.board_replica import BoardUpdates, fleet_in, fleet_out
-from cellgate.proxy.workers.protocol import Message, Pulse, ToWorker, WorkerStatus, framed
+from cellgate.proxy.workers.protocol import Message, Pulse, ToWorker, WorkerStatus, framed, settings_out
 from cellgate.proxy.workers.session import WorkerSession
 from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker_metrics import WorkerTotals
@@ -42,7 +45,14 @@ class ControlProcess:
     ) -> None:
         self.plane = plane
         self.dispatcher = LocalDispatcher(plane)
+        self.asked: Dispatcher = self.dispatcher
+        """Who is asked for units: the dispatcher, perhaps behind limits."""
+        self.ledger = None
+        if plane.accounting is not None:
+            self.ledger = plane.accounting.ledger
+            self.asked = LimitedDispatcher(self.dispatcher, self.ledger)
         self.reports = LocalReports(plane)
+        self._settings = plane.settings
         self.version = 0
         """The version of the fleet, counted up with each change."""
         self.sessions: dict[int, WorkerSession] = {}
@@ -85,6 +95,11 @@ class ControlProcess:
         self.plane.ticker.start()
         if not self.knows_all:
             self._loop.call_later(GREETING_S, self._know_all)
+
+    def take_settings(self, settings: Settings) -> None:
+        """The configuration was read again: workers get what is theirs."""
+        self._settings = settings
+        self._broadcast((ToWorker.SETTINGS, settings_out(settings)))
 
     def let_clients_in(self) -> None:
         """Workers may accept, now and whenever one is started."""
@@ -192,6 +207,7 @@ class ControlProcess:
         plane.metrics.defects += status.defects
         for name, times in status.limits:
             plane.metrics.limits[name] += times
+        plane.metrics.workers_tallies.update(dict(status.tallies))
         self._log_dropped += status.log_dropped
         if status.version != self.version:
             # Names may mean other units by now; the status is sent again.
@@ -232,6 +248,7 @@ class ControlProcess:
         """
         if not session.informed:
             session.informed = True
+            session.link.send((ToWorker.SETTINGS, settings_out(self._settings)))
             session.link.send(self._fleet_now())
             session.link.send((ToWorker.UNITS, self._updates.all(self.plane.now())))
             session.link.send((ToWorker.PULSE, *self._pulse([])))

@@ -8,11 +8,15 @@ infinities, and creates only plain values; both ends are forks of one process, s
 from __future__ import annotations
 
 import marshal
+import pickle
 import struct
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cellgate.proxy.config.settings import OF_REQUESTS, Settings
+from cellgate.proxy.process.tallies import TallyKey
 from cellgate.proxy.request.dispatcher import PickRequest
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -59,6 +63,14 @@ class ToControl:
     """Reason."""
     STATUS = 15
     """A `WorkerStatus`."""
+    TRACED = 16
+    """Unit, TTFT, duration, trace id."""
+    SPLIT = 17
+    """The fields of a `SplitStep`."""
+    SPENT = 18
+    """Key, tenant, model, tokens: an answer is longer than it was charged with."""
+    SETTLED = 19
+    """A `Bill`."""
 
 
 class ToWorker:
@@ -73,11 +85,14 @@ class ToWorker:
     OPEN = 3
     """Clients may be accepted."""
     GRANTED = 4
-    """Id, unit, at, header line, data parallel rank: a lease was opened under this id."""
+    """Id, unit, at, header line, data parallel rank, fields of a `SplitPlan` or None: a lease was opened
+    under this id."""
     REFUSED = 5
     """Id, failure."""
     EVICTED = 6
     """Ids of leases whose unit went down."""
+    SETTINGS = 7
+    """What a reload has replaced of the settings, pickled, by name."""
 
 
 class WorkerStatus(NamedTuple):
@@ -103,7 +118,19 @@ class WorkerStatus(NamedTuple):
     forged: int
     limits: list[tuple[str, int]]
     """Bounds that took effect, by name (see proxy/config/limits.py)."""
+    tallies: list[tuple[TallyKey, int]]
+    """What was counted (see proxy/process/tallies.py)."""
     defects: int
+
+
+def settings_out(settings: Settings) -> bytes:
+    """What a reload may replace where requests are."""
+    return pickle.dumps({name: getattr(settings, name) for name in OF_REQUESTS})
+
+
+def settings_in(running: Settings, told: bytes) -> Settings:
+    """The settings of a worker, with what was told."""
+    return replace(running, **pickle.loads(told))
 
 
 class Pulse(NamedTuple):
@@ -186,10 +213,10 @@ def request_in(plain: Message) -> PickRequest:
 
 def failure_out(failure: Failure) -> Message:
     """A failure as it is sent."""
-    return failure.kind.value, failure.message, failure.param, failure.retry_after_s
+    return failure.kind.value, failure.message, failure.param, failure.retry_after_s, failure.lines
 
 
 def failure_in(plain: Message) -> Failure:
     """A failure that was sent."""
-    kind, message, param, retry_after_s = plain
-    return Failure(FailureKind(kind), message, param, retry_after_s)
+    kind, message, param, retry_after_s, lines = plain
+    return Failure(FailureKind(kind), message, param, retry_after_s, lines)

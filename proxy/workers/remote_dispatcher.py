@@ -15,6 +15,7 @@ from cellgate.router.backlog import Job
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class RemoteLease(Lease):
     __slots__ = ("id", "told_paused")
 
     def __init__(
-        self, number: int, state: UnitState, request: PickRequest, at: float, explanation: bytes, rank: int
+        self, number: int, state: UnitState, request: PickRequest, at: float, lines: bytes, rank: int
     ) -> None:
         # Not the base's: the cost model is kept in the control process.
         self.id = number
@@ -46,9 +47,10 @@ class RemoteLease(Lease):
         self.retry = request.draws
         self.committed = self.evicted = self.closed = self.paused = self.was_paused = False
         self.told_paused = False
-        self.explanation = explanation
+        self.lines = lines
         self.rank = rank
         self.first_at = 0.0
+        self.split = None
         self.on_evict = None
 
     def commit(self, now: float) -> None:
@@ -79,7 +81,7 @@ class RemoteDispatcher:
     def acquire_other(self, request: PickRequest, waiter: Waiter) -> Refusal | Pending:
         """Ask for another unit, if there seems to be one with room."""
         now, refusal = self._now(), Refusal.NO_UNIT
-        for name, state in self._board.units.items():
+        for name, state in self._board.pairs.decoders.items():
             if name not in request.tried and state.is_usable() and state.serves(request.ask):
                 if state.has_room(now, 0.0):
                     return self._control.ask(request, waiter)
@@ -133,14 +135,17 @@ class RemoteDispatcher:
             lease.told_paused = lease.paused
         return [(lease.id, lease.paused) for lease in changed]
 
-    def granted(self, number: int, unit: str, at: float, explanation: bytes, rank: int) -> None:
+    def granted(
+        self, number: int, unit: str, at: float, lines: bytes, rank: int, split: Message | None
+    ) -> None:
         """A lease was granted."""
         question = self._control.answered(number)
         if question is None:
             # The cancellation was sent meanwhile.
             return
         state = self._board.units[unit]
-        lease = RemoteLease(number, state, question.request, at, explanation, rank)
+        lease = RemoteLease(number, state, question.request, at, lines, rank)
+        lease.split = None if split is None else SplitPlan(*split)
         self._leases[number] = lease
         state.leases[lease] = None
         self._board.in_flight += 1

@@ -9,6 +9,7 @@ from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationR
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.control_client import ControlClient
 from cellgate.proxy.workers.protocol import Message, ToControl
+from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
 
@@ -28,6 +29,10 @@ class RemoteReports:
         message: Message = (r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
         self._control.mention((ToControl.FINISHED, *message))
 
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that is over was traced under this id."""
+        self._control.mention((ToControl.TRACED, unit, ttft_s, duration_s, trace_id))
+
     def retried(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
         self._control.mention((ToControl.RETRIED, unit))
@@ -37,6 +42,10 @@ class RemoteReports:
     ) -> None:
         """The result of a stream that `unit` broke."""
         self._control.mention((ToControl.RESUMED, unit, kind.value, result.value, reason))
+
+    def split(self, step: SplitStep) -> None:
+        """A step of a request whose prompt another unit computes."""
+        self._control.mention((ToControl.SPLIT, *step))
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

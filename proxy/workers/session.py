@@ -8,6 +8,7 @@ when it ends.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -15,11 +16,13 @@ from typing import Any, Protocol
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.doors.bill import Bill
+from cellgate.proxy.doors.ledger import LimitLedger
 from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
-from cellgate.proxy.request.dispatcher import NOT_QUEUED, Pending, PickRequest
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.request.dispatcher import NOT_QUEUED, Dispatcher, Pending, PickRequest
+from cellgate.proxy.wire.failure import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.workers.protocol import (
     Message,
     ToControl,
@@ -36,6 +39,7 @@ from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.retry import has_budget
+from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import Lease
 
 _ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no retry: the retry budget is used up")
@@ -47,6 +51,9 @@ class Control(Protocol):
 
     plane: Plane
     dispatcher: LocalDispatcher
+    asked: Dispatcher
+    """Who is asked for units: the dispatcher, perhaps behind limits."""
+    ledger: LimitLedger | None
     reports: LocalReports
     version: int
     """Of the fleet."""
@@ -93,6 +100,8 @@ class WorkerSession:
         self._leases: dict[int, Lease] = {}
         self._released: tuple[int, Lease | None] = (0, None)
         self._evicted: list[int] = []
+        self._charged: Counter[tuple[str, str]] = Counter()
+        """Requests that were charged and are not settled, by key and tenant."""
         reports = control.reports
         self._handlers: dict[int, Callable[..., None]] = {
             ToControl.HELLO: self._hello,
@@ -105,12 +114,16 @@ class WorkerSession:
             ToControl.BLAME: self._blame,
             ToControl.STORED: self._plane.stored.made,
             ToControl.FINISHED: self._finished,
+            ToControl.TRACED: reports.traced,
             ToControl.RETRIED: reports.retried,
             ToControl.RESUMED: self._resumed,
             ToControl.HEALTH_CHECKED: reports.health_checked,
             ToControl.RESTART_SUSPECTED: self._restart_suspected,
             ToControl.OWN_TROUBLE: reports.gate_fault,
             ToControl.STATUS: self._take_status,
+            ToControl.SPLIT: self._split,
+            ToControl.SPENT: self._spent,
+            ToControl.SETTLED: self._settled,
         }
 
     def __len__(self) -> int:
@@ -136,6 +149,11 @@ class WorkerSession:
         leases, self._leases = self._leases, {}
         for lease in leases.values():
             self._dispatcher.released(lease, Outcome.GATE_ERROR)
+        charged, self._charged = self._charged, Counter()
+        if self._control.ledger is not None:
+            for (key, tenant), times in charged.items():
+                for _ in range(times):
+                    self._control.ledger.abandon(key, tenant)
 
     # -- units for requests --------------------------------------------------------------------------------
 
@@ -152,7 +170,9 @@ class WorkerSession:
                 self._refuse(number, _ENOUGH_RETRIES)
                 return
         asker = Asker(self, number, request)
-        found = self._dispatcher.acquire(request, asker)
+        found = self._control.asked.acquire(request, asker)
+        if request.charge is not None and not (isinstance(found, Failure) and found.kind in UNCHARGED):
+            self._charged[request.charge[0], request.ask.tenant] += 1
         if isinstance(found, Lease | Failure):
             self.resolve(asker, found)
         else:
@@ -169,7 +189,8 @@ class WorkerSession:
         self._pending.pop(number, None)
         if isinstance(found, Lease):
             self._hold(number, found)
-            granted = (number, found.unit, found.opened_at, found.explanation, found.rank)
+            split = None if found.split is None else tuple(found.split)
+            granted = (number, found.unit, found.opened_at, found.lines, found.rank, split)
             self.link.send((ToWorker.GRANTED, *granted))
         elif found is NOT_QUEUED:
             # The unit's own answer was dropped meanwhile.
@@ -286,10 +307,23 @@ class WorkerSession:
     def _resumed(self, unit: str, kind: str, result: str, reason: str) -> None:
         self._control.reports.resumed(unit, ContinuationKind(kind), ContinuationResult(result), reason)
 
+    def _split(self, *fields: Any) -> None:
+        self._control.reports.split(SplitStep(*fields))
+
     def _restart_suspected(self, unit: str, version: int) -> None:
         state = self._plane.board.units.get(unit)
         if version == self._control.version and state is not None:
             self._control.reports.restart_suspected(state)
+
+    def _spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
+        if self._control.ledger is not None:
+            self._control.ledger.spent(key, tenant, model, tokens)
+
+    def _settled(self, *plain: Any) -> None:
+        bill = _new(Bill, plain)
+        self._charged[bill.key, bill.tenant] -= 1
+        if self._control.ledger is not None:
+            self._control.ledger.settle(bill)
 
     def _take_status(self, *plain: Any) -> None:
         self.status = status = _new(WorkerStatus, plain)

@@ -32,8 +32,10 @@ from cellgate.proxy.handover.inheritance import Inheritance
 from cellgate.proxy.handover.open_listeners import LISTEN, Listeners, listeners_of
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.workers import supervisor_channel
 from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.workers.neighbours import Neighbours
 from cellgate.proxy.workers.worker_app import run_worker
 
 CONTROL = -1
@@ -80,6 +82,7 @@ class ControlStart:
 
     settings: Settings
     reload: Reload
+    tls: LiveTls
     listeners: Listeners
     channel: socket.socket
     heritage: Inheritance | None
@@ -117,9 +120,12 @@ class Supervisor:
         self._settings = settings
         self._run_control = run_control
         self._reload = reload
+        # Made before any process: one that is started later has at least the certificates of the start.
+        self._tls = LiveTls(settings.tls)
         self._listeners = listeners
         self._heritage = heritage
         self._page = Page(settings.workers)
+        self._neighbours = Neighbours.of(settings.workers) if settings.resume_s else Neighbours()
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
         self._children: dict[int, Child] = {}
@@ -220,6 +226,7 @@ class Supervisor:
             self._selector.close()
             for sock in (ours, self._woken, self._waker, *(child.line for child in self._children.values())):
                 sock.close()
+            self._tls.is_quiet = number != CONTROL
             code = uvloop.run(self._control(line) if number == CONTROL else self._worker(number, line))
         except BaseException as error:
             log_line("error", f"{_title(number)} failed: {error!r}")
@@ -230,6 +237,7 @@ class Supervisor:
         start = ControlStart(
             self._settings,
             self._reload,
+            self._tls,
             self._listeners,
             line,
             self._heritage,
@@ -247,7 +255,7 @@ class Supervisor:
                     mine.append(listener)
                 else:
                     listener.close()
-        return await run_worker(self._settings, mine, line, self._page, number)
+        return await run_worker(self._settings, self._tls, mine, line, self._page, number, self._neighbours)
 
     def _ended(self, child: Child) -> None:
         """A process is gone."""
@@ -331,6 +339,8 @@ class Supervisor:
         what, _ = received
         if what["do"] == "ready":
             self._served = True
+        elif what["do"] == "reloaded":
+            self._reloaded = True
         else:
             notify(*what["words"])
             if any(word.startswith("MAINPID=") for word in what["words"]):
@@ -363,6 +373,7 @@ class Supervisor:
         for listeners in self._listeners.values():
             for listener in listeners:
                 listener.close()
+        self._neighbours.close()
 
     def _reap(self) -> None:
         """As the first process of a container it also gets the orphans of those that ended."""

@@ -68,6 +68,10 @@ class SupervisorChannel:
         """Report to the supervisor that the gate serves."""
         send(self._sock, {"do": "ready"})
 
+    def reloaded(self) -> None:
+        """Report that the configuration was read again: the next control process has to do so as well."""
+        send(self._sock, {"do": "reloaded"})
+
     def notify(self, *words: str) -> None:
         """Report to the service manager through the supervisor."""
         send(self._sock, {"do": "notify", "words": words})

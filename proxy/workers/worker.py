@@ -11,30 +11,35 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.stall_watch import LAG_S
+from cellgate.proxy.doors.accounting import make_door
+from cellgate.proxy.doors.key_follower import KeyFollower
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.ingress.orca import LoadLines
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_reads import ReadBody
-from cellgate.proxy.wire.pool import MakeTls
 from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
 from cellgate.proxy.workers.board_replica import BoardReplica, ReplicaUnit
 from cellgate.proxy.workers.control_client import ControlClient
-from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker
+from cellgate.proxy.workers.neighbours import Neighbours
+from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
+from cellgate.proxy.workers.remote_accounts import RemoteAccounts
 from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
 from cellgate.proxy.workers.remote_reports import RemoteReports
 from cellgate.proxy.workers.worker_status import StatusReporter
 
 
 class Worker:
-    """Worker `number` of one gate; `page` is the shared page with the number of clients of each."""
+    """Worker `number` of one gate; `page` is the shared page with the number of clients of each, `neighbours`
+    are where each takes clients of the others.
+    """
 
     def __init__(
         self,
@@ -44,14 +49,15 @@ class Worker:
         *,
         access_log: AccessLog,
         read: ReadBody,
-        unit_tls: MakeTls | None = None,
+        tls: LiveTls | None = None,
         page: Page,
         number: int,
+        neighbours: Neighbours,
     ) -> None:
         self.control = ControlClient(loop, self._greet, self._hear)
         self.opened = asyncio.Event()
         """Whether clients may be accepted."""
-        self._now = loop.time
+        self._now, self._neighbours = loop.time, neighbours
         self._ticker = ticker = Ticker(loop)
         self._replica = replica = BoardReplica(settings.rules)
         self._dispatcher = RemoteDispatcher(replica.board, self.control, loop.time)
@@ -59,7 +65,7 @@ class Worker:
         self._unit_pools = UnitPools(
             loop,
             connect_timeout_s=settings.timeouts.connect_s,
-            tls=unit_tls,
+            tls=None if tls is None else tls.units,
             on_broken=self._reports.restart_suspected,
             on_gate_fault=self._reports.gate_fault,
         )
@@ -80,13 +86,23 @@ class Worker:
         self._entrance = self.gateway.entrance = SharedEntrance(
             loop, self.gateway.connection, page, number, self._clients, self._reports.gate_fault
         )
+        neighbours.introduce(self.gateway.reconnects, number)
         self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
-        self._accepts = False
-        self._handlers = self._what_follows()
+        self._tls, self._accepts = tls, False
+        self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
         ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status]
 
     def _clients(self) -> int:
         return len(self.gateway.clients)
+
+    def _ask_for_keys(self, settings: Settings) -> KeyFollower | None:
+        if settings.keys is None:
+            return None
+        self._door = door = make_door(settings, RemoteAccounts(self.control))
+        self.gateway.ask_for_keys(door)
+        self._ticker.looks.append(door.tick)
+        # The control process reports mistakes for all.
+        return KeyFollower(settings.keys.file, door.take, lambda _problems: None)
 
     def _what_follows(self) -> dict[int, Callable[..., None]]:
         """The handlers of messages of the control process."""
@@ -98,20 +114,26 @@ class Worker:
             ToWorker.GRANTED: self._dispatcher.granted,
             ToWorker.REFUSED: self._dispatcher.refused,
             ToWorker.EVICTED: self._dispatcher.evict,
+            ToWorker.SETTINGS: self._take_settings,
         }
 
     # -- life ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tick; the units come from the control process."""
+        """Read the keys of clients, and tick; the units come from the control process."""
+        if self._tls is not None:
+            self._ticker.looks.append(self._tls.tick)
+        if self._keys is not None:
+            self._keys.read()
+            self._keys.start()
+            self._door.start()
         self._ticker.start()
 
-    async def accept(
-        self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
-    ) -> None:
+    async def accept(self, listeners: Sequence[socket.socket] = ()) -> None:
         """Accept clients, once that is allowed. Raises OSError."""
         await self.opened.wait()
-        await self.gateway.listen(tls, listeners)
+        await self.gateway.listen(None if self._tls is None else self._tls.clients(), listeners)
+        await self._neighbours.accept(self.gateway.connection)
         self._accepts = True
         self.control.say((ToControl.ACCEPTING,))
 
@@ -131,7 +153,11 @@ class Worker:
 
     async def _close(self) -> None:
         self._ticker.stop()
+        if self._keys is not None:
+            await self._keys.close()
+            await self._door.close()
         self._unit_pools.close()
+        self._neighbours.close()
         await self.gateway.close()
         self.control.mention((ToControl.STATUS, *self._status.take(self._now(), 0.0, is_last=True)))
         self.control.close()
@@ -156,6 +182,11 @@ class Worker:
     def _take_units(self, units: list[ReplicaUnit]) -> None:
         for state in self._replica.take_units(units):
             self._unit_pools.distrust(state)
+
+    def _take_settings(self, told: bytes) -> None:
+        self.gateway.take_settings(settings := settings_in(self.gateway.settings, told))
+        if self._tls is not None:
+            self._tls.take(settings.tls)
 
     def _take_pulse(self, *told: Any) -> None:
         pulse = Pulse(*told)

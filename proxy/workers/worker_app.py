@@ -6,8 +6,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
@@ -15,10 +14,11 @@ from cellgate.proxy.logs.defects import DEFECTS
 from cellgate.proxy.logs.log_writer import LogSink
 from cellgate.proxy.process.garbage import calm_the_collector
 from cellgate.proxy.process.signals import Signals
-from cellgate.proxy.process.tls import client_context, unit_context
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.proxy.tracing.start import trace
 from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.workers.neighbours import Neighbours
 from cellgate.proxy.workers.supervisor_channel import SupervisorChannel
 from cellgate.proxy.workers.worker import Worker
 
@@ -40,32 +40,34 @@ class WholeLines:
 
 
 async def run_worker(
-    settings: Settings, listeners: Sequence[socket.socket], channel: socket.socket, page: Page, number: int
+    settings: Settings,
+    tls: LiveTls,
+    listeners: Sequence[socket.socket],
+    channel: socket.socket,
+    page: Page,
+    number: int,
+    neighbours: Neighbours,
 ) -> int:
     """Run worker `number` until it is told to end; `channel` leads to the supervisor."""
     loop, large = asyncio.get_running_loop(), LargeBodies()
     loop.set_exception_handler(DEFECTS.handle)
+    log = AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time)
     worker = Worker(
         settings,
         loop,
         random.Random(),
-        access_log=AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time),
+        access_log=log,
         read=large.read,
-        unit_tls=partial(unit_context, settings.tls),
+        tls=tls,
         page=page,
         number=number,
+        neighbours=neighbours,
     )
     tracing = trace(settings.tracing)
     if tracing is not None:
-        worker.gateway.observe = tracing.observers
-    supervisor, tasks = SupervisorChannel(channel), set[asyncio.Task[None]]()
-
-    def meet(_: int, sock: socket.socket) -> None:
-        task = loop.create_task(worker.control.meet().connect(sock))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    supervisor.on_socket = meet
+        tracing.watch(worker.gateway)
+    supervisor = SupervisorChannel(channel)
+    supervisor.on_socket = _meeting(worker)
     life = Signals(
         worker,
         settings.timeouts,
@@ -77,7 +79,7 @@ async def run_worker(
     )
     supervisor.open()
     worker.begin()
-    accepting = loop.create_task(worker.accept(client_context(settings.tls), listeners))
+    accepting = loop.create_task(worker.accept(listeners))
     calm_the_collector()
     try:
         await life.run()
@@ -87,6 +89,18 @@ async def run_worker(
         if tracing is not None:
             tracing.close()
     return 0
+
+
+def _meeting(worker: Worker) -> Callable[[int, socket.socket], None]:
+    """What is done with a socket that leads to a control process."""
+    tasks = set[asyncio.Task[None]]()
+
+    def meet(_: int, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(worker.control.meet().connect(sock))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    return meet
 
 
 async def _handed_over() -> bool:

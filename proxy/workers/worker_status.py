@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Mapping
+from typing import TypeVar
 
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.process.tallies import TALLIES
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.protocol import WorkerStatus
 from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
 from cellgate.proxy.workers.remote_reports import RemoteReports
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import UnitState
+
+K = TypeVar("K")
 
 GAPS_EVERY = 4
 """Gaps between tokens are sent with every fourth tick, because they are used over the last ten seconds."""
@@ -36,7 +41,7 @@ class StatusReporter:
         self._gaps: dict[UnitState, list[int]] = {}
         self._ticks = 0
         self._log_dropped = self._ignored = self._forged = 0
-        self._limits = dict(REACHED)
+        self._limits, self._tallies = dict(REACHED), dict(TALLIES)
         self._defects = 0
 
     def forget(self, state: UnitState) -> None:
@@ -67,16 +72,13 @@ class StatusReporter:
             log_dropped=log_dropped - self._log_dropped,
             ignored=ignored - self._ignored,
             forged=forged - self._forged,
-            limits=self._new_limits(),
+            limits=new_counts(REACHED, self._limits),
+            tallies=new_counts(TALLIES, self._tallies),
             defects=DEFECTS.count - self._defects,
         )
         self._defects = DEFECTS.count
         self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
         return status
-
-    def _new_limits(self) -> list[tuple[str, int]]:
-        before, self._limits = self._limits, dict(REACHED)
-        return [(name, count - before[name]) for name, count in REACHED.items() if count != before[name]]
 
     def _new_lives(self) -> list[tuple[str, float]]:
         known = self._lives
@@ -94,6 +96,13 @@ class StatusReporter:
             if new := _grown(counts, before):
                 found.append((state.unit.name, new))
         return found
+
+
+def new_counts(counts: Mapping[K, int], before: dict[K, int]) -> list[tuple[K, int]]:
+    """What was counted since `before`, which is brought up to `counts`."""
+    grown = [(name, count - before.get(name, 0)) for name, count in counts.items()]
+    before.update(counts)
+    return [(name, count) for name, count in grown if count]
 
 
 def _grown(counts: list[int], before: list[int]) -> list[tuple[int, int]]:

@@ -25,6 +25,9 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--no-first-run",
 )
+_SAMPLE_US = 200
+_NO_SCRIPT = ("(idle)", "(program)", "(root)")
+"""Names of the profiler for when no script runs."""
 _START_S = 60.0
 _WAIT_S = 60.0
 
@@ -67,10 +70,24 @@ class Page:
         """The value of an expression once it is true. Raises AssertionError with what the page shows."""
         give_up_at = time.monotonic() + _WAIT_S
         while not (value := await self.run(script)):
-            shows = await self.run("document.body.innerText")
+            # There is no body until the first bytes of the page have come.
+            shows = await self.run("document.body?.innerText")
             assert time.monotonic() < give_up_at, f"not so: {script}; shown is:\n{shows}\n{self.problems}"
             await asyncio.sleep(0.05)
         return value
+
+    async def script_ms(self, seconds: float) -> float:
+        """How long scripts run within the next `seconds`, garbage collection included, in milliseconds:
+        what the samples of the profiler add up to.
+        """
+        await self._call("Profiler.enable")
+        await self._call("Profiler.setSamplingInterval", interval=_SAMPLE_US)
+        await self._call("Profiler.start")
+        await asyncio.sleep(seconds)
+        profile = (await self._call("Profiler.stop"))["profile"]
+        functions = {node["id"]: node["callFrame"]["functionName"] for node in profile["nodes"]}
+        taken = zip(profile["samples"], profile["timeDeltas"], strict=True)
+        return float(sum(us for node, us in taken if functions[node] not in _NO_SCRIPT)) / 1000
 
     async def photograph(self) -> bytes:
         """What is in sight, as PNG."""

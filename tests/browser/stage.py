@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
 
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.application import admin_server
@@ -16,6 +19,9 @@ from cellgate.proxy.admin.http_server import AdminServer
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.rolling.document import roll_view
+from cellgate.proxy.rolling.nouns import Phase, Roll, RollStatus, UnitRoll
+from cellgate.proxy.rolling.roller import Roller
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 from tests.browser.chromium import Page, chromium
@@ -37,6 +43,7 @@ class Stage:
     listening: asyncio.Server
     now: float = 1000.0
     history: dict[str, Any] = field(default_factory=dict)
+    roll: dict[str, Any] | None = None
 
     def say(
         self, unit: str, sign: Sign, strength: Strength, source: str, reason: str, node: str | None = None
@@ -93,6 +100,28 @@ def fleet(cells: int, units: int, nodes: int = 2) -> Fleet:
     )
 
 
+_FAILED_ROLL = roll_view(
+    Roll(
+        "5f3c",
+        "op",
+        1_000,
+        (
+            UnitRoll("a1", "a", Phase.DONE, 60_000),
+            UnitRoll("a2", "a", Phase.PROVING, 240_000, back=True, reason="it has not restarted"),
+            UnitRoll("b1", "b", Phase.FAILED, 200_000, reason="it went DOWN while it was watched"),
+            UnitRoll("b2", "b"),
+        ),
+        RollStatus.STOPPED,
+        "unit a2: it has not restarted 100 s after its command",
+        version="2.0",
+    ),
+    "gate-7",
+    252_000,
+)
+FAILED_ROLL: dict[str, Any] = orjson.loads(orjson.dumps(_FAILED_ROLL))
+"""A roll to 2.0 of four units, which failed at the second one."""
+
+
 async def leave(server: AdminServer, listening: asyncio.Server) -> None:
     """Answer no more."""
     listening.close()
@@ -106,6 +135,10 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
         board = Board(Rules())
         board.configure(units, 900.0)
         events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
+
+        def shown() -> dict[str, Any] | None:
+            return stage.roll
+
         view = AdminView(
             board=board,
             events=events,
@@ -113,11 +146,12 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             now=lambda: stage.now,
             stopping=lambda: False,
             set_drain=lambda name, drained: board.drain(name, drained=drained),
-            token=TOKEN,
+            token=lambda: TOKEN,
             peers=Peers(()),
             explain=lambda *_: {},
             queue_size=lambda: 3,
             history=lambda: stage.history,
+            roller=cast(Roller, SimpleNamespace(shown=shown)),
         )
         server = admin_server(view)
         listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

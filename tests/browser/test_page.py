@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.router.nouns import Ask, Sign, Strength
-from tests.browser.stage import TOKEN, Stage, fleet, leave, show
+from cellgate.proxy.logs.events import Action
+from cellgate.router.nouns import Ask, Cell, Fleet, Sign, Strength, Unit
+from cellgate.router.split_nouns import LINK_FAILED, TRANSFERRED, ServingRole, SplitStep
+from tests.browser.stage import FAILED_ROLL, TOKEN, Stage, fleet, leave, show
 
 DESK = (1280, 860)
 PHONE = (390, 844)
@@ -98,6 +100,26 @@ def test_five_hundred_units_are_a_map_that_can_be_filtered(
     show(tmp_path, fleet(5, 100, nodes=4), check)
 
 
+def test_a_roll_that_has_stopped_says_at_which_unit_and_why(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        stage.roll = FAILED_ROLL
+        await opened(stage)
+        told = await stage.page.run(text("#roll"))
+        assert "Roll 5f3c to 2.0: stopped, 1 of 4 units done" in told
+        assert (
+            "unit a2: it has not restarted 100 s after its command; for 4m 11s; conducted by gate-7" in told
+        )
+        rows = "[...document.querySelectorAll('#roll li')].map(row => row.innerText.replaceAll('\\n', ' '))"
+        first, second = await stage.page.run(rows)
+        assert all(part in first for part in ("a2", "proving, old software", "cell a, for 12 s"))
+        assert all(part in second for part in ("b1", "failed", "it went DOWN while it was watched"))
+        await stage.photograph("roll")
+        stage.roll = FAILED_ROLL | {"status": "done"}
+        await stage.page.until("$('roll').hidden")
+
+    show(tmp_path, fleet(2, 2), check)
+
+
 def test_a_flip_is_on_the_page_at_once_not_with_the_next_poll(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         await opened(stage)
@@ -139,6 +161,31 @@ def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp
         await page.until(f"{text('#events li')}.includes('cell a drained by 127.0.0.1')")
 
     show(tmp_path, fleet(1, 3), check)
+
+
+def test_roles_are_on_the_page_and_the_links_of_a_unit_are_told(tmp_path: Path) -> None:
+    roles: dict[str, ServingRole] = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
+    units = tuple(Unit(name, "a", f"http://{name}:8000", role=role) for name, role in roles.items())
+
+    async def check(stage: Stage) -> None:
+        pairs, now = stage.board.pairs, stage.now
+        for prefiller in ("p1", "p2"):
+            pairs.apply(SplitStep(TRANSFERRED, prefiller, "d1", 4000, 0.1), now)
+            pairs.apply(SplitStep(TRANSFERRED, prefiller, "d1", 4000, 0.1), now)
+        pairs.apply(SplitStep(LINK_FAILED, "p1", "d2", reason="unit d2 answered 500"), now)
+        stage.events.add(Action("link_lost", "gate", "d2", "link p1 -> d2: unit d2 answered 500"))
+        await opened(stage)
+        page = stage.page
+        cards = await page.run(text(".units"))
+        assert (cards.count("prefill"), cards.count("decode")) == (2, 2)
+        assert cards.count("The link from p1 to d2 is avoided: transfers failed.") == 2
+        await stage.photograph("roles")
+        await page.run("[...document.querySelectorAll('.unit')].at(-1).click()")
+        await page.until(f"{text('#detail-links')}.includes('p1 → d2')")
+        assert "avoided for 5.0 s more, after 1 failures in a row" in await page.run(text("#detail-links"))
+        await stage.photograph("links")
+
+    show(tmp_path, Fleet((Cell("a", transfer="nixl"),), units), check)
 
 
 def test_a_second_click_does_what_the_first_one_was_told(tmp_path: Path) -> None:

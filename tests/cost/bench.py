@@ -57,9 +57,11 @@ class Nowhere:
 
 
 class Bench:
-    """A gate with everything on that is by default, before units that are UP, and one client."""
+    """A gate with everything on that is by default, before units that are UP, and one client. `options` are
+    more fields of Settings.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
         fleet = Fleet(
             units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, UNITS + 1))
         )
@@ -69,13 +71,14 @@ class Bench:
 
         self._log = AccessLog("json", Nowhere(), lambda: 1.7e9)
         gate = make_gate(
-            Settings(fleet),
+            Settings(fleet, **options),
             loop,
             random.Random(1),
             events=EventLog(lambda: 0.0, 2, lambda *_: None),
             access_log=self._log,
             read=read,
         )
+        self.plane = gate.plane
         self.gateway, board, now = gate.gateway, gate.plane.board, loop.time()
         board.configure(fleet, now)
         for state in board:

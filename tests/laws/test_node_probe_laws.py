@@ -63,7 +63,7 @@ class Around:
     def __init__(self, context: NodePatient) -> None:
         self._patient = context
 
-    def fetch(self, _url: str) -> Fetch:
+    def fetch(self, _url: str, *, token: str = "") -> Fetch:
         return self._patient.fetch
 
     async def connect(

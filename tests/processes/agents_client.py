@@ -13,30 +13,7 @@ from typing import Any
 import agents  # type: ignore[import-not-found]
 import anthropic  # type: ignore[import-not-found]
 import openai
-
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-
-
-class Turns:
-    """Tells the test how far the loop is."""
-
-    def __init__(self) -> None:
-        self._has_begun = False
-
-    async def go(self) -> None:
-        """Wait for the next turn."""
-        await asyncio.to_thread(sys.stdin.readline)
-        self._has_begun = False
-
-    def text(self) -> None:
-        """Some text has come."""
-        if not self._has_begun:
-            self._has_begun = True
-            print("begun", flush=True)
-
-    def over(self, **told: Any) -> None:
-        """The turn is over."""
-        print(json.dumps(told), flush=True)
+from turns import SCHEMA, Turns  # type: ignore[import-not-found]
 
 
 async def by_anthropic(url: str, model: str, tokens: int, turns: Turns) -> None:

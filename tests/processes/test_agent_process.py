@@ -279,6 +279,9 @@ class NotedTransport(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def close(self) -> None:
+        self.aborted = True
+
 
 def watched_by(transport: NotedTransport, *statuses: agent.Status) -> tuple[agent.Agent, agent.Client]:
     """An agent that sees these one after the other, and a client of it."""

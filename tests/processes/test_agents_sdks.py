@@ -19,7 +19,9 @@ from tests.processes.test_continued import units as units
 from tests.real.programs import python_of
 from tests.wire.process import GateProcess, eventually, metrics
 
-SCRIPT = Path(__file__).with_name("agents_client.py")
+SCRIPTS = {"langchain": "langchain_agent.py"}
+"""Those of a venv of their own; the others are in agents_client.py."""
+KINDS = {"anthropic": "messages", "langchain": "tools"}
 TURNS, TOKENS = 10, 60
 
 
@@ -32,7 +34,7 @@ def gate(units: list[SimUnit], tmp_path: Path) -> Iterator[GateProcess]:
         yield process
 
 
-@pytest.mark.parametrize("sdk", ["anthropic", "openai", "agents"])
+@pytest.mark.parametrize("sdk", ["anthropic", "openai", "agents", "langchain"])
 def test_a_loop_with_a_tool_notices_nothing(sdk: str, gate: GateProcess, units: list[SimUnit]) -> None:
     whole = [said for said, _ in loop(sdk, units[1].url, None, [])]
     told = loop(sdk, gate.url, gate, units)
@@ -40,15 +42,16 @@ def test_a_loop_with_a_tool_notices_nothing(sdk: str, gate: GateProcess, units: 
     assert len(whole) == TURNS
     assert [bool(said["calls"]) for said in whole] == [True] * (TURNS - 1) + [False]
     killed = sum(was_killed for _, was_killed in told)
-    kind = "messages" if sdk == "anthropic" else "responses"
-    continued = f'cellgate_continuations_total{{kind="{kind}",result="continued"}} '
+    continued = f'cellgate_continuations_total{{kind="{KINDS.get(sdk, "responses")}",result="continued"}} '
     lines = [line for line in metrics(gate).splitlines() if line.startswith(continued)]
     assert [float(line.removeprefix(continued)) for line in lines] == [killed] == [TURNS // 2]
 
 
 def loop(sdk: str, url: str, gate: GateProcess | None, units: list[SimUnit]) -> list[tuple[Any, bool]]:
     """What each turn said, and whether its unit was killed in the middle of it."""
-    command = [python_of("agents"), str(SCRIPT), sdk, url, MODEL, str(TOKENS)]
+    script = Path(__file__).with_name(SCRIPTS.get(sdk, "agents_client.py"))
+    venv = python_of(sdk if sdk in SCRIPTS else "agents")
+    command = [venv, str(script), sdk, url, MODEL, str(TOKENS)]
     pipes: Any = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,

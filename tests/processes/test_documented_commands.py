@@ -25,10 +25,10 @@ LOOK_S = 1.5
 
 @pytest.fixture(scope="module")
 def gate() -> Iterator[GateProcess]:
-    """One before two cells of two units, whose engines can be paused."""
+    """One before cells a, b and c (a prefiller and a decoder) of two units, whose engines can be paused."""
     with (
-        sim_units(["a1", "a2", "b1", "b2"], can_pause=1) as units,
-        GateProcess(units, cell=lambda name: name[0]) as started,
+        sim_units(["a1", "a2", "b1", "b2", "p1", "d1"], can_pause=1) as units,
+        GateProcess(units, cell=lambda name: name[0] if name[0] in "ab" else "c") as started,
     ):
         yield started
 

@@ -140,7 +140,7 @@ def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
         gate.until_up("a")
         gate.configure({"a": "nonsense", "b": units["b"].url})
         gate.signal(signal.SIGHUP)
-        assert eventually(lambda: "reload refused" in gate.log)
+        assert eventually(lambda: "configuration not reloaded" in gate.log)
         stream = Stream(gate, tokens=2)
         assert (stream.unit, stream.is_whole()) == ("a", True)
         assert list(gate.units()) == ["a"]

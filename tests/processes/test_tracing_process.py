@@ -14,10 +14,11 @@ import pytest
 
 from loadtests.kit.collector import collecting
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import GateProcess, eventually
+from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
 AT_ONCE = {"drain_delay_s": 0}
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -35,7 +36,9 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
         async with collecting() as collector:
             tracing = {"endpoint": collector.endpoint, "sample_ratio": 1.0}
             urls = {unit.name: unit.url for unit in units}
+            sent = {"endpoint": collector.metrics_endpoint, "every_s": 0.2}
             keys: dict[str, Any] = {"tracing": tracing, "timeouts": AT_ONCE, "workers": workers}
+            keys |= {"otlp_metrics": sent}
             with GateProcess(tmp_path, urls, **keys) as gate:
                 await asyncio.to_thread(gate.until_up, "a", "b")
                 await asyncio.to_thread(units[0].fault, "in_stream_error", after_tokens=20)
@@ -45,8 +48,10 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
                         async for _ in await client.chat.completions.create(**asked, stream=True):
                             pass
                         await asyncio.sleep(0.2)
+                page = await asyncio.to_thread(metrics, gate, OPENMETRICS)
                 gate.signal(signal.SIGTERM)
                 assert await asyncio.to_thread(gate.exit_code) == 0
+            [requests] = collector.metrics["cellgate_client_requests"].sum.data_points
     finally:
         for unit in units:
             unit.stop()
@@ -55,6 +60,10 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
     assert [span.about["cellgate.unit"] for span in attempts] == ["a", "b"]
     assert attempts[0].about["error.type"] == "stream_error"
     assert continuation.about == {"cellgate.unit": "a", "cellgate.outcome": "continued"}
+    assert requests.as_double == len(collector.named("POST /v1/chat/completions"))
+    exemplars = set(re.findall(r'# {trace_id="([0-9a-f]{32})"}', page))
+    assert exemplars
+    assert exemplars <= {span.trace_id for span in collector.spans}
 
 
 def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) -> None:

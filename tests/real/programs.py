@@ -33,7 +33,7 @@ _HOW = {
     "redis-server": "apt-get install redis-server",
 }
 
-__all__ = ["find", "free_port", "python_of", "running", "tail"]
+__all__ = ["axe", "find", "free_port", "python_of", "running", "tail"]
 
 
 def find(name: str) -> str:
@@ -50,6 +50,14 @@ def python_of(name: str) -> str:
     if not (venv / "made").exists():
         _missing(f"{name} is not installed; type:  make {venv.name}/made")
     return str(venv / "bin" / "python")
+
+
+def axe() -> Path:
+    """The file of axe-core. Skips, or in CI fails, the test when it is not there."""
+    found = ROOT / ".venv-axe" / "axe_playwright_python" / "axe.min.js"
+    if not found.exists():
+        _missing("axe-core is not installed; type:  make .venv-axe/made")
+    return found
 
 
 @contextmanager

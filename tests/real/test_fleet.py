@@ -147,7 +147,7 @@ async def test_a_unit_that_dies_or_is_drained_at_its_gate_gets_nothing(world: Wo
     await asyncio.sleep(0.5)
     units["a"].kill()
     await until(lambda: verdicts(router) == {"a": "down", "b": "up"}, lambda: router.log)
-    assert "unit a (cell c) up -> " in router.log
+    await until(lambda: "unit a (cell c) up -> " in router.log, lambda: router.log)
     units["a"].restart()
     await until(lambda: verdicts(router) == {"a": "up", "b": "up"}, lambda: router.log)
     gates["b"].admin("POST", "/units/b/drain")

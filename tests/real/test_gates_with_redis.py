@@ -95,9 +95,10 @@ async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Pat
             "gate": "liar",
             "verdict": "down",
             "reason": "I say so",
+            "beats": False,
         }
         server.do("SADD", "cellgate:cell:c", "a:liar")
-        server.do("SET", "cellgate:unit:a:liar", orjson.dumps(document), "PX", 700)
+        server.do("SET", "cellgate:unit:a:liar", orjson.dumps(document), "PX", 5000)
         flips = ("up -> suspect: gate liar reports it as down: I say so", "suspect -> up")
         assert eventually(lambda: all(flip in gate.log for flip in flips)), gate.log
         assert gate.units()["a"]["verdict"] == "up"

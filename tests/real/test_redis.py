@@ -19,6 +19,7 @@ from cellgate.proxy.sharing.connect import connector, in_words
 from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import (
+    DOCUMENT_BEATS,
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     Names,
@@ -118,7 +119,9 @@ async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
             assert server.do("GET", "cellgate:unit:u1:g1").startswith(
                 b'{"v":1,"unit":"u1","cell":"a","gate":"g1"'
             )
-            assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S
+            assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
+            assert server.do("GET", "cellgate:beat:g1").startswith(b'{"v":1,"gate":"g1","beat":')
+            assert 0 < server.do("PTTL", "cellgate:beat:g1") <= 1000 * EXPIRY_S
 
 
 @live
@@ -157,7 +160,7 @@ async def test_a_gate_that_dies_stops_counting_within_one_expiry(tmp_path: Path)
             # What it said of its units' health holds until somebody has asked it.
             await until(lambda: one.roster.missed(one.now()) == {"g2"})
             assert one.roster.units() == {"u1", "u2"}
-            one.roster.not_ready("g2", one.now())
+            one.roster.not_ready({"g2"}, one.now())
             assert one.roster.units() == set()
 
 

@@ -19,6 +19,7 @@ from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.workers.accept_balance import Page
 from cellgate.proxy.workers.control_process import ControlProcess
+from cellgate.proxy.workers.neighbours import Neighbours
 from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker import Worker
 from cellgate.router.nouns import Ask, Outcome
@@ -100,6 +101,7 @@ class ObservedWorker:
             read=read_large,
             page=Page(WORKERS),
             number=number,
+            neighbours=Neighbours(),
         )
         self.gateway, self.control = self.worker.gateway, self.worker.control
         self.gateway.entrance = Entrance(loop, self.gateway.connection)
@@ -151,7 +153,7 @@ class ObservedControl(Observed):
         super().__init__(plane, diary)
         self.loop = loop
         self.process = ControlProcess(plane, loop, listeners=(), is_first=not workers)
-        self.dispatcher = self.process.dispatcher = SessionsDispatcher(plane, diary)
+        self.dispatcher = self.process.dispatcher = self.process.asked = SessionsDispatcher(plane, diary)
         self.workers = list(workers) or [
             ObservedWorker(
                 self, replace(settings, listen=Address("gate", GATE_PORT + number)), seed + number, number

@@ -58,7 +58,7 @@ class DayStage(GatesStage):
         fleet = self.fleet()
         self.gate.settings = replace(self.gate.settings, fleet=fleet)
         for gate in self.alive.values():
-            gate.reload(replace(gate.settings, fleet=fleet))
+            gate.reload(replace(gate.settings, fleet=fleet), "SIGHUP")
 
     async def retire(self, name: str) -> None:
         """A unit is taken off the configuration; its engine goes once it is empty."""

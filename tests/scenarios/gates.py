@@ -11,6 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress.ready import readiness
 from cellgate.proxy.sharing.bans import SharedBans
@@ -37,6 +38,8 @@ class GatesStage(Stage):
 
     def __init__(self, seed: int, units: int, **options: Any) -> None:
         super().__init__(seed, units, **options)
+        # Of an idle unit, the gate whose turn it is not waits for the canary of the other.
+        self.promise_s += YIELD_S
         for host in HOSTS[1:]:
             self.world.net.add_host(host)
         self.redis = SimRedis(self.world)

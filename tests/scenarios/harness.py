@@ -25,6 +25,7 @@ from cellgate.probes.runner import JITTER
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.logs.events import EventLog
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit, Verdict
+from cellgate.router.split_nouns import ServingRole, Transfer
 from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner
@@ -51,6 +52,7 @@ BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
 """What the gate may hold for a client that does not read: one read above the high-water mark,
 and its framing."""
 SAMPLE_S = 0.1
+ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
 
 
 def promise_s(timing: Timing = USUAL, *, is_blind: bool = False) -> float:
@@ -68,6 +70,8 @@ PROMISE_S = promise_s()
 class Stage:
     """`units` engines a, b, c… behind one gate. `visits` are all requests that clients have made.
 
+    `roles` has a letter for each unit (p: prefill, d: decode, b: both), if they pass KV blocks to each other,
+    by `transfer`.
     `settings` are fields of the gate's `Settings`, such as `policy`, `rules` or `limits`.
     """
 
@@ -83,6 +87,8 @@ class Stage:
         is_blind: bool = False,
         can_pause: bool = False,
         version: str = "",
+        roles: str = "",
+        transfer: Transfer = "nixl",
         max_in_flight: int = 256,
         limit_s: float = 7200.0,
         **settings: Any,
@@ -97,12 +103,18 @@ class Stage:
         self.is_blind = is_blind
         self.can_pause = can_pause
         self.version = version
+        self.roles = {name: ROLES[letter] for name, letter in zip("abcdefgh", roles, strict=False)}
+        self.transfer: Transfer = transfer if roles else "none"
         self.max_in_flight = max_in_flight
         self.engines: dict[str, Engine] = {}
         for name in "abcdefgh"[:units]:
             self.add_engine(name)
         settings.update(listen=Address("gate", GATE_PORT), access_log="off")
-        self.gate = self._make_gate(Settings(self.fleet(*self.engines), **settings), seed + 3)
+        self.gate = self._make_gate(
+            # Simulated clients have names, so that none is trusted.
+            Settings(self.fleet(*self.engines), **{"internal_headers": "all", **settings}),
+            seed + 3,
+        )
         self.gates = [self.gate]
         """All there have been."""
         self.client = Client(self.world, f"gate:{GATE_PORT}")
@@ -193,6 +205,10 @@ class Stage:
                 self.gate.violations.append(f"{self.now:.3f}: {size} bytes are buffered by {transport}")
         self.world.loop.outside(SAMPLE_S, self._sample)
 
+    def cured(self, engine: Engine) -> None:
+        """An engine is well again. It may be lost anew before the next sample: then it is lost since that."""
+        self._lost_since.pop(engine.url, None)
+
     def stand_still(self, seconds: float) -> None:
         """Keep the gate from running, as work that hogs its loop does. What was promised is promised anew."""
         self.world.loop.block(seconds)
@@ -210,12 +226,18 @@ class Stage:
             is_blind=self.is_blind,
             can_pause=self.can_pause,
             version=self.version,
+            half=self._half(name),
         )
         return engine
 
+    def _half(self, name: str) -> str:
+        """The part of a pair that an engine does, if it does no more."""
+        role = self.roles.get(name, "both")
+        return role if self.transfer == "sglang" and role != "both" else ""
+
     def reload(self, fleet: Fleet) -> None:
         """As SIGHUP does."""
-        self.gate.reload(replace(self.gate.settings, fleet=fleet))
+        self.gate.reload(replace(self.gate.settings, fleet=fleet), "SIGHUP")
 
     def fleet(self, *names: str, **changed: Any) -> Fleet:
         """Units with these names; `changed` are fields of all of them."""
@@ -226,10 +248,14 @@ class Stage:
                 self.engines[name].url,
                 max_in_flight=self.max_in_flight,
                 nodes=self._nodes(self.engines[name]),
+                role=self.roles.get(name, "both"),
             )
             for name in names
         )
-        return Fleet((Cell("cell"),), tuple(replace(unit, **changed) for unit in units))
+        return Fleet(
+            (Cell("cell", transfer=self.transfer),),
+            tuple(replace(unit, **changed) for unit in units),
+        )
 
     def _nodes(self, engine: Engine) -> tuple[Node, ...]:
         """The nodes of a unit as configured: with their agents and pages, as far as the stage has them."""

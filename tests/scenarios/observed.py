@@ -26,7 +26,7 @@ from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.table import TABLE
-from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.client import ClientExchange, ResponseClient
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.request import Request
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
@@ -62,7 +62,7 @@ class ObservedRouter(Router):
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         tried = tuple(tried)
-        room = [state for state in self.board if self._could_take(state, ask, tried, evicted)]
+        room = [state for state in self.board if self._could_take(state, ask, tried, evicted, now)]
         self._asked = evicted, tried
         answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
         self._asked = False, ()
@@ -85,18 +85,32 @@ class ObservedRouter(Router):
         self.leases.append(lease)
         return lease
 
-    def _could_take(self, state: UnitState, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
+    def _could_take(
+        self, state: UnitState, ask: Ask, tried: tuple[str, ...], evicted: bool, now: float
+    ) -> bool:
         """Written from the design, not from the Board: usable, not tried, of the model, not full."""
         over = 1.0 + (self.board.rules.evict_overcommit if evicted else 0.0)
         return (
             state.case.verdict in (Verdict.UP, Verdict.SUSPECT)
             and not (state.drained or state.retired or state.hold is not None)
             and state.unit.name not in tried
-            and (ask.unit is None or ask.unit == state.unit.name)
+            and (not state.needs_prefiller or self._has_prefiller(ask, now))
+            and (state.unit.role != "prefill" if ask.unit is None else ask.unit == state.unit.name)
             and (ask.model is None or not state.models or ask.model in state.models)
             and ask.build in (None, state.build.key)
             and not state.is_restart_suspected()
             and len(state.leases) < state.unit.max_in_flight * over
+        )
+
+    def _has_prefiller(self, ask: Ask, now: float) -> bool:
+        """Whether somebody could compute a prompt for a decoder that needs it."""
+        return ask.splits and any(
+            state.unit.role == "prefill"
+            and state.is_usable()
+            and not state.is_restart_suspected()
+            and state.has_room(now, 0.0)
+            and state.cool_until <= now
+            for state in self.board
         )
 
     def _examine(self, lease: Lease, room: list[UnitState], now: float, tried: tuple[str, ...]) -> None:
@@ -115,7 +129,7 @@ class ObservedExchange(Exchange):
     """An exchange that notes why its attempts fail."""
 
     def __init__(
-        self, gateway: Gateway, client: ClientConnection, request: Request, failures: Counter[FailureKind]
+        self, gateway: Gateway, client: ResponseClient, request: Request, failures: Counter[FailureKind]
     ) -> None:
         super().__init__(TABLE, gateway, client, request)
         self._failures = failures
@@ -137,7 +151,11 @@ class Diary:
     def read(self, gateway: Gateway) -> None:
         """Note what happens to the requests of a gateway."""
 
-        def exchange(client: ClientConnection, request: Request) -> Exchange:
+        resumable = gateway.reconnects.exchange
+
+        def exchange(client: ResponseClient, request: Request) -> ClientExchange:
+            if request.may_come_back:
+                return resumable(client, request)
             return ObservedExchange(gateway, client, request, self.failures)
 
         gateway.exchange = exchange  # type: ignore[method-assign]

@@ -167,7 +167,13 @@ class Plan:
         at_most = 1 if self.is_calm else UNITS
         engines = list(self.stage.engines.values())
         self._chaos = Chaos(
-            self.stage.world, engines, at_most, strikes, pause_s=(1.0, 4.0), lasting_s=(1.0, 8.0)
+            self.stage.world,
+            engines,
+            at_most,
+            strikes,
+            pause_s=(1.0, 4.0),
+            lasting_s=(1.0, 8.0),
+            cured=self.stage.cured,
         )
 
     def _noting(self, name: str, strike: Strike) -> Strike:

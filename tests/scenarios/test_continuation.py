@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine]
         records = [record for record in stage.gate.records if record.continued]
         assert len(records) == 8
         assert {record.unit for record in records} == {"b"}
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("breaks", [kill, stop], ids=["killed", "stopped"])
+def test_what_an_agent_reports_breaks_streams_within_half_a_second(
+    breaks: Callable[[Engine, int], None],
+) -> None:
+    stage = Stage(units=2, followers=1, agents=True)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16, **LONG)
+        await asyncio.sleep(0.5)
+        breaks(stage.engines["a"], 1)
+        visits = on("a", await crowd)
+        assert all(visit.is_answered for visit in visits)
+        assert results(stage) == {"continued": len(visits)}
+        times = [visit.reply.event_times_s for visit in visits]
+        assert max(after - before for each in times for before, after in pairwise(each)) < 0.6
 
     stage.play(scenario())
 

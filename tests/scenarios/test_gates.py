@@ -68,3 +68,17 @@ def test_idle_gates_that_share_send_as_many_canaries_as_one(units: int) -> None:
 
 def _canaries(stage: GatesStage) -> int:
     return sum(len(engine.canaries) for engine in stage.engines.values())
+
+
+@pytest.mark.parametrize("tenth", range(0, 30, 6))
+def test_of_an_idle_unit_that_hangs_the_gate_whose_turn_it_is_not_waits_only_a_little_longer(
+    tenth: int,
+) -> None:
+    stage = GatesStage(5, 2)
+
+    async def scenario() -> None:
+        await asyncio.sleep(5.0 + tenth / 10)
+        stop_core(stage.engines["a"])
+        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s)
+
+    stage.play(scenario())

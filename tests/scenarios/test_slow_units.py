@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -48,7 +49,18 @@ def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspecte
 
 
 def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
-    stage = Stage(timing=TIMING)
+    """In the median of worlds: whom each request goes to is by chance."""
+    worlds = [_shares_of_one_that_came_back(Stage(seed, timing=TIMING)) for seed in range(5)]
+    begun, half, whole = map(median, zip(*worlds, strict=True))
+    # Who has least gets most until they are even, but no more than the share it is considered for.
+    assert begun < half < 0.75
+    assert begun < 0.36
+    assert whole > 0.4
+
+
+def _shares_of_one_that_came_back(stage: Stage) -> list[float]:
+    """What it gets of all requests in each half of its slow start, and as long behind it."""
+    shares: list[float] = []
 
     async def scenario() -> None:
         users = Users(stage, USERS)
@@ -57,16 +69,12 @@ def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
         await asyncio.sleep(5.0)
         stage.engines["a"].restart()
         await stage.until(stage.all_up, BACK_S)
-        shares = []
         for _ in range(3):
             since = stage.now
             await asyncio.sleep(RULES.slow_start_s / 2.0)
             picks = len(stage.picks("a", since))
             shares.append(picks / (picks + len(stage.picks("b", since))))
-        # Who has least gets most until they are even, but no more than the share it is considered for.
-        assert shares[0] < shares[1] < 0.75
-        assert shares[0] < 0.42
-        assert shares[2] > 0.4
         await users.leave()
 
     stage.play(scenario())
+    return shares

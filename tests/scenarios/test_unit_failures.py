@@ -148,6 +148,7 @@ def test_when_the_only_unit_answers_500_the_client_gets_its_own_words(seed: int)
     stage = Stage(seed, units=1)
 
     async def scenario() -> None:
+        await asyncio.sleep(0.5)  # The canary that asks a new unit for its usual answer is over.
         stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
         (visit,) = await stage.crowd(1)
         assert (visit.reply.status, visit.unit) == (500, "a")

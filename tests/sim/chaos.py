@@ -59,7 +59,8 @@ STRIKES: dict[str, Strike] = {
 class Chaos:
     """Strikes one of the engines every now and then, until `stop`; at most `at_most` are hurt at a time.
 
-    `pause_s`, `lasting_s`: the bounds of the time between strikes, and of how long each lasts.
+    `pause_s`, `lasting_s`: the bounds of the time between strikes, and of how long each lasts. `cured` is
+    told of each engine that is well again.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Chaos:
         strikes: dict[str, Strike] = STRIKES,
         pause_s: tuple[float, float] = (1.0, 30.0),
         lasting_s: tuple[float, float] = (0.5, 30.0),
+        cured: Callable[[Engine], object] = lambda _engine: None,
     ) -> None:
         self._world = world
         self._well = list(engines)
@@ -78,6 +80,7 @@ class Chaos:
         self._strikes = strikes
         self._pause_s = pause_s
         self._lasting_s = lasting_s
+        self._cured = cured
         self._is_on = True
         self._rest()
 
@@ -115,3 +118,4 @@ class Chaos:
             engine.restart()
         go_on(engine)
         engine.behaviour = Behaviour()
+        self._cured(engine)

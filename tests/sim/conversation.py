@@ -207,7 +207,8 @@ class Conversation(asyncio.Protocol):
         for event in events:
             name, found, data = event.rpartition(b"data: ")
             if found and (not name or name.startswith(b"event: ")):
-                reply.events.append(data)
+                # The id of an event may follow its data.
+                reply.events.append(data.partition(b"\nid: ")[0])
                 reply.event_times_s.append(self._loop.time())
             else:
                 reply.comments += 1

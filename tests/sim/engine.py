@@ -20,6 +20,7 @@ from tests.sim.node import Node
 from tests.sim.sequence import BLOCK_PATHS, Sequence, Served, UnknownModelError
 from tests.sim.speech import detokenize, render, tokenize
 from tests.sim.timing import USUAL, Timing
+from tests.sim.transfer import LinkFault
 
 if TYPE_CHECKING:
     from tests.sim.poison import Poison
@@ -42,6 +43,7 @@ class Engine:
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
     the generations that a process took before it had answered a canary, and how long after its start.
     `version`: what it says of itself; with one it gives token ids.
+    `half`: as an engine of SGLang it only does this part of a pair, `prefill` or `decode`.
     `can_pause`: it has `/is_paused`; `paused` is the mode in which it was paused, empty: it is not.
     """
 
@@ -56,8 +58,10 @@ class Engine:
         is_blind: bool = False,
         can_pause: bool = False,
         version: str = "",
+        half: str = "",
     ) -> None:
         self.name = name
+        self.half = half
         self.version = version
         self.can_pause = can_pause
         self.model = model
@@ -94,6 +98,7 @@ class Engine:
 
     def start(self) -> None:
         """A fresh process: nothing counted, nothing running, not warm."""
+        self._world.dead.discard(self.name)
         self.started_s = self._loop.time()
         self.steps = self.tokens = self.prompt_tokens = 0
         self.running: dict[Sequence, None] = {}
@@ -109,12 +114,15 @@ class Engine:
     def die(self) -> None:
         """The leader is gone: connections are reset, the port refuses."""
         self._world.trace.note("die", self.name)
+        self._world.dead.add(self.name)
+        self._world.transfers.forget(self.name)
+        self._world.rooms.forget(self)
         for handle in (self._step, self._exit):
             if handle is not None:
                 handle.cancel()
         self.nodes[0].die()
         for sequence in [*self.running, *self.waiting]:
-            self._forget(sequence, "died")
+            self.forget(sequence, "died")
         self._world.net.kill(self.address)
 
     def restart(self) -> None:
@@ -133,7 +141,7 @@ class Engine:
         self.paused = mode
         if mode == "abort":
             for sequence in [*self.running, *self.waiting]:
-                self._forget(sequence, "aborted")
+                self.forget(sequence, "aborted")
                 sequence.abort()
 
     def resume(self) -> None:
@@ -186,7 +194,9 @@ class Engine:
             case "/health":
                 exchange.reply(200, b"")
             case "/v1/models":
-                exchange.reply(200, shapes.models(self.model))
+                exchange.reply(200, shapes.models(self.model, "sglang" if self.half else "vllm"))
+            case "/ready" | "/ping" if self.half:
+                exchange.reply(200, b"")
             case "/metrics" if not self.is_blind:
                 exchange.reply(200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8")
             case "/version" if self.version:
@@ -220,9 +230,34 @@ class Engine:
         except (ValueError, KeyError, TypeError) as error:
             exchange.reply(400, shapes.error(400, f"no request: {error}"))
             return
-        self._accept(sequence)
+        if self.half and not sequence.has_room:
+            exchange.reply(400, shapes.error(400, "Disaggregated request received without bootstrap room id"))
+        elif self.half == "decode" and sequence.room:
+            self._world.rooms.wait(self, sequence)
+        elif sequence.remote is not None:
+            self._fetch(sequence, sequence.remote)
+        else:
+            self.accept(sequence)
 
-    def _accept(self, sequence: Sequence) -> None:
+    def _fetch(self, sequence: Sequence, remote: dict[str, Any]) -> None:
+        """The prompt was computed elsewhere: get its blocks."""
+        found = self._world.transfers.fetch(self.name, remote)
+        if isinstance(found, LinkFault):
+            if sequence.stream:
+                sequence.begin(self.behaviour, self._world.rng)
+            if found is LinkFault.CUT:
+                self._loop.outside(self.timing.step_s, sequence.fail, "KV load failed")
+            elif found is LinkFault.EMPTY:
+                self._loop.outside(self.timing.step_s, sequence.say_nothing)
+            return
+        text, seconds = found
+        sequence.computed(text)
+        self._loop.outside(seconds, self.accept, sequence)
+
+    def accept(self, sequence: Sequence) -> None:
+        """It is to be generated."""
+        if sequence.exchange.is_gone:
+            return
         served = sequence.served
         if served.request_id.startswith(KNOWN):
             self.known.append(served)
@@ -232,7 +267,7 @@ class Engine:
             self.served.setdefault(served.request_id, []).append(served)
             if not self._is_proven:
                 self.unproven.append((served, served.arrived_s - self.started_s))
-        sequence.exchange.on_gone = lambda: self._forget(sequence, "aborted")
+        sequence.exchange.on_gone = lambda: self.forget(sequence, "aborted")
         if sequence.stream:
             sequence.begin(self.behaviour, self._world.rng)
             if self.behaviour.keepalive_s is not None:
@@ -284,7 +319,7 @@ class Engine:
             # Nobody overtakes the first one.
             prefill_s = self.timing.prefill_s + max(self._warm_at - now_s, 0.0)
             sequence.first_token_s = now_s + (prefill_s - self.timing.step_s) * self.behaviour.slow
-            if math.isfinite(self.timing.prefill_tokens_per_s):
+            if math.isfinite(self.timing.prefill_tokens_per_s) and sequence.remote is None:
                 sequence.prompt_left = len(sequence.served.text) // BYTES_PER_TOKEN
 
     def _advance(self, sequence: Sequence) -> None:
@@ -297,9 +332,16 @@ class Engine:
         if self.poison is not None and self.poison.holds(sequence):
             return
         self.tokens += 1
+        if self.half == "prefill" and sequence.room:
+            del self.running[sequence]
+            self._world.rooms.offer(self, sequence)
+            return
+        if sequence.is_prompt_only:
+            held = self._world.transfers.hold(self.name, sequence.served.request_id, sequence.served.text)
+            sequence.hand_over(held)
         if sequence.advance():
             self._is_proven = self._is_proven or sequence.served.request_id.startswith(CANARY)
-            self._forget(sequence, "finished")
+            self.forget(sequence, "finished")
         elif self.poison is not None:
             self.poison.advanced(self, sequence)
 
@@ -309,7 +351,7 @@ class Engine:
         if breaks is Break.LOSE:
             self.running.pop(sequence)
             return
-        self._forget(sequence, breaks.name.lower())
+        self.forget(sequence, breaks.name.lower())
         if breaks is Break.ERROR:
             sequence.fail("simulated failure in the stream")
         else:
@@ -317,7 +359,7 @@ class Engine:
 
     def cut(self, sequence: Sequence) -> None:
         """Close the connection of one request."""
-        self._forget(sequence, "cut")
+        self.forget(sequence, "cut")
         sequence.exchange.cut()
 
     def break_down(self) -> None:
@@ -327,12 +369,13 @@ class Engine:
     def _break_down(self) -> None:
         """What real leaders do when a follower has died: fail everything, then exit."""
         for sequence in [*self.running, *self.waiting]:
-            self._forget(sequence, "failed")
+            self.forget(sequence, "failed")
             sequence.fail("EngineCore encountered an issue")
         if self._exit is None:
             self._exit = self._loop.outside(EXIT_S, self.die)
 
-    def _forget(self, sequence: Sequence, outcome: str) -> None:
+    def forget(self, sequence: Sequence, outcome: str) -> None:
+        """It is over."""
         sequence.exchange.on_gone = None
         sequence.served.outcome = outcome
         self.running.pop(sequence, None)

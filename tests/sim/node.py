@@ -7,7 +7,8 @@ process itself.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+import json
+from typing import TYPE_CHECKING, Any, cast
 
 from cellgate.probes.agent import BEAT_S, HEARTBEAT, LOOK_S, Status, chunk
 from tests.sim.http_server import Connection, Exchange
@@ -21,12 +22,16 @@ LOOK_AGAIN_S = 0.1
 
 
 class Node:
-    """`state` is what an agent calls it: ok, stopped, gone; `seen` is what its agent said of it last."""
+    """`state` is what an agent calls it: ok, stopped, gone; `seen` is what its agent said of it last.
+
+    `report` is its answer to `GET /report`; None: it is an older agent.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.host = world.net.names.get(name, [""])[0] or world.net.add_host(name)
         self.watchers: dict[_Watcher, None] = {}
+        self.report: dict[str, Any] | None = None
         self._world = world
         self.start()
         self.seen = self._line()
@@ -91,7 +96,7 @@ class Node:
 
 
 class _Watcher(asyncio.Protocol):
-    """One connection to the agent: whatever it asks, it gets the stream of `GET /watch`."""
+    """One connection to the agent: the stream of `GET /watch`, or its report."""
 
     def __init__(self, world: World, node: Node) -> None:
         self._world = world
@@ -108,6 +113,9 @@ class _Watcher(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._head += data
         if self._beats is None and self._head.endswith(b"\r\n\r\n"):
+            if self._head.startswith(b"GET /report"):
+                self._reply(self._node.report)
+                return
             self._transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             self.send(self._node.seen)
             self._node.watchers[self] = None
@@ -117,6 +125,14 @@ class _Watcher(asyncio.Protocol):
         self._node.watchers.pop(self, None)
         if self._beats is not None:
             self._beats.cancel()
+
+    def _reply(self, report: dict[str, Any] | None) -> None:
+        """An agent without reports is an older one."""
+        body = json.dumps({"cellgate_agent": 1, **(report or {})}).encode()
+        status = b"200 OK" if report is not None else b"404 Not Found"
+        head = b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body))
+        self._transport.write(head + body)
+        self._transport.close()
 
     def _beat(self) -> None:
         if self._beats is not None:

@@ -32,9 +32,9 @@ def logprobs(tokens: list[str]) -> dict[str, Any]:
     }
 
 
-def models(name: str) -> bytes:
+def models(name: str, owner: str = "vllm") -> bytes:
     """Body of /v1/models."""
-    return orjson.dumps({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "vllm"}]})
+    return orjson.dumps({"object": "list", "data": [{"id": name, "object": "model", "owned_by": owner}]})
 
 
 def metrics(values: dict[str, float], model: str) -> bytes:

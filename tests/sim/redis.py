@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cellgate.proxy.sharing.redis_commands import Command
+from cellgate.proxy.sharing.redis_client import EXCHANGE_S, Command, RedisClient
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -30,9 +31,9 @@ class SimRedis:
         self._documents: dict[str, tuple[bytes, float]] = {}
         self._sets: dict[str, builtins.set[bytes]] = {}
 
-    def client(self) -> Redis:
-        """What a gate takes for a client of redis-py."""
-        return cast(Redis, _Client(self))
+    def client(self) -> RedisClient:
+        """What a gate takes for a Redis."""
+        return _Client(self)
 
     def forget(self) -> None:
         """It comes back empty."""
@@ -54,7 +55,8 @@ class SimRedis:
     def do(self, command: Command) -> Any:
         """The answer to a command, as it goes over the wire."""
         word, *args = command
-        return getattr(self, str(word).lower())(*args)
+        # `del` is a keyword.
+        return getattr(self, "delete" if word == "DEL" else str(word).lower())(*args)
 
     def set(self, key: str, document: bytes, _px: str, expiry_ms: int) -> bool:
         self._documents[key] = document, self._world.loop.time() + expiry_ms / 1000.0
@@ -71,6 +73,9 @@ class SimRedis:
     def smembers(self, key: str) -> builtins.set[bytes]:
         return builtins.set(self._sets.get(key, ()))
 
+    def scard(self, key: str) -> int:
+        return len(self._sets.get(key, ()))
+
     def sadd(self, key: str, member: str) -> int:
         self._sets.setdefault(key, builtins.set()).add(member.encode())
         return 1
@@ -78,6 +83,9 @@ class SimRedis:
     def srem(self, key: str, member: str) -> int:
         self._sets.get(key, builtins.set()).discard(member.encode())
         return 1
+
+    def delete(self, key: str) -> int:
+        return int(self._documents.pop(key, None) is not None)
 
     def publish(self, channel: str, document: bytes) -> int:
         for ear in self.ears:
@@ -88,34 +96,17 @@ class SimRedis:
 class _Client:
     def __init__(self, redis: SimRedis) -> None:
         self._redis = redis
-        self.connection_pool = self
+
+    async def exchange(self, commands: Sequence[Command], limit_s: float = EXCHANGE_S) -> list[Any]:
+        async with asyncio.timeout(limit_s):
+            await self._redis.trip()
+        return [self._redis.do(command) for command in commands]
+
+    async def pubsub(self) -> PubSub:
+        return cast(PubSub, _Ear(self._redis))
 
     async def disconnect(self) -> None:
-        """Of its pool of connections."""
-
-    def pipeline(self, *, transaction: bool) -> _Pipeline:
-        assert not transaction
-        return _Pipeline(self._redis)
-
-    def pubsub(self, *, ignore_subscribe_messages: bool) -> _Ear:
-        assert ignore_subscribe_messages
-        return _Ear(self._redis)
-
-
-class _Pipeline:
-    """Commands that are sent together, and answered together."""
-
-    def __init__(self, redis: SimRedis) -> None:
-        self._redis = redis
-        self._commands: list[Command] = []
-
-    def execute_command(self, *command: str | bytes | int) -> None:
-        self._commands.append(command)
-
-    async def execute(self, *, raise_on_error: bool) -> list[Any]:
-        assert not raise_on_error
-        await self._redis.trip()
-        return [self._redis.do(command) for command in self._commands]
+        """It has no connections."""
 
 
 class _Ear:

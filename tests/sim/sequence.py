@@ -40,7 +40,9 @@ class Served:
 
 class Sequence:
     """`first_token_s` is when its first token may come, `prompt_left` so many tokens of its prompt are yet to
-    be computed; the engine sets both.
+    be computed; the engine sets both. `remote` says where its prompt was computed, if not here;
+    `is_prompt_only`: another engine will go on with it. `room` is where the two meet (0: nowhere), `meets_at`
+    at which host and port; `has_room`: the request says so.
     """
 
     def __init__(
@@ -59,10 +61,19 @@ class Sequence:
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._agent = Agent(served.text, body) if is_for_agents(served.text) else None
         self._words: Iterator[str] = self._agent or words(behaviour.weights + served.text)
+        given = body.get("kv_transfer_params") or {}
+        self.remote: dict[str, Any] | None = given if given.get("do_remote_prefill") else None
+        self.is_prompt_only = bool(given.get("do_remote_decode"))
+        self.room: int = body.get("bootstrap_room") or 0
+        self.meets_at = body.get("bootstrap_host"), body.get("bootstrap_port")
+        self.has_room = body.get("bootstrap_room") is not None
+        self._handed: dict[str, Any] | None = None
+        self._weights = behaviour.weights
         self._shows_logprobs = bool(body.get("logprobs")) and not self.stream
         self._fingerprint = behaviour.fingerprint
         self._said: list[str] = []
         self._torn: Random | None = None
+        self._is_begun = False
 
     @classmethod
     def parse(cls, exchange: Exchange, now_s: float, model: str, behaviour: Behaviour) -> Sequence:
@@ -75,8 +86,20 @@ class Sequence:
         served = Served(exchange.request.headers.get("x-request-id", ""), text, now_s)
         return cls(exchange, body, served, behaviour)
 
+    def computed(self, text: str) -> None:
+        """Its blocks were fetched: what it says follows from them."""
+        self.served.text = text
+        self._words = words(self._weights + text)
+
+    def hand_over(self, held: dict[str, Any]) -> None:
+        """Its answer says where its blocks are."""
+        self._handed = held
+
     def begin(self, behaviour: Behaviour, rng: Random) -> None:
-        """Send the head of the stream, long before anything is computed."""
+        """Send the head of the stream, long before anything is computed; once."""
+        if self._is_begun:
+            return
+        self._is_begun = True
         self._torn = rng if behaviour.torn else None
         self.exchange.begin("text/event-stream; charset=utf-8", chunked=not behaviour.close_delimited)
         for event in self._blocks.accept() if self._blocks else ():
@@ -118,6 +141,21 @@ class Sequence:
         else:
             self.send(b"event: error\n" + error)
         self.exchange.end()
+
+    def end_here(self) -> None:
+        """Say one word, as the last one."""
+        self._left = 1
+        self.advance()
+
+    def say_nothing(self) -> None:
+        """End as if all were well, without a token."""
+        if not self.stream:
+            self.exchange.reply(200, self._whole("stop"))
+            return
+        if self._chat:
+            self.send(self._event(role="assistant"))
+        self.send(self._event(finish="stop"))
+        self._finish()
 
     def abort(self) -> None:
         """End although not all is said, and report it as a finish reason."""
@@ -184,6 +222,8 @@ class Sequence:
         if self._shows_logprobs:
             choice["logprobs"] = shapes.logprobs(self._said)
         whole = self._frame(choices=[choice]) | {"usage": self._usage()}
+        if self._handed is not None:
+            whole["kv_transfer_params"] = self._handed
         return orjson.dumps(whole | {"system_fingerprint": self._fingerprint or None})
 
     def _frame(self, choices: list[Any], chunk: str = "") -> dict[str, Any]:

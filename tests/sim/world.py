@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from tests.sim.loop import Deadlock, SimLoop
 from tests.sim.network import HERE, Network
+from tests.sim.rooms import Rooms
 from tests.sim.trace import Trace
+from tests.sim.transfer import Transfers
 
 T = TypeVar("T")
 
@@ -30,6 +32,9 @@ class World:
         self.loop = SimLoop(limit_s)
         self.trace = Trace(self.loop.time)
         self.net = Network(self.loop, Random(seed + 1), self.trace)
+        self.dead: set[str] = set()
+        self.transfers = Transfers(self.loop, self.dead.__contains__)
+        self.rooms = Rooms(self)
 
     @contextmanager
     def at(self, host: str) -> Iterator[None]:

@@ -19,6 +19,7 @@ from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.routing_explain import RoutingExplain
+from cellgate.proxy.control.scaling_signals import Scaling
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.exposition import Exposition
@@ -99,11 +100,12 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 now=lambda: port.now,
                 stopping=lambda: port.stopping,
                 set_drain=lambda name, drained: board.drain(name, drained=drained),
-                token=token,
+                token=lambda: token,
                 peers=NOBODY,
                 due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
                 explain=choice.explain,
                 poison=port.poison,
+                scaling=Scaling(board, router.queue),
             )
             server = admin_server(view)
             listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

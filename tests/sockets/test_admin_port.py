@@ -218,5 +218,13 @@ def _view() -> AdminView:
     metrics = Metrics(board)
     metrics.include(Exposition(metrics, lambda: 0.0, waiting=lambda: 0, connections=dict))
     return AdminView(
-        board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None, Peers(), lambda *_: {}
+        board,
+        events,
+        metrics,
+        lambda: 0.0,
+        lambda: False,
+        lambda *_: False,
+        lambda: None,
+        Peers(),
+        lambda *_: {},
     )

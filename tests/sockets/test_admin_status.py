@@ -94,6 +94,8 @@ SHOWN = {
     "name": "a1",
     "cell": "a",
     "url": "http://127.0.0.1:8101",
+    "role": "both",
+    "links": [],
     "verdict": "down",
     "usable": False,
     "drained": False,

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes_asyncio.config import incluster_config
@@ -14,8 +15,10 @@ from kubernetes_asyncio.config import incluster_config
 from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery import kubernetes, lws
 from cellgate.proxy.discovery.base import Found, SourceError
+from cellgate.proxy.orchestrators import kubernetes_api
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
+from tests.sockets.test_recovery_pods import rights_given, rights_used
 
 PATIENCE_S = 10.0
 LIKE = Unit(name="", cell="c", url="")
@@ -36,9 +39,9 @@ async def add_group(api: FakeKubernetes, number: int, *, size: int = 2) -> None:
         await api.put(group_pod("big", number, rank, size=size, uid=f"{number}/{rank}", ip=ip))
 
 
-def source(api: FakeKubernetes, folder: Path) -> LwsSource:
+def source(api: FakeKubernetes, folder: Path, **keys: Any) -> LwsSource:
     kubeconfig = api.kubeconfig(folder)
-    return LwsSource(LIKE, "big", 8000, namespace="prod", agent_port=9902, kubeconfig=kubeconfig)
+    return LwsSource(LIKE, "big", 8000, namespace="prod", agent_port=9902, kubeconfig=kubeconfig, **keys)
 
 
 async def told(follow: AsyncGenerator[Found, None]) -> Found:
@@ -196,7 +199,7 @@ def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: 
     pem = Path(__file__).parents[1] / "wire" / "localhost.pem"
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pem))
-    monkeypatch.setattr(kubernetes, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setattr(kubernetes_api, "_NAMESPACE_FILE", tmp_path / "namespace")
 
     async def main() -> None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -223,3 +226,48 @@ def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
             await told(lws.follow(the_set))
 
     asyncio.run(main())
+
+
+def on_nodes(api: FakeKubernetes) -> None:
+    for number in range(2):
+        labels = {"topology.kubernetes.io/region": "r", "topology.kubernetes.io/zone": f"r-{number}"}
+        api.objects.put("nodes", "", {"metadata": {"name": f"n-{number}", "labels": labels}})
+
+
+async def placed(api: FakeKubernetes, folder: Path) -> list[list[tuple[str, ...]]]:
+    """The places of a unit's nodes: at first, and after a change of another pod."""
+    for number in range(2):
+        made = group_pod("big", number, 0, size=1, uid=f"{number}/n", ip=f"127.0.{number}.1")
+        made["spec"]["nodeName"] = f"n-{number}"
+        await api.put(made)
+    found = []
+    async with aclosing(lws.follow(source(api, folder, places=True))) as follow:
+        for _ in range(2):
+            found.append([node.place for unit in (await told(follow)).units for node in unit.nodes])
+            await api.ready("big-0", False)
+    return found
+
+
+def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            on_nodes(api)
+            found = await placed(api, tmp_path)
+            assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
+            rules = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-places-rbac.yaml"
+            assert rights_used(api) == rights_given(rules) | {("list", "", "pods"), ("watch", "", "pods")}
+
+    asyncio.run(main())
+
+
+def test_without_the_right_to_get_nodes_units_are_found_without_places(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            on_nodes(api)
+            api.lacks = {("get", "nodes")}
+            assert await placed(api, tmp_path) == [[(), ()]] * 2
+
+    asyncio.run(main())
+    assert caplog.text.count("places of nodes are not known: the gate's account lacks a right") == 1

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.process.tls import webhook_context
+from cellgate.proxy.config.unit_actions import CallWebhook, RunCommand
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.recovery import audit, command, webhook
 from cellgate.proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
 from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
@@ -42,11 +42,16 @@ ABOUT = {
     "epoch": {"agent a1-1": "b:7:1", "engine_metrics": "5"},
     "since": "2026-01-01T00:00:00.000Z",
     "attempt": 2,
+    "fence": 0,
 }
 
 
-def shell(script: str, timeout_s: float = 10.0) -> Remedy:
-    return Remedy("audit", ("sh", "-c", script), timeout_s=timeout_s)
+async def shell(script: str, timeout_s: float = 10.0) -> RecoveryReport:
+    return await run(("sh", "-c", script), timeout_s)
+
+
+async def run(words: tuple[str, ...], timeout_s: float = 10.0) -> RecoveryReport:
+    return await command.run(RunCommand(words), ABOUT, timeout_s)
 
 
 def is_alive(pid: int) -> bool:
@@ -64,7 +69,7 @@ def is_gone(pid: int) -> bool:
 async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> None:
     os.environ["CELLGATE_ADMIN_TOKEN"] = "secret"
     try:
-        report = await command.run(shell("env | grep ^CELLGATE | sort; cat; pwd >&2"), ABOUT)
+        report = await shell("env | grep ^CELLGATE | sort; cat; pwd >&2")
     finally:
         del os.environ["CELLGATE_ADMIN_TOKEN"]
     *variables, told_and_pwd = report.output.splitlines()
@@ -73,6 +78,7 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
         "CELLGATE_ATTEMPT=2",
         "CELLGATE_CELL=a",
         "CELLGATE_EPOCH=agent a1-1=b:7:1,engine_metrics=5",
+        "CELLGATE_FENCE=0",
         "CELLGATE_ID=a1-0123",
         "CELLGATE_NODE=a1-1",
         "CELLGATE_NODES=a1-0,a1-1",
@@ -87,7 +93,7 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
 
 @live
 async def test_what_is_no_shell_is_not_read_as_one() -> None:
-    report = await command.run(Remedy("audit", ("echo", "$HOME; exit 1", "`id`")), ABOUT)
+    report = await run(("echo", "$HOME; exit 1", "`id`"))
     assert (report.result, report.output) == (RecoveryResult.OK, "$HOME; exit 1 `id`\n")
 
 
@@ -98,16 +104,14 @@ async def test_what_is_no_shell_is_not_read_as_one() -> None:
 def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
     @live
     async def test() -> None:
-        assert await command.run(shell(script), ABOUT) == RecoveryReport(
-            RecoveryResult.FAILED, detail, "why\n"
-        )
+        assert await shell(script) == RecoveryReport(RecoveryResult.FAILED, detail, "why\n")
 
     test()
 
 
 @live
 async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
-    report = await command.run(Remedy("audit", ("/no/such/program",)), ABOUT)
+    report = await run(("/no/such/program",))
     assert report.result is RecoveryResult.FAILED
     assert "/no/such/program could not be started" in report.detail
 
@@ -115,7 +119,7 @@ async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
 @live
 async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
     begun_at = time.monotonic()
-    report = await command.run(shell("trap '' TERM; sleep 60 & echo $!; echo $$; wait", timeout_s=0.3), ABOUT)
+    report = await shell("trap '' TERM; sleep 60 & echo $!; echo $$; wait", timeout_s=0.3)
     assert time.monotonic() - begun_at < 20.0
     assert (report.result, report.detail) == (RecoveryResult.TIMEOUT, "killed: it did not end within 0.3 s")
     assert [is_gone(int(pid)) for pid in report.output.split()] == [True, True]
@@ -123,7 +127,7 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None
 
 @live
 async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> None:
-    report = await command.run(shell("yes"), ABOUT)
+    report = await shell("yes")
     assert report.result is RecoveryResult.FLOODED
     assert report.output == "y\n" * (OUTPUT_KEPT // 2)
 
@@ -131,7 +135,7 @@ async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> Non
 @live
 async def test_a_command_may_be_wordy() -> None:
     size = FLOOD_BYTES // 2
-    report = await command.run(shell(f"head -c {size} /dev/zero | tr '\\0' x; echo end"), ABOUT)
+    report = await shell(f"head -c {size} /dev/zero | tr '\\0' x; echo end")
     assert report.result is RecoveryResult.OK
     assert report.output.endswith("xxend\n")
     assert len(report.output) == OUTPUT_KEPT
@@ -140,7 +144,7 @@ async def test_a_command_may_be_wordy() -> None:
 @live
 async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for() -> None:
     begun_at = time.monotonic()
-    report = await command.run(shell("sleep 60 & echo done $!"), ABOUT)
+    report = await shell("sleep 60 & echo done $!")
     assert (report.result, report.output[:5]) == (RecoveryResult.OK, "done ")
     assert time.monotonic() - begun_at < 20.0
     os.kill(int(report.output.split()[1]), 9)
@@ -150,7 +154,7 @@ async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for
 async def test_a_command_ends_with_its_gate(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     script = f"echo $$ > {mark}.new; mv {mark}.new {mark}; sleep 60"
-    running = asyncio.create_task(command.run(shell(script), ABOUT))
+    running = asyncio.create_task(shell(script))
     assert await asyncio.to_thread(eventually, mark.exists)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -160,11 +164,11 @@ async def test_a_command_ends_with_its_gate(tmp_path: Path) -> None:
 
 @live
 async def test_commands_leave_no_descriptor_behind() -> None:
-    await command.run(shell("true"), ABOUT)
+    await shell("true")
     before = len(os.listdir("/proc/self/fd"))
     for script in ("true", "exit 3", "yes", "exec 0<&- 1>&- 2>&-"):
-        await command.run(shell(script), ABOUT)
-    await command.run(Remedy("audit", ("/no/such",)), ABOUT)
+        await shell(script)
+    await run(("/no/such",))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -188,11 +192,11 @@ async def hook(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterat
         await runner.cleanup()
 
 
-def to(url: str, timeout_s: float = 5.0) -> Remedy:
-    return Remedy("audit", webhook=url, secret="s3cret", timeout_s=timeout_s)
+async def post(url: str, timeout_s: float = 5.0, call: webhook.WebhookCall | None = None) -> RecoveryReport:
+    return await (call or CALL)(CallWebhook(url, "s3cret"), ABOUT, timeout_s)
 
 
-call = webhook.caller(ssl.create_default_context(), wall=lambda: 1_700_000_000.9)
+CALL = webhook.caller(ssl.create_default_context(), wall=lambda: 1_700_000_000.9)
 
 
 @live
@@ -204,7 +208,7 @@ async def test_a_webhook_is_signed_over_its_time_and_body() -> None:
         return web.Response(status=202, text="on it")
 
     async with hook(answer) as url:
-        assert await call(to(url), ABOUT) == RecoveryReport(RecoveryResult.OK, "it answered 202", "on it")
+        assert await post(url) == RecoveryReport(RecoveryResult.OK, "it answered 202", "on it")
     ((headers, body),) = got
     assert json.loads(body) == ABOUT
     assert headers["X-Cellgate-Timestamp"] == "1700000000"
@@ -219,10 +223,10 @@ async def test_a_webhook_over_https_is_verified() -> None:
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(PEM)
-    trusting = webhook.caller(webhook_context(Tls(ca=str(PEM))))
+    trusting = webhook.caller(LiveTls(Tls(ca=str(PEM))).webhooks())
     async with hook(answer, context) as url:
-        assert (await trusting(to(url.replace("127.0.0.1", "localhost")), ABOUT)).result is RecoveryResult.OK
-        refused = await call(to(url), ABOUT)
+        assert (await post(url.replace("127.0.0.1", "localhost"), call=trusting)).result is RecoveryResult.OK
+        refused = await post(url)
     assert refused.result is RecoveryResult.FAILED
     assert "certificate" in refused.detail.lower()
 
@@ -235,9 +239,7 @@ async def test_a_webhook_that_never_answers_is_bounded() -> None:
 
     begun_at = time.monotonic()
     async with hook(answer) as url:
-        assert await call(to(url, 0.3), ABOUT) == RecoveryReport(
-            RecoveryResult.TIMEOUT, "no answer within 0.3 s"
-        )
+        assert await post(url, 0.3) == RecoveryReport(RecoveryResult.TIMEOUT, "no answer within 0.3 s")
     assert time.monotonic() - begun_at < 20.0
 
 
@@ -251,7 +253,7 @@ async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_need
         return reply
 
     async with hook(answer) as url:
-        report = await call(to(url), ABOUT)
+        report = await post(url)
     assert (report.result, len(report.output)) == (RecoveryResult.FAILED, webhook.ANSWER_KEPT)
 
 
@@ -261,13 +263,13 @@ async def test_a_webhook_is_called_where_it_was_configured_and_nowhere_else() ->
         raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/elsewhere")
 
     async with hook(answer) as url:
-        report = await call(to(url), ABOUT)
+        report = await post(url)
     assert (report.result, report.detail) == (RecoveryResult.FAILED, "it answered 307")
 
 
 @live
 async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
-    report = await call(to("http://127.0.0.1:1/hook"), ABOUT)
+    report = await post("http://127.0.0.1:1/hook")
     assert report.result is RecoveryResult.FAILED
     assert "could not be called" in report.detail
 

@@ -24,6 +24,7 @@ SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-01\r\n"
 NOT_SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-00\r\n"
 FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-0([0-3])")
 AT_ONCE = {"drain_delay_s": 0}
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 BUSY = whole(b"{}", "429 Too Many Requests")
 BROKEN = whole(b"{}", "500 Internal Server Error")
 
@@ -45,7 +46,7 @@ async def traced(*scripts: Script, sample_ratio: float = 1.0) -> AsyncIterator[t
     async with collecting() as collector:
         tracing = Tracing(TracingSettings(collector.endpoint, sample_ratio))
         async with stage(*scripts) as here:
-            here.gateway.observe = tracing.observers
+            tracing.watch(here.gateway)
             yield here, collector
         await asyncio.to_thread(tracing.close)
 
@@ -92,8 +93,7 @@ async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
     assert here.unit.requests[0].get("tracestate") == "a=1,b=2"
     assert before_ns - 1e9 < request.start_ns <= attempt.start_ns <= attempt.events["first token"]
     assert attempt.events["first token"] <= attempt.end_ns <= request.end_ns < time.time_ns() + 1e9
-    assert not request.is_error
-    assert not attempt.is_error
+    assert [request.is_error, attempt.is_error] == [False, False]
     assert float(request.about.pop("gen_ai.response.time_to_first_chunk")) >= 0.0  # In whole milliseconds.
     assert request.about == {
         "http.request.method": "POST",
@@ -105,6 +105,7 @@ async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
         "network.peer.address": "127.0.0.1",
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "tiny",
+        "gen_ai.request.stream": True,
         "cellgate.route": "chat",
         "cellgate.unit": "u0",
         "cellgate.outcome": "ok",
@@ -286,3 +287,20 @@ async def test_a_tracestate_that_makes_no_sense_harms_nothing(state: str) -> Non
         assert (await client.ask(chat(head=head))).status == 200
     assert {span.trace_id for span in collector.spans} == {TRACE}
     assert told(here.unit.requests[0])[0] == TRACE
+
+
+@live
+async def test_the_tokens_that_a_unit_tells_are_attributes_of_the_request() -> None:
+    usage = {"prompt_tokens": 40, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
+    message = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+    answer = whole(orjson.dumps({"object": "chat.completion", "choices": [message], "usage": usage}))
+    async with traced(answer) as (here, collector), here.client() as client:
+        await client.ask(chat(stream=False))
+        metrics = here.plane.metrics
+        exemplars = await metrics.render(metrics.encoding_for(OPENMETRICS))
+    [request] = collector.named("POST /v1/chat/completions")
+    assert request.about["gen_ai.request.stream"] is False
+    assert request.about["gen_ai.usage.input_tokens"] == 40
+    assert request.about["gen_ai.usage.output_tokens"] == 3
+    assert request.about["gen_ai.usage.cache_read.input_tokens"] == 32
+    assert f'# {{trace_id="{request.trace_id}"}}'.encode() in exemplars

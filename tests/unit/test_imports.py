@@ -19,14 +19,21 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "cellgate.router.nouns",
         "cellgate.router.hold_nouns",
         "cellgate.router.engine_nouns",
+        "cellgate.router.node_nouns",
     ),
     "router": ("cellgate.router",),
     "loadtests": ("loadtests",),
     "tests": ("tests", "cellgate", "loadtests"),
 }
 # What takes microseconds, or compares choices in virtual time, or an index or a conversion with an engine,
-# cannot be measured from outside.
-_SINGLE = ("kv_events_cost.py", "pick_cost.py", "vllm_dialects.py", "vllm_kv_events.py")
+# cannot be measured from outside; nor does a gate split requests where that does not pay.
+_SINGLE = (
+    "kv_events_cost.py",
+    "pick_cost.py",
+    "vllm/splitting_gate.py",
+    "vllm_dialects.py",
+    "vllm_kv_events.py",
+)
 MEASURE_INSIDE = frozenset(
     {*(ROOT / "loadtests" / name for name in _SINGLE), *(ROOT / "loadtests" / "gym").glob("*.py")}
 )

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cellgate.probes.agent_link import AgentState
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
+from cellgate.proxy.control.node_facts_metrics import NodeFactsMetrics
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.start import DiscoveryMetrics
 from cellgate.proxy.logs.events import EventLog
@@ -32,6 +33,7 @@ from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.proxy.workers.worker_metrics import WorkerMetrics, Workers, WorkerTotals
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
+from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
 from cellgate.router.queue import Queue
 from tests.unit.metrics.test_metrics import DONE
@@ -72,6 +74,8 @@ def exposed() -> dict[str, set[str]]:
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
     metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
+    board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
+    metrics.include(NodeFactsMetrics(board))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): AgentState(True, 0)}))
     page = asyncio.run(metrics.render()).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cellgate import VERSION
-from deploy.release import ReleaseError, notes, version, with_links, with_urls
+from deploy.release import ReleaseError, notes, version, with_links, with_runbooks, with_urls
 from tests.documented import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -125,6 +125,9 @@ def test_a_release_says_where_its_repository_is() -> None:
     assert f"({SOURCE}/blob/v1.0.0/docs/agent.md)" in readme
     assert f"({SOURCE}/raw/v1.0.0/docs/images/status-page.png)" in readme
     assert not re.search(r"\]\((?!https://)", readme)
+    rules = with_runbooks((ROOT / "deploy" / "monitoring" / "rules.yaml").read_text(), SOURCE, "v1.0.0")
+    assert f"runbook_url: {SOURCE}/blob/v1.0.0/docs/runbooks/unit-down.md" in rules
+    assert "cellgate.example" not in re.sub(r"^#.*", "", rules, flags=re.MULTILINE)
 
 
 def test_a_wrong_tag_is_one_line(tmp_path: Path) -> None:

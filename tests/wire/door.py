@@ -59,6 +59,9 @@ class Door:
         self.requests.append(request)
         return Answered(client, request, holds=self._holds)
 
+    def shows_internals(self, peer: str) -> bool:
+        return True
+
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         self.failures.append(failure)
 

@@ -158,11 +158,11 @@ class Stream:
         return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
 
 
-def metrics(gate: GateProcess) -> str:
+def metrics(gate: GateProcess, accept: str = "*/*") -> str:
     """The text of /metrics."""
     connection = gate.connect(admin=True)
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", "/metrics", headers={"Accept": accept})
         return connection.getresponse().read().decode()
     finally:
         connection.close()

@@ -26,7 +26,7 @@ from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.process.tls import client_context, unit_context
+from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
@@ -105,14 +105,14 @@ def unheard_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: R
         events=EventLog(lambda: 0.0, settings.rules.passes, lambda *_: None),
         access_log=records,
         read=read,
-        unit_tls=functools.partial(unit_context, settings.tls),
+        unit_tls=LiveTls(settings.tls).units,
     )
 
 
 async def start_unwatched(gate: Gate) -> None:
     """Start a gate that sends no probe and believes every unit to be UP."""
     plane = gate.plane
-    await gate.start(client_context(plane.settings.tls))
+    await gate.start(LiveTls(plane.settings.tls).clients())
     for state in plane.board:
         name = state.unit.name
         plane.prober.stop(name)

@@ -34,6 +34,8 @@ UNIT_A1 = {
     "in_flight": 3,
     "max_in_flight": 64,
     "load": {"running": 3, "waiting": 1, "kv_use": 0.1, "age_s": 0.4},
+    "role": "both",
+    "links": [],
 }
 UNIT_B1 = {
     **UNIT_A1,
@@ -119,8 +121,15 @@ def test_a_wide_table_has_all_that_helps_to_compare_units(capsys: pytest.Capture
         assert main(["units", "-o", "wide", "--admin", played.address]) == 0
     _, row = capsys.readouterr().out.splitlines()
     assert " ".join(row.split()).endswith(
-        "3/1 2 10% 8,000 tokens/s 1,200 tokens vllm 0.11.0 llama http://10.0.0.1:8000 one token"
+        "3/1 both 2 10% 8,000 tokens/s 1,200 tokens vllm 0.11.0 llama http://10.0.0.1:8000 one token"
     )
+
+
+def test_the_table_tells_which_links_are_avoided(capsys: pytest.CaptureFixture[str]) -> None:
+    links = [{"prefiller": p, "decoder": "a1", "avoided": p == "p2"} for p in ("p1", "p2")]
+    with gate(200, [{**UNIT_A1, "links": links}]) as played:
+        assert main(["units", "--admin", played.address]) == 0
+    assert "  up, link p2 to a1 avoided  2h 3m  " in capsys.readouterr().out
 
 
 def test_units_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +185,13 @@ def test_a_whole_cell_is_drained_by_its_name(
     assert capsys.readouterr().out.startswith(f"cell a/b (a1, b1): {says}")
     with gate(200, []) as played:
         assert main([command, "--cell", "a", "--admin", played.address]) == 1
+
+
+def test_the_gate_chooses_the_unit_that_is_missed_least(capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, UNIT_A1) as played:
+        assert main(["drain", "--least-valued", "--model", "m/1", "--admin", played.address]) == 0
+    assert played.calls == ["POST /scaling/drain?model=m%2F1 None"]
+    assert capsys.readouterr().out.startswith("a1: drained: no new")
 
 
 def test_a_unit_or_a_cell_is_drained_and_not_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,14 @@ from cellgate.proxy.cli import top_command as top
 from cellgate.proxy.logs.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from tests.browser.stage import fleet
+from tests.browser.stage import FAILED_ROLL, fleet
 
 
 class Gate:
     """A Board and what its admin port would say of it."""
 
     def __init__(self, cells: int, units: int) -> None:
+        self.roll: dict[str, Any] | None = None
         self.board = Board(Rules())
         self.board.configure(fleet(cells, units), 900.0)
         self.events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
@@ -34,7 +35,7 @@ class Gate:
             self.events.add(said.flip)
 
     def glance(self) -> dict[str, Any]:
-        return status(self.board, 1075.0, waiting=3, stopping=False)
+        return status(self.board, 1075.0, waiting=3, stopping=False, roll=self.roll)
 
 
 def drawn(gate: Gate, *, height: int = 40, width: int = 130, trouble: str = "") -> list[str]:
@@ -71,6 +72,18 @@ def test_trouble_stands_on_top_with_its_node_its_reason_and_its_load() -> None:
     assert "████████   2.0 s  1/256" in lines[6]
     assert lines[10] == "last flips"
     assert lines[11].startswith("unit b2 (cell b) up -> down: gone: process 4711")
+
+
+def test_a_roll_is_above_the_units_until_it_is_done() -> None:
+    gate = Gate(2, 2)
+    gate.roll = FAILED_ROLL
+    assert drawn(gate)[1:4] == [
+        "roll 5f3c is stopped: 1 of 4 units done; unit a2: it has not restarted 100 s after its command",
+        "  a2 proving, old software for 12s: it has not restarted",
+        "  b1 failed for 52s: it went DOWN while it was watched",
+    ]
+    gate.roll = FAILED_ROLL | {"status": "done"}
+    assert drawn(gate)[1].startswith("UNIT")
 
 
 def test_five_hundred_units_fit_into_a_small_terminal() -> None:

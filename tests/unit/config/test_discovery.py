@@ -78,7 +78,7 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
         (
             "{from: lws, name: big, port: 8000, cluster: c}",
             "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "
-            "kubeconfig, unit",
+            "kubeconfig, places, unit",
         ),
         (
             "{from: file, path: x, unit: {weight: 2}}",

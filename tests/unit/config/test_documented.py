@@ -27,6 +27,19 @@ IN_WORDS = {
     "cells[].discover.period_s": "5, with `file` 1",
     "cells[].discover.unit.engine": "detected",
     "cells[].discover.unit.canary": "detected",
+    "cells[].recovery.kubernetes.namespace": "the gate's own, else `default`",
+    "cells[].recovery.kubernetes.selector": "the group of a LeaderWorkerSet",
+    "cells[].recovery.kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
+    "cells[].recovery.ecs.services": "all",
+    "cells[].recovery.ecs.region": "as boto3 finds it",
+    "roll.kubernetes.namespace": "the gate's own, else `default`",
+    "roll.kubernetes.container": "the engine's",
+    "roll.kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
+    "alb.region": "as boto3 finds it",
+    "leases.namespace": "the gate's own, else `default`",
+    "leases.kubeconfig": "the account of the gate's pod, else the user's file",
+    "roll.ecs.services": "all",
+    "roll.ecs.region": "as boto3 finds it",
     "cells[].units[].engine": "detected",
     "cells[].units[].canary": "detected",
     "cells[].units[].metrics_url": "the engine's usual place",
@@ -43,6 +56,8 @@ IN_WORDS = {
     "cells[].units[].models": "asked of the unit",
     "cells[].units[].nodes": "one leader with the unit's name",
     "limits.bodies_bytes": "a quarter of memory",
+    "models": "`none`",
+    "fallback": "`none`",
 }
 SECTIONS = {level.removesuffix("[]") for level in SCHEMA if "." not in level and level}
 

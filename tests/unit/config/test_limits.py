@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
-from cellgate.proxy.workers.board_replica import BoardReplica
-from cellgate.proxy.workers.worker_status import StatusReporter
-from cellgate.router.nouns import Rules
+from cellgate.proxy.workers.worker_status import new_counts
 from tests.unit.metrics.test_metrics import A1, make, scrape
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
@@ -32,11 +30,11 @@ def test_what_workers_have_counted_is_added() -> None:
 
 
 def test_a_worker_tells_what_is_new() -> None:
-    status = StatusReporter(BoardReplica(Rules()), None, None, None)  # type: ignore[arg-type]
+    before = dict(REACHED)
     reached("stop_bytes")
     reached("stop_bytes")
-    assert status._new_limits() == [("stop_bytes", 2)]
-    assert status._new_limits() == []
+    assert new_counts(REACHED, before) == [("stop_bytes", 2)]
+    assert new_counts(REACHED, before) == []
 
 
 def test_a_name_that_is_no_bound_cannot_be_counted() -> None:

@@ -10,7 +10,16 @@ from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.recovery import SECRET_VARIABLE
 from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.roll_policy import RollPolicy
 from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.unit_actions import (
+    CallWebhook,
+    ReplacePods,
+    ReplaceTasks,
+    RestartService,
+    RunCommand,
+    SetImage,
+)
 
 
 def read(folder: Path, recovery: str, **environ: str) -> Settings:
@@ -30,7 +39,9 @@ def problem(folder: Path, recovery: str) -> str:
 def test_a_command(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     found = read(tmp_path, f"{{command: [sh, -c, 'exit 0'], audit: {audit}, after_s: 5, dry_run: true}}")
-    assert found.remedies == {"a": Remedy(str(audit), ("sh", "-c", "exit 0"), after_s=5.0, dry_run=True)}
+    assert found.remedies == {
+        "a": Remedy(str(audit), RunCommand(("sh", "-c", "exit 0")), after_s=5.0, dry_run=True)
+    }
     assert not audit.exists()
 
 
@@ -38,17 +49,21 @@ def test_a_webhook_is_signed_by_its_file_before_the_environment(tmp_path: Path) 
     (tmp_path / "secret").write_text("of-the-file\n")
     rest = f"webhook: 'https://ops/hook', audit: {tmp_path}/audit"
     both = read(tmp_path, f"{{{rest}, secret_file: {tmp_path}/secret}}", CELLGATE_WEBHOOK_SECRET="other")
-    assert both.remedies["a"].secret == "of-the-file"
-    assert read(tmp_path, f"{{{rest}}}", CELLGATE_WEBHOOK_SECRET="other").remedies["a"].secret == "other"
+    assert both.remedies["a"].action == CallWebhook("https://ops/hook", "of-the-file")
+    other = read(tmp_path, f"{{{rest}}}", CELLGATE_WEBHOOK_SECRET="other")
+    assert other.remedies["a"].action == CallWebhook("https://ops/hook", "other")
     assert "of-the-file" not in repr(both)
 
 
 AUDIT = f"audit: {__file__}"
 WRONG = {
-    "no way to act": (f"{{{AUDIT}}}", ": expected either command or webhook, found neither"),
+    "no way to act": (
+        f"{{{AUDIT}}}",
+        ": expected one of command, webhook, kubernetes, ecs, systemd, found none",
+    ),
     "two ways to act": (
         f"{{command: [sh], webhook: 'https://x/y', {AUDIT}}}",
-        ": expected either command or webhook, found both",
+        ": expected one of command, webhook, kubernetes, ecs, systemd, found command and webhook",
     ),
     "no audit log": ("{command: [sh]}", ".audit: required key is missing"),
     "an audit log nowhere": (
@@ -82,6 +97,17 @@ WRONG = {
         f"{{command: [sh], secret_file: /dev/zero, {AUDIT}}}".replace("/dev/zero", __file__),
         ".secret_file: expected a token of visible ASCII characters, found other characters",
     ),
+    "all pods of a namespace": (
+        f"{{kubernetes: {{selector: app=llama}}, {AUDIT}}}",
+        ".kubernetes.selector: expected labels with {unit} for the unit's name, "
+        "such as app=llama,unit={unit}, found 'app=llama'",
+    ),
+    "a service that all units would share": (
+        f"{{systemd: vllm, {AUDIT}}}",
+        ".systemd: expected the name of a service with {unit} for the unit's name, such as vllm@{unit}, "
+        "found 'vllm'",
+    ),
+    "tasks of no cluster": (f"{{ecs: {{}}, {AUDIT}}}", ".ecs.cluster: required key is missing"),
     "a near miss": (
         f"{{command: [sh], afters: 5, {AUDIT}}}",
         ".afters: unknown key; did you mean 'after_s'?",
@@ -106,4 +132,59 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, said: str)
 def test_a_secret_beside_a_command_is_a_misunderstanding(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     line = problem(tmp_path, f"{{command: [sh], secret_file: {tmp_path}/secret, {AUDIT}}}")
-    assert line == ": secret_file signs webhooks: a command does not take it"
+    assert line == ": secret_file signs webhooks: command does not take it"
+
+
+def test_pods_are_those_of_a_group_or_chosen_by_labels(tmp_path: Path) -> None:
+    assert read(tmp_path, f"{{kubernetes: {{}}, {AUDIT}}}").remedies["a"].action == ReplacePods()
+    keys = "{namespace: prod, selector: 'unit={unit}', evict: false}"
+    found = read(tmp_path, f"{{kubernetes: {keys}, {AUDIT}}}").remedies["a"]
+    assert found.action == ReplacePods("prod", "unit={unit}", evict=False)
+
+
+def test_tasks_are_those_of_a_cluster_and_a_service_has_the_name_of_its_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ecs = read(tmp_path, f"{{ecs: {{cluster: prod, region: eu-west-1}}, {AUDIT}}}").remedies["a"]
+    assert ecs.action == ReplaceTasks("prod", region="eu-west-1")
+    (tmp_path / "systemctl").touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    action = read(tmp_path, f"{{systemd: 'vllm@{{unit}}', {AUDIT}}}").remedies["a"].action
+    assert isinstance(action, RestartService)
+    assert action.command("a1").words[-2:] == ("--", "vllm@a1")
+
+
+def roll(folder: Path, keys: str) -> RollPolicy | None:
+    path = folder / "gate.yaml"
+    cells = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]"
+    path.write_text(f"{cells}\nroll: {{{keys}, {AUDIT}}}\n")
+    return load(str(path), Overrides(), {}).roll
+
+
+def test_a_roll_has_a_way_there_and_may_have_one_back(tmp_path: Path) -> None:
+    there, back = RunCommand(("sh", "-c", "new")), RunCommand(("sh", "-c", "old"))
+    assert roll(tmp_path, "command: [sh, -c, new], undo: [sh, -c, old]") == RollPolicy(there, __file__, back)
+    deployed = roll(tmp_path, "ecs: {cluster: prod}, undo: [sh, -c, old]")
+    assert deployed == RollPolicy(ReplaceTasks("prod", deploy=True), __file__, back)
+    images = roll(tmp_path, "kubernetes: {image: 'e:2', undo_image: 'e:1', namespace: prod}, parallel: 2")
+    assert images == RollPolicy(SetImage("e:2", "prod"), __file__, SetImage("e:1", "prod"), parallel=2)
+    assert roll(tmp_path, "kubernetes: {image: 'e:2'}") == RollPolicy(SetImage("e:2"), __file__)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("parallel: 2", "expected one of command, kubernetes, ecs, found none"),
+        (
+            "command: [sh], ecs: {cluster: c}",
+            "expected one of command, kubernetes, ecs, found command and ecs",
+        ),
+        ("kubernetes: {image: e}, undo: [sh]", "undo is a command: kubernetes takes undo_image instead"),
+        ("kubernetes: {}", ".kubernetes.image: required key is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_roll_is_said_in_one_line(tmp_path: Path, keys: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        roll(tmp_path, keys)
+    (line,) = caught.value.problems
+    assert line.endswith(said)

@@ -18,6 +18,7 @@ from cellgate.proxy.discovery import ecs
 from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.discovery.ecs import groups
 from cellgate.proxy.discovery.groups import NodePorts
+from cellgate.proxy.orchestrators import ecs_api
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
@@ -101,23 +102,22 @@ def test_a_task_that_stops_leaves_a_unit_that_says_what_is_missing(cluster: Any)
 
 
 def test_more_tasks_than_one_page_are_all_described(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ecs, "DESCRIBED_AT_ONCE", 2)
+    monkeypatch.setattr(ecs_api, "DESCRIBED_AT_ONCE", 2)
     for number in range(5):
         start(cluster, f"unit-{number}", "leader", 1)
     assert [unit.name for unit in found().units] == [f"unit-{number}" for number in range(5)]
 
 
 def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> None:
-    source = EcsSource(LIKE, "prod", 8000, ("big", "small"), "eu-west-1")
     with Stubber(cluster) as stub:
         for service, tasks in (("big", ["one"]), ("small", ["two"])):
             asked = {"cluster": "prod", "serviceName": service, "desiredStatus": "RUNNING"}
             stub.add_response("list_tasks", {"taskArns": tasks}, asked)
-        assert list(ecs._arns(source, cluster)) == ["one", "two"]
+        assert list(ecs_api._arns(cluster, "prod", ("big", "small"))) == ["one", "two"]
 
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:
-    with pytest.raises(SourceError, match=r"ECS cannot be reached: .*ClusterNotFound"):
+    with pytest.raises(SourceError, match=r"ECS refuses: .*ClusterNotFound"):
         found(EcsSource(LIKE, "none", 8000, region="eu-west-1"))
 
 

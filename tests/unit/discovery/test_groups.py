@@ -102,7 +102,7 @@ def running(rank: int = 0, **status: Any) -> Json:
 
 
 def test_a_pod_tells_its_place_by_labels_and_its_size_by_annotation() -> None:
-    one = member(running(1))
+    one = member(running(1), {})
     assert (one.name, one.rank, one.size, one.address) == ("big-3-1", 1, 2, "10.0.0.1")
     assert one.trouble == ""
 
@@ -110,7 +110,7 @@ def test_a_pod_tells_its_place_by_labels_and_its_size_by_annotation() -> None:
 def test_a_size_that_is_no_number_is_not_told() -> None:
     pod = running()
     pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] = "two"
-    assert member(pod).size is None
+    assert member(pod, {}).size is None
 
 
 @pytest.mark.parametrize(
@@ -154,32 +154,32 @@ def test_a_size_that_is_no_number_is_not_told() -> None:
 def test_what_keeps_a_pod_from_working_is_told(status: Json, trouble: str, fatal: bool) -> None:
     pod = running()
     pod["status"] |= status
-    one = member(pod)
+    one = member(pod, {})
     assert (one.trouble, one.fatal) == (trouble, fatal)
 
 
 def test_a_pod_on_its_way_out_is_told_before_all_else() -> None:
     pod = running()
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert (member(pod).trouble, member(pod).fatal) == ("its pod is being deleted", True)
+    assert (member(pod, {}).trouble, member(pod, {}).fatal) == ("its pod is being deleted", True)
 
 
 def test_the_engines_container_may_be_named() -> None:
     pod = running()
     pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "vllm"
     pod["status"]["containerStatuses"] = [{"name": "vllm", "state": {"terminated": {"reason": "OOMKilled"}}}]
-    assert member(pod).fatal
+    assert member(pod, {}).fatal
 
 
 def test_groups_come_in_the_order_of_their_index() -> None:
     pods = [group_pod("big", number, 0, size=1, uid=str(number), ip="10.0.0.1") for number in (10, 2, 0)]
-    assert [group.name for group in groups("big", pods)] == ["big-0", "big-2", "big-10"]
+    assert [group.name for group in groups("big", pods, {})] == ["big-0", "big-2", "big-10"]
 
 
 def test_a_group_whose_index_is_a_hash_has_the_name_of_its_leaders_host() -> None:
     pod = running()
     pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = "5f2c9e01aa00" * 3
-    (group,) = groups("big", [pod])
+    (group,) = groups("big", [pod], {})
     assert group.name == "big-5f2c9e01"
 
 

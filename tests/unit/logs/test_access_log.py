@@ -12,8 +12,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cellgate.proxy.logs import access_log, log_writer
-from cellgate.proxy.logs.access_log import KEPT, TEXT_MAX, AccessLog, console_line, json_line, stdout_sink
+from cellgate.proxy.logs import line_log, log_writer
+from cellgate.proxy.logs.access_log import TEXT_MAX, AccessLog, console_line, json_line, stdout_sink
+from cellgate.proxy.logs.line_log import KEPT
 from cellgate.proxy.logs.record import Finished
 from cellgate.router.nouns import Outcome
 
@@ -163,7 +164,7 @@ def test_off_writes_nothing_and_starts_no_thread() -> None:
 
 
 def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(line_log, "CLOSE_TIMEOUT_S", 60.0)
     sink, said = Stuck(), list[tuple[str, str]]()
     log = AccessLog("json", sink, clock, lambda *line: said.append(line))
     log.write(DONE._replace(request_id="in the sink"))
@@ -188,7 +189,7 @@ def test_close_gives_up_on_a_sink_that_stays_stuck(monkeypatch: pytest.MonkeyPat
     log.write(DONE)
     log.flush()
     assert sink.entered.wait(60.0)
-    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 0.03)
+    monkeypatch.setattr(line_log, "CLOSE_TIMEOUT_S", 0.03)
     log.close()
     assert sink.getvalue() == b""
     sink.let_go.set()
@@ -207,7 +208,7 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
     )
     log.flush()
     assert said == [("warning", complaint.format(1))]
-    now[0] = access_log.COMPLAIN_EVERY_S
+    now[0] = line_log.COMPLAIN_EVERY_S
     log.flush()
     assert said[1:] == [("warning", complaint.format(2))]
     sink.broken = False

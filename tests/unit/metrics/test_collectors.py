@@ -84,7 +84,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
     shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
-    assert len(shown) == 17
+    assert len(shown) == 19
     assert set(shown.values()) == {0}
     link.state = LinkState.WELL
     link.counts["connects"] = 2

@@ -295,7 +295,7 @@ def test_what_a_canary_takes_among_others_or_to_warm_up_is_not_usual(state: dict
 
 def test_after_a_start_the_second_canary_shows_what_is_usual() -> None:
     """The first may have warmed the engine up."""
-    context = FakePatient(lambda _: TOKEN, verdict=Verdict.STARTING)
+    context = FakePatient(lambda _: TOKEN, verdict=Verdict.STARTING, engine="openai")
     assert fly(context).sign is Sign.GOOD
     assert len(context.asked) == 2
     context = FakePatient(lambda _: reply(500), verdict=Verdict.STARTING)

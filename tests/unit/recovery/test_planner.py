@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 
 from cellgate.proxy.config.remedy import BACKOFF_MAX_S, Remedy
-from cellgate.proxy.recovery.planner import RecoveryPlan, RecoveryState, UnitRow, ended, plan_recovery
+from cellgate.proxy.config.unit_actions import RunCommand
+from cellgate.proxy.recovery.acting import Claim
+from cellgate.proxy.recovery.nouns import RecoveryResult
+from cellgate.proxy.recovery.planner import RecoveryPlan, RecoveryState, UnitRow, ended, heard, plan_recovery
 from cellgate.router.nouns import Verdict
 
 UP, DOWN, STARTING = Verdict.UP, Verdict.DOWN, Verdict.STARTING
 PROBATION, SUSPECT = Verdict.PROBATION, Verdict.SUSPECT
-REMEDY = Remedy("audit.jsonl", ("true",), after_s=10.0, attempts=3, backoff_s=100.0)
+REMEDY = Remedy("audit.jsonl", RunCommand(("true",)), after_s=10.0, attempts=3, backoff_s=100.0)
 
 
 class World:
@@ -39,15 +42,17 @@ class World:
     def mark(self, name: str, *, drained: bool = False, in_hand: bool = False) -> None:
         self.seen[name] = self.seen[name]._replace(drained=drained, in_hand=in_hand)
 
-    def look(self, wait_s: float = 0.0, *, may_act: bool = True) -> RecoveryPlan:
+    def look(self, wait_s: float = 0.0, *, may_act: bool = True, acts: bool = True) -> RecoveryPlan:
         self.now += wait_s
-        rows = self.seen.values()
-        decided = plan_recovery(self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act)
+        rows, acting = self.seen.values(), {"c"} if acts else set[str]()
+        decided = plan_recovery(
+            self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act, acting=acting
+        )
         self.courses = decided.states
         return decided
 
-    def end(self, name: str, *, cancelled: bool = False) -> None:
-        state = ended(self.courses[name], self.remedy, self.now, cancelled=cancelled)
+    def end(self, name: str, result: RecoveryResult = RecoveryResult.OK) -> None:
+        state = ended(self.courses[name], self.remedy, self.now, result)
         self.courses = {**self.courses, name: state}
 
 
@@ -96,7 +101,7 @@ def test_attempts_are_further_and_further_apart_and_then_the_unit_is_given_up() 
 
 def test_backoff_has_an_end() -> None:
     assert REMEDY.patience_s(50) == BACKOFF_MAX_S
-    assert Remedy("x", backoff_s=7200.0).patience_s(3) == 7200.0
+    assert Remedy("x", REMEDY.action, backoff_s=7200.0).patience_s(3) == 7200.0
 
 
 def test_a_unit_that_came_back_and_stayed_begins_anew() -> None:
@@ -163,7 +168,7 @@ def test_a_drained_unit_is_left_alone_and_begins_anew_afterwards() -> None:
 
 
 def test_undraining_takes_up_again_what_was_given_up() -> None:
-    world = World(remedy=Remedy("x", after_s=1.0, attempts=1, backoff_s=2.0))
+    world = World(remedy=Remedy("x", REMEDY.action, after_s=1.0, attempts=1, backoff_s=2.0))
     world.set("a", DOWN)
     world.look(1.0)
     world.end("a")
@@ -195,6 +200,19 @@ def test_while_the_gate_may_not_act_nothing_is_due_and_patience_begins_anew() ->
     assert world.look(1.0).begin == ("a",)
 
 
+def test_a_unit_that_shares_its_fate_with_others_is_given_longer_and_not_for_ever() -> None:
+    world = World("ab")
+    for name in "ab":
+        world.set(name, DOWN)
+        world.seen[name] = world.seen[name]._replace(shares_fate=True)
+    assert world.look(99.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+    world.set("a", UP)
+    world.end("a")
+    world.seen["b"] = world.seen["b"]._replace(shares_fate=False)
+    assert world.look(0.0).begin == ("b",), "it has been DOWN for long enough"
+
+
 def test_the_unit_that_has_been_down_longest_comes_first() -> None:
     world = World("abc")
     for name in "cab":
@@ -207,11 +225,23 @@ def test_the_unit_that_has_been_down_longest_comes_first() -> None:
     assert world.look(0.0).begin == ("a",)
 
 
+def test_a_refused_attempt_does_not_count_and_is_made_again_later() -> None:
+    world = World()
+    world.set("a", DOWN)
+    begun_at = []
+    for _ in range(500):
+        if world.look(1.0).begin:
+            begun_at.append(world.now)
+            world.end("a", RecoveryResult.REFUSED)
+    assert begun_at == [10.0, 110.0, 210.0, 310.0, 410.0]
+    assert world.courses["a"].tries == 0
+
+
 def test_a_cancelled_attempt_counts_for_nothing() -> None:
     world = World()
     world.set("a", DOWN)
     assert world.look(10.0).begin == ("a",)
-    world.end("a", cancelled=True)
+    world.end("a", RecoveryResult.CANCELLED)
     assert world.courses["a"].tries == 0
     assert not world.courses["a"].is_busy
     assert world.look(0.0).begin == ("a",)
@@ -256,14 +286,37 @@ def test_a_unit_that_does_not_come_back_is_forgotten() -> None:
 
 def test_cells_without_a_remedy_are_none_of_its_business() -> None:
     rows = [UnitRow("a", "other", DOWN, 0.0)]
-    assert plan_recovery({}, rows, {"c": REMEDY}, 1e6, may_act=True) == RecoveryPlan({})
+    assert plan_recovery({}, rows, {"c": REMEDY}, 1e6, may_act=True, acting={"other"}) == RecoveryPlan({})
+
+
+def test_while_another_gate_acts_it_begins_nothing_and_then_has_not_to_wait_again() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0, acts=False) == RecoveryPlan(dict(world.courses), held=("a",))
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_an_attempt_of_another_gate_counts_as_one_of_its_own() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(9.0, acts=False)
+    claim = Claim("a", "c", "gate-2", "a-1", attempt=1, rest_s=100.0, age_s=4.0)
+    world.courses = {"a": heard(world.courses["a"], claim, world.now)}
+    assert world.look(95.9).begin == ()
+    assert world.look(0.1).begin == ("a",)
+    assert world.courses["a"].tries == 2
+
+
+def test_an_old_attempt_of_another_gate_is_none() -> None:
+    claim = Claim("a", "c", "gate-2", "a-1", attempt=3, rest_s=100.0, age_s=201.0)
+    assert heard(None, claim, 0.0) == RecoveryState("c")
 
 
 @pytest.mark.parametrize(
     ("parallel", "share", "units", "most"), [(1, 1.0, 10, 1), (3, 1.0, 10, 3), (9, 0.5, 4, 2), (9, 0.1, 4, 1)]
 )
 def test_the_room_of_a_cell(parallel: int, share: float, units: int, most: int) -> None:
-    remedy = Remedy("x", max_parallel=parallel, max_share=share)
+    remedy = Remedy("x", REMEDY.action, max_parallel=parallel, max_share=share)
     assert [remedy.has_room(busy, units) for busy in range(units)] == [busy < most for busy in range(units)]
 
 
@@ -318,7 +371,7 @@ def test_laws(remedy: Remedy, story: list[Happens]) -> None:
         for name, cancelled in moment.ending.items():
             if world.courses[name].is_running:
                 since_up[name] -= cancelled
-                world.end(name, cancelled=cancelled)
+                world.end(name, RecoveryResult.CANCELLED if cancelled else RecoveryResult.OK)
         before = world.courses
         decided = world.look(moment.wait_s, may_act=moment.may_act)
         busy = [name for name, state in decided.states.items() if state.is_busy]

@@ -11,25 +11,30 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.unit_actions import RunCommand
 from cellgate.proxy.logs.events import Action
+from cellgate.proxy.recovery.acting import Acting, Alone
 from cellgate.proxy.recovery.caution import reason_to_wait
 from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
 from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 from cellgate.router.board import Board
-from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Place, Role, Rules, Sign, Strength, Unit
 from cellgate.router.unit_state import UnitState
 
-REMEDY = Remedy("audit.jsonl", ("recover", "--now"), after_s=10.0, attempts=2, backoff_s=100.0)
+REMEDY = Remedy("audit.jsonl", RunCommand(("recover", "--now")), after_s=10.0, attempts=2, backoff_s=100.0)
+ALONE = Alone()
 DONE = RecoveryReport(RecoveryResult.OK, "it exited with 0", "bye")
 
 
 class Ward:
     """A cell of units that are UP, its recovery, and all that came of it."""
 
-    def __init__(self, units: int = 1, remedy: Remedy = REMEDY) -> None:
+    def __init__(
+        self, units: int = 1, remedy: Remedy = REMEDY, acting: Acting = ALONE, *, place: Place = ()
+    ) -> None:
         self.now = 100.0
         self.board = Board(Rules())
-        nodes = (Node("n0", Role.LEADER), Node("n1", Role.FOLLOWER))
+        nodes = (Node("n0", Role.LEADER, place=place), Node("n1", Role.FOLLOWER))
         names = "abcdef"[:units]
         fleet = Fleet((Cell("c"),), tuple(Unit(n, "c", f"http://{n}", nodes=nodes) for n in names))
         self.board.configure(fleet, self.now)
@@ -39,6 +44,7 @@ class Ward:
         self.told: list[Action] = []
         self.counts: dict[tuple[str, str], int] = {}
         self.report = DONE
+        self.acting = acting
         self.disk: OSError | None = None
         self.on_record: Callable[[], object] = lambda: None
         self.deed: Callable[[], Coroutine[Any, Any, None]] = _nothing
@@ -50,6 +56,7 @@ class Ward:
             self.record,
             self.told.append,
             self.retry,
+            self.acting,
         )
         self.recovery = Recovery(self.board, {"c": remedy}, ports, random.Random(1), self.counts)
         for name in names:
@@ -144,6 +151,20 @@ def test_it_gives_up_loudly_and_on_record() -> None:
     asyncio.run(scenario())
 
 
+def test_units_that_are_down_with_all_others_under_a_switch_are_left_alone_for_longer() -> None:
+    async def scenario() -> None:
+        ward = Ward(2, place=("zone-a", "leaf-1"))
+        ward.fall("a", "b")
+        await ward.wait(99.0)
+        assert not ward.deeds
+        ward.rise("b")
+        await ward.wait(0.5)
+        await ward.wait(0.5)
+        assert [about["unit"] for about in ward.deeds] == ["a"]
+
+    asyncio.run(scenario())
+
+
 def test_without_a_log_nothing_is_done() -> None:
     async def scenario() -> None:
         ward = Ward()
@@ -222,7 +243,7 @@ def test_a_unit_that_leaves_meanwhile_is_left_alone(leave: Callable[[Board], obj
 
 def test_a_dry_run_does_all_but_the_deed() -> None:
     async def scenario() -> None:
-        ward = Ward(remedy=Remedy("audit.jsonl", ("recover",), after_s=10.0, dry_run=True))
+        ward = Ward(remedy=Remedy("audit.jsonl", RunCommand(("recover",)), after_s=10.0, dry_run=True))
         ward.fall("a")
         await ward.wait(10.0)
         assert not ward.deeds

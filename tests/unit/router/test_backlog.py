@@ -65,6 +65,21 @@ def test_a_latency_is_no_work_and_passes_while_others_are_computed() -> None:
     assert [done.follows for done in shown if done] == [False, True, False]
 
 
+def test_a_prompt_that_another_unit_computes_is_not_ahead_of_others() -> None:
+    backlog = Backlog()
+    backlog.open("a", Job(1000, 1100, sent_at=10.0, begins_at=10.0), 10.0)
+    backlog.open("b", Job(1, 500, sent_at=11.5, begins_at=11.5), 11.5)
+    backlog.fetch("b", 11.5)
+    assert (backlog.batch, backlog.queued, backlog.queued_tokens, backlog.kv_tokens) == (2, 1, 1000, 1600)
+    done = backlog.show("a", 12.0)
+    assert done is not None
+    assert done.busy_s == 2.0, "the prompt in front began when it did"
+    assert backlog.show("b", 13.0) is None
+    backlog.close("a", 14.0)
+    backlog.close("b", 14.0)
+    assert (backlog.batch, backlog.kv_tokens) == (0, 0)
+
+
 def test_what_was_written_of_late_fades() -> None:
     backlog = Backlog()
     backlog.open("a", Job(1000, 0), 10.0)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.router import peers
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.candidates import Bounds, find_candidates
 from cellgate.router.nouns import (
@@ -164,3 +165,18 @@ def test_growth_that_our_own_tokens_explain_moves_life_no_later() -> None:
     made.units["a"].life_at = NOW + 1.5
     made.report(Load("a", NOW + 2.0, progress=9.0))
     assert made.units["a"].life_at == NOW + 1.5
+
+
+@pytest.mark.parametrize(("units", "times"), [(4, 4), (peers.AT_ONCE + 1, 0)])
+def test_units_of_a_large_fleet_that_come_up_together_are_priced_once_by_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch, units: int, times: int
+) -> None:
+    found = Board(RULES)
+    found.configure(Fleet(units=tuple(Unit(f"u{n}", "c", f"http://u{n}") for n in range(units))), 0.0)
+    asked: list[float] = []
+    monkeypatch.setattr(peers, "foresee", lambda _states, _others, now: asked.append(now))
+    for name in found.units:
+        found.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answered", 1.0))
+    assert asked == [1.0] * times
+    found.tick(1.25)
+    assert asked[times:] == [1.25]

@@ -25,3 +25,12 @@ def test_an_engine_that_was_restarted_unseen_is_another_build() -> None:
 def test_a_fingerprint_made_up_for_each_answer_says_nothing() -> None:
     assert told("a", "b", "c").key == told("a", "b", "c", "d", "d", "d").key == ""
     assert told("a", "b", "c", version="1.2") == Build("", "1.2", 2)
+
+
+def test_builds_are_compared_by_what_both_tell() -> None:
+    whole, started = Build("vllm-1.2-abc", "1.2"), Build("", "1.2")
+    assert not started.differs(whole)
+    assert not whole.differs(started)
+    assert Build("", "1.3").differs(whole)
+    assert Build("vllm-1.2-def", "1.2").differs(whole)
+    assert not Build("vllm-1.2-abc").differs(started)

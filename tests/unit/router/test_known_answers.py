@@ -12,6 +12,7 @@ from cellgate.router.known_answers import (
     AnswerTokens,
     condemned,
     doubted,
+    is_implausible,
     is_right,
     is_same,
     recorded,
@@ -249,3 +250,20 @@ def test_another_question_begins_anew() -> None:
     fleet = Fleet(a=PARIS)
     record = recorded(fleet.records, Answered("a", "chat tiny", said(ROME), 9.0), TOLERANCE)
     assert (record.first, record.differing) == (said(ROME), 0)
+
+
+def test_another_build_may_say_what_was_likely_and_not_what_nobody_expected() -> None:
+    old = (AnswerToken("Paris", -0.1, (("The", -2.5),)), AnswerToken(".", -0.1, ((",", -3.0),)))
+    rounded = (AnswerToken("The", -0.9, (("Paris", -1.0),)), AnswerToken("city", -0.1, (("town", -2.0),)))
+    nonsense = (AnswerToken("zz", -0.1, (("qq", -2.0),)),)
+    assert not is_implausible(old, [old])
+    assert not is_implausible(rounded, [old])
+    assert is_implausible(nonsense, [old])
+    assert is_implausible((old[0], AnswerToken("!", -0.1, (("?", -2.0),))), [old])
+    assert not is_implausible(nonsense, [old, nonsense])
+
+
+def test_text_alone_says_nothing_of_another_build() -> None:
+    assert not is_implausible((AnswerToken("other"),), [(AnswerToken("text"),)])
+    assert not is_implausible((AnswerToken("zz", -0.1, (("qq", -2.0),)),), [(AnswerToken("text"),), ()])
+    assert not is_implausible((), [])

@@ -21,7 +21,7 @@ from cellgate.router.router import Router
 from cellgate.router.seats import Seats
 from cellgate.router.step_times import StepTimes
 from cellgate.router.unit_state import Lease
-from cellgate.router.weights import shares
+from cellgate.router.weights import Speeds, shares
 
 NOW = 100.0
 SYSTEM = tuple(range(1, 33))
@@ -152,11 +152,22 @@ def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed(
 
 
 def test_a_weight_says_only_what_the_learnt_speed_does_not() -> None:
-    assert shares([(1.0, 5.0), (1.0, 20.0)]) == [1.0, 1.0]
-    assert shares([(2.0, None), (1.0, None)]) == [1.0, 0.5]
-    assert shares([(2.0, 20.0), (1.0, 10.0)]) == [1.0, 1.0]
-    assert shares([(1.0, 10.0), (0.1, 10.0)]) == [1.0, 0.1]
-    assert shares([(2.0, 1.0), (1.0, 10.0)]) == [1.0, 0.05]
+    def as_fast(times: float) -> Speeds:
+        return times, times
+
+    unknown: Speeds = (None, None)
+    assert shares([(1.0, as_fast(5.0)), (1.0, as_fast(20.0))]) == [1.0, 1.0]
+    assert shares([(2.0, unknown), (1.0, unknown)]) == [1.0, 0.5]
+    assert shares([(2.0, as_fast(20.0)), (1.0, as_fast(10.0))]) == [1.0, 1.0]
+    assert shares([(1.0, as_fast(10.0)), (0.1, as_fast(10.0))]) == [1.0, 0.1]
+    assert shares([(2.0, as_fast(1.0)), (1.0, as_fast(10.0))]) == [1.0, 0.05]
+
+
+def test_a_weight_is_explained_by_one_speed_where_the_load_shows_no_other() -> None:
+    """With prompts of a few tokens all units prefill as fast; with answers of one token none decodes."""
+    assert shares([(2.0, (1000.0, 20.0)), (1.0, (1000.0, 10.0))]) == [1.0, 1.0]
+    assert shares([(2.0, (1000.0, None)), (1.0, (500.0, None))]) == [1.0, 1.0]
+    assert shares([(2.0, (1000.0, None)), (1.0, (None, 10.0))]) == [1.0, 0.5]
 
 
 # -- trying units -------------------------------------------------------------------------------------------
@@ -165,7 +176,7 @@ def test_a_weight_says_only_what_the_learnt_speed_does_not() -> None:
 def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
     rates = router.board.units[name].costs.rates
     rates.prefill_tokens_s.value = tokens_s
-    rates.prefill_tokens_s.seen = rates.steps.seen = 1
+    rates.prefill_tokens_s.seen = rates.steps.seen = 10
     rates.steps.base_s = step_s
     router.board.forecast(NOW)
 

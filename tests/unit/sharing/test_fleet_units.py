@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
+
+import pytest
 
 from cellgate.probes.gate_word import VIA_GATE, name_there
 from cellgate.proxy.sharing.fleet_units import FORGET_S, SETTLE_S, FleetUnit, FleetUnits, found
@@ -57,6 +60,15 @@ def test_a_unit_is_reached_at_its_gate_under_its_own_name() -> None:
     assert (unit.name, unit.cell, unit.url, name_there(unit)) == ("u1", "east", A, "u1")
     assert (unit.models, unit.weight, unit.max_in_flight, unit.engine) == (("m",), 2.0, 8, VIA_GATE)
     assert found(fleet.ways.refresh(0.0).values()).cells == (Cell("east"),)
+
+
+def test_a_unit_has_the_role_that_its_gate_tells() -> None:
+    fleet = Fleet()
+    fleet.tell(0.0, replace(VIEW, unit="p1", role="prefill"), replace(VIEW, unit="d1", role="decode"))
+    assert [(unit.name, unit.role) for unit in found(fleet.ways.refresh(0.0).values()).units] == [
+        ("d1", "decode"),
+        ("p1", "prefill"),
+    ]
 
 
 def test_a_gate_that_says_nowhere_where_it_is_is_no_way() -> None:
@@ -139,7 +151,7 @@ def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
     fleet.tell(0.0, VIEW)
     fleet.ways.refresh(0.0)
     fleet.tell(1.0)
-    fleet.roster.not_ready("a", 1.0)
+    fleet.roster.not_ready({"a"}, 1.0)
     assert fleet.one(1.0).gone_since == 1.0
     assert fleet.one(FORGET_S).gone_since == 1.0
     assert fleet.ways.refresh(1.0 + FORGET_S) == {}
@@ -147,12 +159,29 @@ def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
     assert fleet.one(2.0 + FORGET_S).gone_since is None
 
 
+def test_many_gates_that_are_missed_at_once_are_looked_for_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, passes, everything = Fleet(), count(1), Roster.everything
+
+    def counted(roster: Roster) -> Iterator[Any]:
+        next(passes)
+        return everything(roster)
+
+    gates = [f"g{number}" for number in range(64)]
+    fleet.tell(0.0, *(replace(VIEW, unit=f"u{n}", gate=gate) for n in range(40) for gate in gates))
+    monkeypatch.setattr(Roster, "everything", counted)
+    assert fleet.roster.missed(1.0) == set(gates)
+    assert fleet.ways.restarted(gates) == set()
+    fleet.roster.not_ready(gates, 1.0)
+    assert fleet.roster.units() == set()
+    assert next(passes) == 4, "one pass each"
+
+
 def test_a_gate_started_anew_at_its_place_is_the_successor_of_itself() -> None:
     fleet = Fleet()
     fleet.tell(0.0, VIEW)
-    assert not fleet.ways.successor("a")
+    assert not fleet.ways.restarted({"a"})
     fleet.tell(0.5, replace(VIEW, gate="a2", verdict=Verdict.STARTING))
-    assert fleet.ways.successor("a")
-    assert not fleet.ways.successor("a2")
-    assert not fleet.ways.successor("nobody")
+    assert fleet.ways.restarted({"a", "a2", "nobody"}) == {"a"}
     assert fleet.one(0.5).latest.report.gate == "a2"

@@ -64,7 +64,7 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
     roster.answered(seen_by("g2"), 60.75)
     assert roster.missed(60.75) == {"g3"}
     assert roster.units() == {"u1"}
-    roster.not_ready("g3", 60.8)
+    roster.not_ready({"g3"}, 60.8)
     assert roster.missed(60.8) == set()
     assert roster.of("u1", 60.8) is not None
 
@@ -72,10 +72,10 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
 def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g2"), 0.0)
-    roster.not_ready("g2", 0.1)
+    roster.not_ready({"g2"}, 0.1)
     assert roster.units() == {"u1"}
     roster.answered({}, 1.0)
-    roster.not_ready("g2", 1.0)
+    roster.not_ready({"g2"}, 1.0)
     assert roster.units() == set()
 
 
@@ -233,3 +233,11 @@ class _Pace:
 
     def prefill_s(self, tokens: int) -> float:
         return tokens / 2000.0
+
+
+def test_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
+    roster = Roster("g0")
+    for gate, errors, degraded in (("g1", 0.75, 0.0), ("g2", 0.0, 0.4)):
+        report = UnitReport("u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors)
+        roster.update(("u1", gate), Seen(report, 0.0), 10.0)
+    assert roster.elsewhere("u1", 10.1) == Elsewhere(errors=0.75, degraded=0.4, itl_s=0.75)

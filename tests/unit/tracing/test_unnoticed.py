@@ -15,10 +15,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.logs.log import Level
+from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.tracing.exporter import Exporter
-from cellgate.proxy.tracing.start import trace
+from cellgate.proxy.tracing.start import send_metrics, trace
+from cellgate.router.board import Board
+from cellgate.router.nouns import Rules
 
 ROOT = Path(__file__).parents[3]
 ENDPOINT = "http://collector:4318/v1/traces"
@@ -121,10 +124,24 @@ def test_a_gate_without_the_packages_says_what_to_install(
     assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in line
 
 
+def test_neither_does_one_that_should_send_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing.metrics_sender", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    with caplog.at_level(logging.INFO):
+        assert send_metrics(OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules()))) is None
+    [line] = caplog.messages
+    assert line.startswith(
+        "metrics are not sent by OTLP, though it is configured: opentelemetry.exporter.otlp"
+    )
+
+
 def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
     # Other libraries (redis) import some of OpenTelemetry where it is installed.
     code = (
         "import sys, cellgate.proxy.app, cellgate.proxy.tracing.start as s; s.trace(None);"
+        "s.send_metrics(None, None);"
         "traced = ('opentelemetry.exporter', 'cellgate.proxy.tracing');"
         "print([m for m in sys.modules if m.startswith(traced)])"
     )

@@ -43,6 +43,9 @@ class Told:
         self.log.append("whole")
         self.requests.append(request)
 
+    def upgrading(self) -> Request | None:
+        return None
+
 
 def read(*reads: bytes) -> tuple[Told, RequestReader]:
     """What a reader has told of these reads, up to its failure."""

@@ -1,0 +1,112 @@
+"""What a load came to: the figures of one step of it, and how they went over time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from loadtests.drill.answers import End
+from loadtests.drill.records import Record
+from loadtests.drill.summary import Summary, percentile
+
+SHARES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
+"""Percentiles that are shown: the time that this share of all do not exceed."""
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """So many users of one workload. `failovers`: requests that the gate moved or resumed meanwhile; None: it
+    was not asked.
+    """
+
+    workload: str
+    users: int
+    summary: Summary
+    failovers: int | None = None
+
+    @property
+    def failed(self) -> int:
+        """Requests without a whole answer."""
+        return len(self.summary.records) - self.summary.ends()[End.WHOLE]
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that ended in a second."""
+        return len(self.summary.records) / max(self.summary.seconds, 1e-9)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of answers in a second, of all users together."""
+        return sum(record.tokens for record in self.summary.records) / max(self.summary.seconds, 1e-9)
+
+    def times(self) -> dict[str, list[float]]:
+        """Each latency by its name: all its values, in seconds."""
+        summary = self.summary
+        return {
+            "first token": summary.ttft_s(),
+            "between tokens": summary.itl_s(),
+            "whole answer": summary.e2e_s(),
+        }
+
+    def why(self) -> list[tuple[str, int]]:
+        """The commonest reasons of failures."""
+        reasons = Counter(
+            f"{record.end.value}: {record.why}"
+            for record in self.summary.records
+            if record.end is not End.WHOLE
+        )
+        return reasons.most_common(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A load over time: lines of points (second, value) by the name of each chart."""
+
+    lines: dict[str, dict[str, Points]]
+
+
+def course(records: Sequence[Record]) -> Course:
+    """How the records went, second by second from the first request on."""
+    if not records:
+        return Course({})
+    start = min(record.sent_at for record in records)
+    firsts, gaps = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    ends, tokens, change = Counter[int](), Counter[int](), Counter[int]()
+    for record in records:
+        change[int(record.sent_at - start)] += 1
+        change[int(record.ended_at - start) + 1] -= 1
+        ends[int(record.ended_at - start)] += 1
+        if record.first_at is None or record.ttft_s is None:
+            continue
+        if record.gaps_s:
+            firsts[int(record.first_at - start)].append(record.ttft_s)
+        came_at = accumulate(record.gaps_s, initial=record.first_at - start)
+        per_piece = record.tokens / (len(record.gaps_s) + 1)
+        for at, gap_s in zip(came_at, [0.0, *record.gaps_s], strict=True):
+            tokens[int(at)] += per_piece  # type: ignore[assignment]  # a Counter adds up any number
+            if gap_s:
+                gaps[int(at)].append(gap_s)
+    seconds = range(int(max(record.ended_at for record in records) - start) + 1)
+    in_flight = accumulate(change[at] for at in seconds)
+    return Course(
+        {
+            "First token, s": _percentiles(firsts),
+            "Between tokens, ms": _percentiles(gaps, 1000.0),
+            "Output tokens a second": {"tokens": [(at, tokens[at]) for at in seconds]},
+            "Requests": {
+                "in flight": list(zip(map(float, seconds), in_flight, strict=True)),
+                "answered in a second": [(at, ends[at]) for at in seconds],
+            },
+        }
+    )
+
+
+def _percentiles(values: dict[int, list[float]], factor: float = 1.0) -> dict[str, Points]:
+    return {
+        name: [(at, factor * percentile(found, share)) for at, found in sorted(values.items())]
+        for name, share in SHARES.items()
+        if name != "99 %"  # Of the few values of one second it would be the largest.
+    }

@@ -1,0 +1,60 @@
+"""Applies what becomes of split requests to the links of their pairs, and reports links that fail or recover.
+
+Counted in plain numbers, for proxy/metrics/splits.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.logs.text import one_line
+from cellgate.proxy.metrics.splits import PairTally
+from cellgate.router.board import Board
+from cellgate.router.links import AVOID_S
+from cellgate.router.split_nouns import ORPHANED, RELEASED, TRANSFERRED, SplitStep
+
+ORPHAN_S = 30.0
+"""Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""
+
+
+class LinkWatch:
+    """The links of one gate. `steps` counts steps by pair and kind, `pairs` has what was transferred."""
+
+    def __init__(self, board: Board, events: EventLog, now: Callable[[], float]) -> None:
+        self._board = board
+        self._events = events
+        self._now = now
+        self._orphaned_at: deque[float] = deque()
+        self.steps: Counter[tuple[str, str, str]] = Counter()
+        self.pairs: dict[tuple[str, str], PairTally] = {}
+
+    def apply(self, step: SplitStep) -> None:
+        """A step was reported."""
+        now, pair = self._now(), (step.prefiller, step.decoder)
+        self.steps[(*pair, step.kind)] += 1
+        if step.kind == ORPHANED:
+            self._orphaned_at.append(now)
+            return
+        if step.kind == RELEASED:
+            if self._orphaned_at:
+                self._orphaned_at.popleft()
+            return
+        was_failing = pair in self._board.pairs.links and self._board.pairs.links[pair].failures > 0
+        has_failed = self._board.pairs.apply(step, now)
+        who = f"link {step.prefiller} -> {step.decoder}"
+        if has_failed:
+            more = f"this pair is avoided for {AVOID_S:.0f} s at first, both units stay in rotation"
+            detail = one_line(f"{who}: {step.reason}; {more}")
+            self._events.add(Action("link_lost", "gate", step.decoder, detail))
+        elif step.kind == TRANSFERRED:
+            self.pairs.setdefault(pair, PairTally()).add(step.tokens, step.seconds)
+            if was_failing:
+                self._events.add(Action("link_back", "gate", step.decoder, who))
+
+    def orphans(self) -> int:
+        """Prompts whose blocks are held for nobody, as far as is known."""
+        while self._orphaned_at and self._now() - self._orphaned_at[0] > ORPHAN_S:
+            self._orphaned_at.popleft()
+        return len(self._orphaned_at)

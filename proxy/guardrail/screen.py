@@ -1,0 +1,222 @@
+"""Holds the answer to one request until a guardrail allows it: as a whole, or window by window.
+
+It stands between a response and its client. What the response writes is kept as it is, and sent as it is once
+it is allowed, so the rest of the gate knows nothing of it. Rules:
+1. One question at a time. A window is asked about when it has `window_bytes` of text, when its oldest part is
+   `window_s` old, and at the end; what comes meanwhile belongs to the next one.
+2. What is denied is never sent: an answer of which nothing was sent becomes an error, a stream ends with one.
+3. What is held is bounded: the unit waits, or, if the whole answer has to be held, `fail` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.config.settings import GuardrailSettings
+from cellgate.proxy.guardrail.hook import Hook
+from cellgate.proxy.guardrail.opinion import ALLOWED, GuardAction, Opinion, denied, question
+from cellgate.proxy.guardrail.texts import WrittenText
+from cellgate.proxy.wire.error_shapes import shape_of
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.framing import CHUNKED
+from cellgate.proxy.wire.heads import own_response
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.wire.client import ClientExchange
+    from cellgate.proxy.wire.request import Request
+
+PHASE = "answer"
+CONTEXT_CHARS = 256
+"""Of the text before a window, which is shown with it: what is denied may begin there."""
+
+
+class Screen:
+    """Of one answer. It has what a response uses of its client's connection."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        hook: Hook,
+        settings: GuardrailSettings,
+        loop: asyncio.AbstractEventLoop,
+        about: dict[str, Any],
+    ) -> None:
+        self._exchange = exchange
+        self._client = client = exchange.client
+        self.peer, self.secure, self.shows_internals = client.peer, client.secure, client.shows_internals
+        self._hook = hook
+        self._settings = settings
+        self._loop = loop
+        self._about = about
+        self._has_sent = exchange.response.begun
+        self._is_whole = settings.answer == "whole" or not exchange.response.is_events
+        self._written = WrittenText(
+            has_head=not self._has_sent,
+            is_chunked=exchange.response.is_chunked,
+            is_events=exchange.response.is_events,
+        )
+        self._held: list[bytes] = []
+        self._size = self._asked = 0
+        self._before = ""
+        self._end: tuple[Request, bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_open = self._is_asking = False
+        """Open: everything passes from now on."""
+
+    # -- what a response does with its client --------------------------------------------------------------
+
+    def cut(self) -> None:
+        """End the connection."""
+        self._client.cut()
+
+    def send(self, data: bytes) -> None:
+        """A part of the answer, whole chunks of it."""
+        if self._is_open:
+            self._client.send(data)
+            return
+        self._held.append(data)
+        self._size += len(data)
+        self._written.feed(data)
+        if self._size > LIMITS.guardrail_held_bytes:
+            self._overflow()
+        elif not self._is_whole:
+            self._look()
+
+    def write(self, data: bytes, /) -> None:
+        """The same."""
+        self.send(data)
+
+    def give_up(self, exchange: ClientExchange, request: Request) -> None:
+        """The exchange has failed."""
+        self._client.give_up(exchange, request)
+
+    def finish(self, request: Request, *, keep_alive: bool) -> None:
+        """The answer is complete. Its client gets the next one when this one was allowed."""
+        if self._is_open:
+            self._client.finish(request, keep_alive=keep_alive)
+            return
+        self._end = request, keep_alive
+        self._look()
+
+    # -- windows -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask, if it is time to."""
+        if self._is_asking:
+            return
+        if self._end is not None or self._written.size >= self._settings.window_bytes:
+            self._ask()
+        elif self._has_sent and not self._written.size:
+            # Nothing of this was written by a model: comments, the begin of a message.
+            self._release(len(self._held))
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._settings.window_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if not self._is_asking and not self._is_open and self._written.size:
+            self._ask()
+
+    def _ask(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        asked = self._question()
+        self._asked = len(self._held)
+        if asked is None:
+            self._told(ALLOWED)
+            return
+        self._is_asking = True
+        self._hook.ask(PHASE, asked, self._told)
+
+    def _question(self) -> bytes | None:
+        """None: it is nothing that a guardrail could read."""
+        if not self._exchange.response.is_events:
+            body = self._written.plain()
+            return None if body is None else question(PHASE, self._about, "body", body)
+        text = self._written.take()
+        about = {**self._about, "final": self._end is not None, "context": self._before}
+        self._before = (self._before + text)[-CONTEXT_CHARS:]
+        return question(PHASE, about, "text", orjson.dumps(text))
+
+    def _told(self, opinion: Opinion | Failure) -> None:
+        self._is_asking = False
+        if isinstance(opinion, Opinion) and opinion.action is not GuardAction.DENY:
+            self._release(self._asked)
+            self._go_on()
+        else:
+            self._refuse(denied(opinion, "answer") if isinstance(opinion, Opinion) else opinion)
+
+    def _told_all(self, failed: Opinion | Failure) -> None:
+        """The answer cannot be held, so there is no verdict."""
+        if isinstance(failed, Failure):
+            self._refuse(failed)
+            return
+        self._pass_all()
+        if self._end is not None:
+            self._client.finish(self._end[0], keep_alive=self._end[1])
+
+    def _release(self, count: int) -> None:
+        """Send what was allowed."""
+        allowed, self._held = self._held[:count], self._held[count:]
+        was_full = self._size > LIMITS.guardrail_held_bytes
+        self._size -= sum(map(len, allowed))
+        self._has_sent = self._has_sent or bool(allowed)
+        for each in allowed:
+            self._client.send(each)
+        if was_full and self._end is None:
+            self._exchange.client_paused(False)
+
+    def _go_on(self) -> None:
+        end = self._end
+        if self._held:
+            self._look()
+        if end is None or self._held:
+            return
+        self._is_open = True
+        self._client.finish(end[0], keep_alive=end[1])
+
+    def _overflow(self) -> None:
+        """More is held than may be."""
+        if not self._is_whole:
+            self._exchange.client_paused(True)
+            self._look()
+        elif not self._is_asking:
+            reached("guardrail_held_bytes")
+            self._is_asking = True
+            # Later, because the response is in the middle of its work.
+            self._loop.call_soon(self._told_all, self._hook.failed(PHASE, "too_large"))
+
+    def _pass_all(self) -> None:
+        """Let everything pass."""
+        self._is_open = True
+        held, self._held = self._held, []
+        for each in held:
+            self._client.send(each)
+
+    # -- the end of an answer that is not allowed ----------------------------------------------------------
+
+    def _refuse(self, failure: Failure) -> None:
+        self._is_open, self._held = True, []
+        response, end = self._exchange.response, self._end
+        if end is None:
+            # Nothing of it has left the gate, so there is no head yet.
+            response.begun = self._has_sent
+            self._exchange.stop(failure)
+            return
+        shape, keep_alive = shape_of(response.route), end[1] and not self._has_sent
+        if self._has_sent:
+            event = shape.event(failure, 0)
+            self._client.send(CHUNKED.frame(event) if self._written.is_chunked else event)
+        else:
+            id_line = b"x-request-id: %b\r\n%b" % (response.request_id, response.lines)
+            row = failure.kind.row
+            self._client.send(
+                own_response(row.status, shape.body(failure), own=id_line, close=not keep_alive)
+            )
+        self._client.finish(end[0], keep_alive=keep_alive)

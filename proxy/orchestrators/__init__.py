@@ -1,0 +1,1 @@
+"""The APIs of what runs units: Kubernetes, Amazon ECS. Connections and refusals; no decisions."""

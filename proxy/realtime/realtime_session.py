@@ -1,0 +1,335 @@
+"""One WebSocket of a client: a unit is found for it as for any request, then bytes are passed on.
+
+1. Until the unit has answered 101 it is a request that waits: another unit may get it, and it can be refused.
+2. Then it has its lease for as long as it lasts. Nothing is expected of it, so it is no evidence of a stall.
+3. It ends when either side does. A gate that stops, or a unit that goes down, ends it with a close frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.realtime.tunnel import GOING_AWAY, POLICY, TRY_AGAIN, FrameEnds, Side, close_frame
+from cellgate.proxy.request.forwarding import head_for_unit
+from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.selection import Selection
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.wire.pool import connect_failure
+from cellgate.router.nouns import Ask, Outcome
+from cellgate.router.unit_state import Lease
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.door import Admission, Door
+    from cellgate.proxy.request.services import Services
+    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.request import Request
+
+ROUTE = "realtime"
+HEAD_BYTES = 64 << 10
+REASON_BYTES = 123
+"""The longest reason that a close frame has room for (RFC 6455, 5.5)."""
+SWITCH_S = 10.0
+"""How long a unit may take to answer 101."""
+PARTING_S = 1.0
+"""Sessions are closed this long before a stopping gate cuts what is left."""
+_UPGRADE = b"connection: upgrade\r\nupgrade: websocket\r\n"
+_REFUSED = Failure(
+    FailureKind.METHOD_NOT_SUPPORTED,
+    "protocol upgrades are not supported; see `realtime` in the configuration",
+)
+_TOO_EARLY = Failure(FailureKind.BAD_REQUEST, "the client sent messages before the WebSocket was open")
+_TOO_MANY = Failure(
+    FailureKind.NO_RESOURCES, f"this process has {LIMITS.realtime_sessions} sessions; retry elsewhere"
+)
+
+
+class RealtimeSession:
+    """The exchange of such a request (ClientExchange, wire/downstream.py). `others` are all of its kind."""
+
+    def __init__(
+        self, gate: Services, client: ClientConnection, request: Request, others: set[RealtimeSession]
+    ) -> None:
+        self._gate = gate
+        self._client = client
+        self.request = request
+        self._others = others
+        self.response = Response(gate, client, request, ROUTE)
+        self.selection = Selection(gate, 0)
+        self._admission: Admission | None = None
+        self._target = request.target
+        self._lease: Lease | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._unit: Side | None = None
+        self._page: Side | None = None
+        """The client's side, once it has switched."""
+        self._head = b""
+        self._frames = FrameEnds()
+        self._is_over = False
+        self._active_at = self._sent_at = request.received_at
+        self._leaving_at: float | None = None
+
+    # -- for its client ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Find a unit."""
+        if not self._gate.settings.realtime:
+            self._refuse(_REFUSED)
+            return
+        if self.request.body:
+            self._refuse(_TOO_EARLY)
+            return
+        if len(self._others) >= LIMITS.realtime_sessions:
+            reached("realtime_sessions")
+            self._refuse(_TOO_MANY)
+            return
+        self._others.add(self)
+        gate, request = self._gate, self.request
+        if gate.door is not None and not self._enter(gate.door):
+            return
+        ask = gate.routing_headers.apply(
+            Ask(model=_model(request.target)), request.routing, request.received_at
+        )
+        if self._admission is not None and isinstance(ask, Ask):
+            ask = self._admission.admit(ask)
+        if isinstance(ask, Failure):
+            self._refuse(ask)
+            return
+        self.selection.ask = self._served(ask)
+        if self._admission is not None:
+            self.selection.charge = self._admission.charge(self.selection.ask)
+        self.response.model = self.selection.ask.model or ""
+        self._find()
+
+    def _enter(self, door: Door) -> bool:
+        """Whether the client shows a key that counts."""
+        found = door.identify(self)
+        if isinstance(found, Failure):
+            self._refuse(found)
+            return False
+        self._admission, self.response.observers = found, (found, *self.response.observers)
+        return True
+
+    def client_left(self) -> None:
+        """The client has closed."""
+        self._end(Outcome.OK if self._page is not None else Outcome.CLIENT_LEFT)
+
+    def client_paused(self, paused: bool) -> None:
+        """Before it has switched nothing is sent, and later the sides know it of each other."""
+
+    def stop(self, failure: Failure) -> None:
+        """The gate ends it, for a reason that the client is told."""
+        if self._page is None:
+            self._refuse(failure)
+        else:
+            self._part(POLICY, failure.message.encode()[:REASON_BYTES])
+
+    def crashed(self, error: Exception) -> None:
+        """A callback has failed."""
+        self._gate.defect(f"session {self.response.request_id.decode('latin-1')} failed", error)
+        self._end(Outcome.GATE_ERROR)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self._unit is not None and self._page is None and now - self._sent_at > SWITCH_S:
+            self._failed(Failure(FailureKind.ANSWER_TIMEOUT, "it did not answer 101 in time"))
+        elif self._page is not None and now - self._active_at > LIMITS.realtime_idle_s:
+            reached("realtime_idle_s")
+            self._part(GOING_AWAY, b"idle")
+        elif self._gate.is_leaving:
+            self._leaving_at = self._leaving_at or now
+            if now - self._leaving_at > self._gate.settings.timeouts.drain_s - PARTING_S:
+                self._part(GOING_AWAY, b"the gate stops")
+
+    # -- which unit ----------------------------------------------------------------------------------------
+
+    def on_result(self, found: Lease | Failure) -> None:
+        """What came of waiting."""
+        self._take(self.selection.take(found))
+
+    def _served(self, ask: Ask) -> Ask:
+        """The ask with the model that serves the name of its client."""
+        choice = self._gate.models
+        if choice is None or ask.model is None:
+            return ask
+        served = choice.served(ask.model, ask.session or self.response.request_id.decode("latin-1"))
+        if served != ask.model:
+            self._target = _with_model(self._target, served)
+            self.response.lines += b"x-cellgate-model: %b\r\n" % served.encode("ascii", "replace")
+        return ask._replace(model=served)
+
+    def _find(self, *, draws: bool = False) -> None:
+        found = self.selection.acquire(self, draws, False)
+        if found is not None:
+            self._take(found)
+
+    def _take(self, found: Lease | Failure) -> None:
+        if isinstance(found, Failure):
+            self._refuse(found)
+            return
+        self.selection.given = None
+        self._lease, found.on_evict = found, self._evicted
+        self.response.attempts += 1
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(found))
+        self._connecting.add_done_callback(self._connected)
+
+    async def _connect(self, lease: Lease) -> None:
+        self._unit = unit = Side(self._from_unit, self._unit_ended, self)
+        await self._gate.pool(lease.unit_state).open(lambda: unit)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        if task is not self._connecting or task.cancelled() or self._is_over:
+            return
+        assert self._lease is not None
+        assert self._unit is not None
+        pool = self._gate.pool(self._lease.unit_state)
+        failure = connect_failure(task.exception(), f"{pool.host}:{pool.port}")
+        if failure is not None:
+            self._failed(failure)
+            return
+        self._sent_at, self._head = self._gate.now(), b""
+        lines = pool.lines + _UPGRADE
+        self._unit.write(head_for_unit(self.request, self._client, self.response, lines, self._target, 0))
+
+    def _failed(self, failure: Failure) -> None:
+        """The unit does not take it: the next one, or the end."""
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        self._drop_unit()
+        self._gate.dispatcher.released(lease, failure.kind.row.outcome)
+        self._gate.dispatcher.blame(lease, failure, 0, 0)
+        step = self.selection.next_step(lease, failure, once=False)
+        self.selection.failed(lease.unit, step, failure)
+        if step.again:
+            self._find(draws=step.draws)
+        else:
+            self._refuse(failure)
+
+    def _evicted(self) -> None:
+        if self._page is None:
+            self._failed(Failure(FailureKind.EVICTED, "its unit went down before it answered"))
+        else:
+            self._part(TRY_AGAIN, b"the unit went down")
+
+    # -- bytes ---------------------------------------------------------------------------------------------
+
+    def _from_unit(self, data: bytes) -> bytes:
+        if self._page is None:
+            return self._switch(data)
+        self._active_at = self._gate.now()
+        self._frames.feed(data)
+        self.response.sent += len(data)
+        return data
+
+    def _from_client(self, data: bytes) -> bytes:
+        self._active_at = self._gate.now()
+        return data
+
+    def _switch(self, data: bytes) -> bytes:
+        """The head of the unit's reply: with 101 the client switches, and gets what follows."""
+        assert self._lease is not None
+        self._head += data
+        head, end, rest = self._head.partition(b"\r\n\r\n")
+        if not end:
+            if len(head) > HEAD_BYTES:
+                self._failed(Failure(FailureKind.GARBAGE, "the head of its reply is too large"))
+            return b""
+        first, _, lines = head.partition(b"\r\n")
+        status = first.split(b" ")[1] if first.startswith(b"HTTP/1.1 ") else b""
+        if status != b"101":
+            self._failed(_refusal(status.decode("latin-1"), self._lease.unit))
+            return b""
+        lease, response = self._lease, self.response
+        lease.commit(response.now())
+        # Nothing is expected of it from now on.
+        lease.paused = lease.was_paused = True
+        self._gate.dispatcher.committed(lease)
+        response.status, response.unit, response.begun = 101, lease.unit, True
+        own = b"x-request-id: %b\r\n%b" % (response.request_id, response.lines)
+        if response.shows_internals:
+            own += b"x-cellgate-unit: %b\r\n" % lease.unit.encode()
+        self._client.send(b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n%b\r\n" % (lines, own))
+        self._page = page = Side(self._from_client, self._client_ended, self)
+        assert self._unit is not None
+        page.other, self._unit.other = self._unit, page
+        self._client.switch(page)
+        return self._from_unit(rest) if rest else b""
+
+    def _unit_ended(self, side: Side) -> None:
+        if side is not self._unit or self._is_over:
+            return
+        if self._page is None:
+            self._failed(Failure(FailureKind.CLOSED_EARLY, "it closed the connection before it answered"))
+        else:
+            self._end(Outcome.OK)
+
+    def _client_ended(self, _side: Side) -> None:
+        self._client.connection_lost(None)
+
+    # -- its end -------------------------------------------------------------------------------------------
+
+    def _part(self, code: int, reason: bytes) -> None:
+        """The gate ends it, with a close frame where one may stand."""
+        if self._page is not None and self._frames.is_between:
+            self._page.write(close_frame(code, reason))
+        self._end(Outcome.OK)
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._release(failure.kind.row.outcome)
+        self.response.refuse(failure)
+
+    def _release(self, outcome: Outcome) -> None:
+        """Give back what it holds."""
+        self._others.discard(self)
+        self.selection.cancel()
+        self._drop_unit()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._gate.dispatcher.released(lease, outcome)
+
+    def _drop_unit(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        unit, self._unit = self._unit, None
+        if unit is not None and unit.transport is not None:
+            unit.transport.close()
+
+    def _end(self, outcome: Outcome) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._release(outcome)
+        self.response.closes = True
+        if outcome is Outcome.CLIENT_LEFT:
+            self.response.left()
+        else:
+            self.response.end(outcome)
+
+
+def _model(target: bytes) -> str | None:
+    """The model that the query names."""
+    pairs = parse_qsl(target.partition(b"?")[2].decode("latin-1"))
+    return next((value for name, value in pairs if name == "model" and len(value) <= LIMITS.name_chars), None)
+
+
+def _with_model(target: bytes, model: str) -> bytes:
+    path, _, query = target.partition(b"?")
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    made = urlencode([(name, model if name == "model" else value) for name, value in pairs])
+    return b"%b?%b" % (path, made.encode())
+
+
+def _refusal(status: str, unit: str) -> Failure:
+    """What a unit means that does not switch."""
+    told = f"unit {unit} answered {status or 'no HTTP'} to the WebSocket"
+    if status == "404":
+        return Failure(FailureKind.NOT_SERVED, told)
+    if status in ("429", "503"):
+        return Failure(FailureKind.BUSY, told)
+    is_clients = status.startswith("4")
+    return Failure(FailureKind.BAD_REQUEST if is_clients else FailureKind.UNIT_ERROR, told)

@@ -1,0 +1,231 @@
+"""Rolling at one gate: it keeps units of the roll drained, and takes its steps when it is the conductor.
+
+1. A step is written down before it is done. So another gate can go on with it, and a gate that is no longer
+   the conductor is refused before it does anything.
+2. Every gate keeps out of rotation what the roll says, whoever conducts.
+3. Time, commands, log and store are passed in, so that a simulation can replace them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cellgate.proxy.config.roll_policy import RollPolicy
+from cellgate.proxy.logs.events import Action, ActionKind
+from cellgate.proxy.logs.text import utc
+from cellgate.proxy.recovery.acting import NotActingError
+from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
+from cellgate.proxy.rolling.document import read_roll, roll_document, roll_view
+from cellgate.proxy.rolling.nouns import CommandEnd, Phase, Roll, RollRow, UnitRoll
+from cellgate.proxy.rolling.orders import (
+    Order,
+    OrderError,
+    carried_out,
+    order_document,
+    read_order,
+    why_not_now,
+)
+from cellgate.proxy.rolling.roll_planner import advance
+from cellgate.proxy.rolling.shared import RollStore
+from cellgate.router.nouns import Verdict
+
+PERIOD_S = 0.5
+ORDERS_A_LOOK = 16
+"""So many orders are carried out in one look."""
+
+RunAction = Callable[[RollPolicy, Roll, UnitRoll, int], Awaitable[RecoveryReport]]
+"""Runs the command for a unit, with a fencing token, within `timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollPorts:
+    """The environment of a roll. `rows` is what is seen of all units, with the speed of
+    those that are watched; `known` are all units with their cells, in
+    order; `waits` returns why this gate must not conduct; `record` appends to the audit log; `ask_answer`
+    asks a unit the known prompt.
+    """
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    rows: Callable[[Collection[str]], Iterable[RollRow]]
+    known: Callable[[], Sequence[tuple[str, str]]]
+    waits: Callable[[float], str]
+    set_drain: Callable[[str, bool], object]
+    act: RunAction
+    record: Callable[[str, Mapping[str, Any]], Awaitable[None]]
+    ask_answer: Callable[[str], None]
+    tell: Callable[[Action], None]
+    new_id: Callable[[], str]
+
+
+class Roller:
+    """Rolls the units of a board by a policy. To be ticked."""
+
+    def __init__(self, policy: RollPolicy, store: RollStore, ports: RollPorts) -> None:
+        self.roll: Roll | None = None
+        self.is_over = False
+        """Whether this gate is about to end, and conducts no more."""
+        self._policy = policy
+        self._store = store
+        self._ports = ports
+        self._due = 0.0
+        self._text = b""
+        self._out: frozenset[str] = frozenset()
+        self._ends: dict[str, CommandEnd] = {}
+        self._look: asyncio.Task[None] | None = None
+        self._commands: set[asyncio.Task[None]] = set()
+
+    def tick(self, now: float) -> None:
+        """Look at the roll; must be called at least once a second."""
+        if now < self._due:
+            return
+        self._due = now + PERIOD_S
+        self._store.stand(willing=not self.is_over and not self._ports.waits(now))
+        self._read()
+        if self._store.conducts() and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._conduct())
+
+    async def order(self, order: Order) -> None:
+        """Ask for something. Raises OrderError."""
+        self._read()
+        if why := why_not_now(order, self.roll, self._policy, self._ports.known()) or self._store.trouble:
+            raise OrderError(why)
+        try:
+            await self._store.ask(order_document(replace(order, id=self._ports.new_id())))
+        except NotActingError as error:
+            raise OrderError(str(error)) from error
+
+    def shown(self) -> dict[str, Any] | None:
+        """The roll for people; None: there is none."""
+        if self.roll is None:
+            return None
+        return roll_view(self.roll, self._store.conductor, self._store.clock_ms())
+
+    async def close(self) -> None:
+        """Conduct no more; a running command is ended."""
+        self.is_over = True
+        tasks = [*self._commands, *([self._look] if self._look is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- every gate ----------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Apply what was written last."""
+        text = self._store.latest()
+        if text and text != self._text:
+            self._text = text
+            try:
+                self._apply(read_roll(text))
+            except ValueError as error:
+                self._tell("roll_failed", f"the roll in Redis cannot be read ({error}); this gate ignores it")
+
+    def _apply(self, roll: Roll) -> None:
+        self.roll, out = roll, roll.out()
+        here = {unit for unit, _ in self._ports.known()}
+        for unit in sorted((out ^ self._out) & here):
+            self._ports.set_drain(unit, unit in out)
+        self._out = out
+
+    # -- the conductor -------------------------------------------------------------------------------------
+
+    async def _conduct(self) -> None:
+        try:
+            for _ in range(ORDERS_A_LOOK):
+                if (text := await self._store.asked()) is None:
+                    break
+                await self._carry_out(text)
+                await self._store.done(text)
+            if self.roll is not None and not self.roll.is_over():
+                await self._advance(self.roll)
+        except NotActingError:
+            # Another gate conducts, or none is known to: what was not written is not done.
+            return
+
+    async def _carry_out(self, text: bytes) -> None:
+        """Carry an order out, once: a gate that has written it down may have died before it said so."""
+        try:
+            order = read_order(text)
+            if order.id and self.roll is not None and order.id == self.roll.order:
+                return
+            known, now_ms = self._ports.known(), self._store.clock_ms()
+            roll = carried_out(order, self.roll, self._policy, known, self._ports.new_id(), now_ms)
+        except (ValueError, OrderError) as error:
+            self._tell("roll_failed", f"an order was refused: {error}")
+            return
+        await self._write(roll)
+        self._tell("roll", f"{order.verb} of roll {roll.id} by {order.by}: {len(roll.units)} units")
+
+    async def _advance(self, before: Roll) -> None:
+        now_ms = self._store.clock_ms()
+        watched = {each.unit for each in before.units if each.phase is Phase.SOAKING}
+        rows = list(self._ports.rows(watched))
+        self._ask_for_answers(before, rows)
+        step = advance(before, self._policy, rows, self._ends, now_ms)
+        if step.roll == before:
+            return
+        fence = await self._write(step.roll)
+        self._tell_steps(before, step.roll)
+        for each in step.act:
+            task = asyncio.create_task(self._run(step.roll, each, fence))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+
+    def _ask_for_answers(self, roll: Roll, rows: Sequence[RollRow]) -> None:
+        """Let units that are to prove themselves answer the known prompt."""
+        proving = {each.unit for each in roll.units if each.phase is Phase.PROVING}
+        for row in rows:
+            if row.unit in proving and row.verdict is Verdict.UP and not row.answered:
+                self._ports.ask_answer(row.unit)
+
+    async def _write(self, roll: Roll) -> int:
+        text = roll_document(roll)
+        fence = await self._store.write(text)
+        self._text = text
+        self._apply(roll)
+        return fence
+
+    async def _run(self, roll: Roll, each: UnitRoll, fence: int) -> None:
+        self._ends.pop(each.unit, None)
+        about = {"roll": roll.id, "unit": each.unit, "cell": each.cell, "back": each.back, "fence": fence}
+        try:
+            await self._record("begin", about)
+            if roll.dry_run:
+                report = RecoveryReport(RecoveryResult.DRY_RUN, "dry_run: nothing was done")
+            else:
+                report = await self._ports.act(self._policy, roll, each, fence)
+        except OSError as error:
+            why = f"{self._policy.audit}: {error.strerror or error}; nothing was done"
+            report = RecoveryReport(RecoveryResult.UNRECORDED, why)
+        except asyncio.CancelledError:
+            report = RecoveryReport(RecoveryResult.CUT_OFF, "the gate ended while it was running")
+        is_ok = report.result in (RecoveryResult.OK, RecoveryResult.DRY_RUN)
+        self._ends[each.unit] = CommandEnd(is_ok, report.detail)
+        outcome = {"result": report.result.value, "detail": report.detail, "output": report.output}
+        try:
+            await self._record("end", about | outcome)
+        except OSError as error:
+            self._tell("roll_failed", f"{self._policy.audit}: {error.strerror or error}", each.unit)
+
+    async def _record(self, step: str, about: Mapping[str, Any]) -> None:
+        await self._ports.record(self._policy.audit, {"time": utc(self._ports.wall()), "step": step, **about})
+
+    # -- what is told --------------------------------------------------------------------------------------
+
+    def _tell_steps(self, before: Roll, after: Roll) -> None:
+        was = {each.unit: each for each in before.units}
+        for each in after.units:
+            if each.phase is not was[each.unit].phase:
+                way = "back, " if each.back else ""
+                why = f": {each.reason}" if each.phase is Phase.FAILED or each.back else ""
+                kind: ActionKind = "roll_failed" if each.phase is Phase.FAILED else "roll"
+                self._tell(kind, f"roll {after.id}: {way}{each.phase.value}{why}", each.unit)
+        if after.status is not before.status:
+            self._tell("roll", f"roll {after.id} is {after.status.value}. {after.reason}".strip())
+
+    def _tell(self, kind: ActionKind, detail: str, unit: str | None = None) -> None:
+        self._ports.tell(Action(kind, "gate", unit, detail))

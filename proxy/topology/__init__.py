@@ -1,0 +1,1 @@
+"""Where nodes stand in the network: read from what clouds and clusters tell, and grouped into units."""

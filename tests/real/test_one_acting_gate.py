@@ -1,0 +1,186 @@
+"""Gates that agree through a real Redis on who acts: one at a time, whatever happens to gates and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cellgate.proxy.config.settings import RedisAccess
+from cellgate.proxy.recovery.acting import Claim, NotActingError
+from cellgate.proxy.sharing.claims import ClaimSharing
+from cellgate.proxy.sharing.connect import connector
+from cellgate.proxy.sharing.leadership import LEASE_S, RENEW_S, SETTLE_S, Leadership
+from cellgate.proxy.sharing.unit_report import Names
+from tests.real.programs import ROOT
+from tests.real.redis_server import RedisServer
+from tests.wire.stage import live_for
+
+TAKEOVER_S = LEASE_S + RENEW_S + SETTLE_S
+LIMIT_S = 30.0
+STALL_S = 1.0
+"""What a busy machine may add."""
+CLAIM = Claim("u1", "c", "", "u1-1", attempt=1, rest_s=60.0)
+
+
+class Gate:
+    """One gate's side, and what it has heard."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.tokens: list[int] = []
+        self.heard: list[Claim] = []
+        self.leadership = Leadership(
+            connector(RedisAccess(url)),
+            name,
+            Names(),
+            now=asyncio.get_running_loop().time,
+            rng=random.Random(name),
+            on_leading=lambda _, token: self.tokens.append(token),
+            on_document=lambda document: self.claims.hear(document),
+        )
+        self.claims = ClaimSharing(self.leadership)
+        self.leadership.start()
+        self.claims.stand_for({"c"})
+
+    @property
+    def acts(self) -> bool:
+        return self.claims.acts_for("c")
+
+    def listen(self) -> list[Claim]:
+        self.heard += self.claims.news()
+        return self.heard
+
+    def freeze(self) -> None:
+        """As SIGSTOP does: no more renewals, no answer is read."""
+        assert self.leadership._task is not None
+        self.leadership._task.cancel()
+
+
+@asynccontextmanager
+async def gates(url: str, *names: str) -> AsyncIterator[list[Gate]]:
+    found = [Gate(name, url) for name in names]
+    try:
+        yield found
+    finally:
+        for gate in found:
+            await gate.claims.close()
+
+
+async def acting(among: list[Gate]) -> Gate:
+    """The one that acts, once there is one."""
+    await until(lambda: sum(gate.acts for gate in among) == 1)
+    return next(gate for gate in among if gate.acts)
+
+
+async def until(condition: Callable[[], object], limit_s: float = TAKEOVER_S + STALL_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.02)
+
+
+@live_for(LIMIT_S)
+async def test_one_of_five_acts_and_the_others_hear_what_it_begins(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1", "g2", "g3", "g4", "g5") as all_gates:
+            one = await acting(all_gates)
+            others = [gate for gate in all_gates if gate is not one]
+            assert await one.claims.claim(CLAIM) == one.tokens[-1] > 0
+            for other in others:
+                await until(other.listen)
+                assert [(claim.gate, claim.id, claim.attempt) for claim in other.heard] == [
+                    (one.name, "u1-1", 1)
+                ]
+                with pytest.raises(NotActingError, match=f"gate {one.name} acts"):
+                    await other.claims.claim(CLAIM)
+            assert not one.listen()
+
+
+@live_for(LIMIT_S)
+async def test_a_gate_that_ends_well_is_followed_at_once(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1", "g2") as both:
+            one = await acting(both)
+            other = next(gate for gate in both if gate is not one)
+            await one.claims.close()
+            await until(lambda: other.acts, RENEW_S + SETTLE_S + STALL_S)
+
+
+@live_for(LIMIT_S)
+async def test_a_gate_that_stood_still_for_longer_than_its_lease_is_refused(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1", "g2") as both:
+            one = await acting(both)
+            other = next(gate for gate in both if gate is not one)
+            one.freeze()
+            # It believes what it believed when it stopped.
+            stopped_at = one.leadership._now()
+            one.leadership._now = lambda: stopped_at
+            await until(lambda: other.acts)
+            assert other.tokens[-1] > one.tokens[-1]
+            assert one.acts
+            with pytest.raises(NotActingError, match=f"gate {other.name} acts"):
+                await one.claims.claim(CLAIM)
+            await other.claims.claim(CLAIM)
+
+
+@live_for(LIMIT_S)
+async def test_what_an_empty_redis_has_lost_is_written_again_before_anybody_acts(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1", "g2") as both:
+            one = await acting(both)
+            other = next(gate for gate in both if gate is not one)
+            await one.claims.claim(CLAIM)
+            await until(other.listen)
+            one.freeze()
+            redis.kill()
+            redis.start()
+            async with gates(redis.url, "g3") as (new,):
+                await until(lambda: new.acts or other.acts, 2 * TAKEOVER_S)
+                await until(new.listen)
+                assert [claim.id for claim in new.heard] == ["u1-1"]
+                assert max(gate.tokens[-1] for gate in (new, other) if gate.acts) > one.tokens[-1]
+
+
+@live_for(LIMIT_S)
+async def test_while_redis_is_gone_nobody_acts(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1", "g2") as both:
+            one = await acting(both)
+            redis.kill()
+            with pytest.raises(NotActingError, match="Redis cannot be asked"):
+                await one.claims.claim(CLAIM)
+            await until(lambda: not one.acts and one.claims.trouble, LEASE_S + STALL_S)
+            assert not any(gate.acts for gate in both)
+            redis.start()
+            await acting(both)
+
+
+@live_for(LIMIT_S)
+async def test_the_rights_of_the_documentation_are_enough(tmp_path: Path) -> None:
+    found = re.search(r"with recovery or rolls also\s+`([^`]+)`", (ROOT / "docs" / "redis.md").read_text())
+    assert found is not None
+    with RedisServer(tmp_path) as redis:
+        redis.do(
+            "ACL", "SETUSER", "default", "reset", "on", "nopass", "~cellgate:*", "+ping", *found[1].split()
+        )
+        async with gates(redis.url, "g1") as (one,):
+            await acting([one])
+            assert await one.claims.claim(CLAIM)
+
+
+@live_for(LIMIT_S)
+async def test_a_withdrawn_claim_is_forgotten_by_redis(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with gates(redis.url, "g1") as (one,):
+            await acting([one])
+            await one.claims.claim(CLAIM)
+            await one.claims.withdraw(CLAIM)
+            async with gates(redis.url, "g2") as (new,):
+                await asyncio.sleep(2 * RENEW_S)
+                assert new.listen() == []

@@ -1,0 +1,55 @@
+"""A roll as an operator has it: gates, a real Redis, a command that restarts the unit, `cellgate roll`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from loadtests.simunit.process import SimUnit
+from tests.real.redis_server import RedisServer
+from tests.wire.process import GateProcess, eventually
+
+
+def test_a_roll_asked_of_one_gate_is_seen_by_both_and_restarts_the_unit_once(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    roll = {
+        "command": ["sh", "-c", f"echo $CELLGATE_UNIT $CELLGATE_ID >> {told}"],
+        "audit": str(tmp_path / "audit.jsonl"),
+        "drain_s": 5,
+        "soak_s": 0.5,
+    }
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    with RedisServer(tmp_path) as redis, SimUnit.start("a", step_ms=4) as unit:
+        cells = [{"name": "c", "units": [{"name": "a", "url": unit.url}]}]
+        settings: dict[str, Any] = {"cells": cells, "roll": roll, "redis": redis.url}
+        with GateProcess(folders[0], {}, **settings) as one, GateProcess(folders[1], {}, **settings) as other:
+            one.until_up("a")
+            other.until_up("a")
+            assert "no roll: start one" in cellgate(other, "roll")
+            # Before anybody conducts, an order waits.
+            assert "start: asked" in cellgate(other, "roll", "start")
+            assert eventually(told.exists)
+            assert [gate.admin("GET", "/units")[1][0]["drained"] for gate in (one, other)] == [True, True]
+            unit.restart()
+            assert eventually(lambda: "is done: 1 of 1 units done" in cellgate(one, "roll"))
+            assert eventually(lambda: not one.admin("GET", "/units")[1][0]["drained"])
+            assert eventually(lambda: not other.admin("GET", "/units")[1][0]["drained"])
+            assert len(told.read_text().splitlines()) == 1
+            assert "the roll is done" in cellgate(one, "roll", "pause")
+
+
+def cellgate(gate: GateProcess, *words: str) -> str:
+    """What a command prints, on either stream."""
+    admin = f"127.0.0.1:{gate.admin_port}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cellgate", *words, "--admin", admin],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return done.stdout + done.stderr

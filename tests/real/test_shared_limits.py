@@ -1,0 +1,119 @@
+"""Limits that gates share over a real Redis: how much passes, and what its death costs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cellgate.proxy.config.keys import Key, KeyRing, LimitRules, TenantRules
+from cellgate.proxy.config.settings import RedisAccess
+from cellgate.proxy.doors.ledger import LimitLedger
+from cellgate.proxy.doors.metrics import DoorCounts
+from cellgate.proxy.logs.events import Action
+from cellgate.proxy.sharing.connect import connector
+from cellgate.proxy.sharing.shared_limits import SharedLimits
+from cellgate.proxy.sharing.unit_report import Names
+from cellgate.router.nouns import Ask
+from tests.real.redis_server import RedisServer
+from tests.wire.stage import live
+
+GATES, LIMIT, TOKENS = 3, 10_000, 50
+ASK = Ask(model="m", tenant="t")
+RULES = TenantRules("t", limits=LimitRules(tokens_per_minute=LIMIT))
+RING = KeyRing({b"": Key("k", RULES)}, {"t": RULES})
+TURN_S, TURNS = 0.01, 150
+
+
+class Gate:
+    """What a gate has of limits. Its clock stands still, so that a minute does not end."""
+
+    def __init__(self, url: str, at: float) -> None:
+        self.at = at
+        self.passed = 0
+        self.told: list[str] = []
+        self.ledger = LimitLedger(lambda: at, DoorCounts(frozenset), None)
+        self.ledger.take(RING)
+        connect = connector(RedisAccess(url))
+        self.sharing = SharedLimits(
+            self.ledger, connect, Names(), lambda: GATES, self._tell, random.Random(1)
+        )
+
+    def _tell(self, action: Action) -> None:
+        self.told.append(action.kind)
+
+    def ask(self) -> None:
+        """One request, of TOKENS."""
+        if isinstance(self.ledger.admit(("k", TOKENS, 0, self.at), ASK), bytes):
+            self.passed += TOKENS
+
+
+@asynccontextmanager
+async def sharing(url: str) -> AsyncIterator[list[Gate]]:
+    """Gates that share, once all of them do."""
+    at = time.time()
+    gates = [Gate(url, at) for _ in range(GATES)]
+    for gate in gates:
+        gate.sharing.start()
+    while not all(gate.ledger.gates for gate in gates):  # noqa: ASYNC110 - nobody tells.
+        await asyncio.sleep(TURN_S)
+    try:
+        yield gates
+    finally:
+        for gate in gates:
+            await gate.sharing.close()
+
+
+async def flood(gates: list[Gate], *weights: int) -> None:
+    """Requests come, to each gate as many in a turn as its weight."""
+    for _ in range(TURNS):
+        for gate, weight in zip(gates, weights, strict=True):
+            for _ in range(weight):
+                gate.ask()
+        await asyncio.sleep(TURN_S)
+
+
+@live
+async def test_what_passes_is_the_limit_wherever_the_requests_come(tmp_path: Path) -> None:
+    for weights in ((10, 10, 10), (20, 1, 1), (20, 0, 0)):
+        with RedisServer(tmp_path) as redis:
+            async with sharing(redis.url) as gates:
+                await flood(gates, *weights)
+                passed = sum(gate.passed for gate in gates)
+                assert 0.95 * LIMIT <= passed <= 1.05 * LIMIT, weights
+                assert [gate.told for gate in gates] == [[], [], []]
+
+
+@live
+async def test_without_redis_each_gate_passes_at_most_the_limit_and_says_so_once(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with sharing(redis.url) as gates:
+            for gate in gates:
+                gate.ask()
+            redis.kill()
+            await asyncio.sleep(0.5)
+            await flood(gates, 20, 20, 20)
+            assert [gate.passed for gate in gates] == [LIMIT] * GATES
+            assert [gate.told for gate in gates] == [["limits_alone"]] * GATES
+            redis.start()
+            await asyncio.sleep(1.0)
+            before = sum(gate.passed for gate in gates)
+            await flood(gates, 5, 5, 5)
+            assert sum(gate.passed for gate in gates) == before
+            assert [gate.told for gate in gates] == [["limits_alone", "limits_shared"]] * GATES
+
+
+@live
+async def test_a_frozen_redis_costs_no_request(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with sharing(redis.url) as gates:
+            redis.freeze()
+            await asyncio.sleep(1.0)
+            for gate in gates:
+                gate.ask()
+            assert [gate.passed for gate in gates] == [TOKENS] * GATES
+            assert [gate.told for gate in gates] == [["limits_alone"]] * GATES
+            redis.thaw()

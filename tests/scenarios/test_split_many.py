@@ -1,0 +1,103 @@
+"""Many split requests at once, with workers, and with faults at random: each client gets its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.scenarios.crew import CrewStage
+from tests.scenarios.harness import Stage
+from tests.scenarios.seeds import seeds
+from tests.scenarios.test_split import LONG, NARROW, SLOW, busy, transfers
+from tests.sim.transfer import HELD_S, LinkFault
+
+ROUNDS, CLIENTS = 62, 16
+ROUNDS_A_CROWD = 6
+"""Long answers are over after so many rounds; then others begin."""
+
+
+def test_a_thousand_requests_of_16_clients_are_not_mixed_up() -> None:
+    stage = Stage(units=4, timing=SLOW, roles="ppdd")
+
+    async def scenario() -> None:
+        answers = []
+        for number in range(ROUNDS):
+            if number % ROUNDS_A_CROWD == 0:
+                answers.append(await busy(stage, users=16))
+            visits = await stage.crowd(CLIENTS, prompt_tokens=LONG // 4, stream=True, max_tokens=4)
+            assert all(visit.is_answered for visit in visits)
+        await asyncio.gather(*answers)
+        assert transfers(stage) >= 50
+
+    stage.play(scenario())
+
+
+def test_workers_split_requests_as_one_process_does() -> None:
+    stage = CrewStage(units=3, timing=SLOW, roles="pdd")
+
+    async def scenario() -> None:
+        answers = await busy(stage, users=16)
+        stage.world.transfers.faults["a", "b"] = LinkFault.CUT
+        for _ in range(4):
+            visits = await stage.crowd(8, prompt_tokens=LONG, stream=True, max_tokens=4)
+            assert all(visit.is_answered for visit in visits)
+        await answers
+        assert transfers(stage) > 4
+
+    stage.play(scenario())
+
+
+def test_workers_do_not_take_a_full_decoder_for_a_link_that_hangs() -> None:
+    stage = CrewStage(units=2, timing=NARROW, roles="pd")
+
+    async def scenario() -> None:
+        for _ in range(3):
+            answers = await busy(stage)
+            visits = await stage.crowd(4, prompt_tokens=LONG, stream=True, max_tokens=4)
+            assert all(visit.is_answered for visit in visits + await answers)
+        assert transfers(stage) > 4
+        assert not stage.gate.board.pairs.link("a", "b").failed
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("seed", seeds(range(6)))
+def test_whatever_breaks_at_random_each_client_gets_its_own_answer(seed: int) -> None:
+    stage = Stage(seed=seed, units=5, timing=SLOW, roles="ppddb")
+
+    async def scenario() -> None:
+        rng, crowd = Random(seed), []
+        for _ in range(20):
+            prompt = rng.choice([50, LONG // 4, LONG])
+            size = rng.randrange(1, 9)
+            stream = rng.random() < 0.7
+            tokens = rng.randrange(1, 200)
+            crowd.append(stage.crowd(size, prompt_tokens=prompt, stream=stream, max_tokens=tokens))
+            await asyncio.sleep(rng.uniform(0.0, 0.6))
+            hurt(stage, rng)
+        await asyncio.gather(*crowd)
+        await asyncio.sleep(HELD_S)
+        assert stage.gate.plane.link_watch.orphans() == 0
+        assert stage.world.transfers.held() == 0
+
+    # The stage checks each answer: one from another's blocks would be found.
+    stage.play(scenario())
+
+
+def hurt(stage: Stage, rng: Random) -> None:
+    """One fault at a time; what was broken before is mended."""
+    names = list(stage.engines)
+    for name in names:
+        if stage.engines[name].is_dead:
+            stage.engines[name].restart()
+    stage.world.transfers.faults.clear()
+    one, other = rng.sample(names, 2)
+    match rng.randrange(4):
+        case 0:
+            stage.engines[one].die()
+        case 1:
+            stage.world.transfers.faults[one, other] = LinkFault.CUT
+        case 2:
+            stage.world.transfers.faults[one, other] = LinkFault.HANG

@@ -1,0 +1,81 @@
+"""Nodes and units whose software differs: it is said, and nothing else comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from cellgate.proxy.admin.explain import explain
+from cellgate.proxy.admin.rotation import Moment
+from cellgate.router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, Stage
+
+STACK = {"program": "vllm", "driver nvidia": "570", "flag --max-model-len": "8192"}
+TOLD_S = 40.0
+
+
+def told(stage: Stage) -> list[str]:
+    return [event["line"] for event in stage.gate.events.last() if event["kind"] == "stack_drift"]
+
+
+def stage_of(units: int) -> Stage:
+    stage = Stage(units=units, followers=1, agents=True)
+    for engine in stage.engines.values():
+        for node in engine.nodes:
+            node.report = {"stack": STACK}
+    return stage
+
+
+def test_a_node_with_another_driver_is_said_and_stays_in_rotation() -> None:
+    stage = stage_of(3)
+    stage.engines["b"].nodes[1].report = {"stack": STACK | {"driver nvidia": "550"}}
+
+    async def scenario() -> None:
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(TOLD_S)
+        assert len(told(stage)) == 1
+        assert "unit b" in told(stage)[0]
+        assert "has driver nvidia 550" in told(stage)[0]
+        state = stage.gate.board.units["b"]
+        why = explain(state, Moment(stage.now, stage.gate.board.rules, None, None))
+        assert any("different software: b-1 has driver nvidia 550" in line for line in why), why
+        stage.engines["b"].nodes[1].report = {"stack": STACK}
+        await asyncio.sleep(TOLD_S)
+        assert stage.gate.board.units["b"].facts.mixed == ""
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+def test_a_unit_with_another_flag_is_an_event_of_its_cell() -> None:
+    stage = stage_of(3)
+    for node in stage.engines["b"].nodes:
+        node.report = {"stack": STACK | {"flag --max-model-len": "4096"}}
+
+    async def scenario() -> None:
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(TOLD_S)
+        assert [("b has --max-model-len 4096" in line) for line in told(stage)] == [True]
+
+    stage.play(scenario())
+    assert all(stage.flips(unit) == ["up"] for unit in stage.engines)
+
+
+def test_an_agent_that_tells_something_else_each_time_takes_no_unit_out() -> None:
+    stage = stage_of(2)
+    versions = map(str, itertools.count())
+
+    async def lie() -> None:
+        while True:
+            stage.engines["a"].nodes[1].report = {"stack": STACK | {"driver nvidia": next(versions)}}
+            await asyncio.sleep(5.0)
+
+    async def scenario() -> None:
+        lying = asyncio.ensure_future(lie())
+        await asyncio.sleep(600.0)
+        lying.cancel()
+        assert stage.verdict("a") is Verdict.UP
+        assert len(told(stage)) <= 20
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]

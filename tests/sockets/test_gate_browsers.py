@@ -1,0 +1,59 @@
+"""What pages of other sites, and peers that are not trusted, get of an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellgate.proxy.config.settings import Cors
+from tests.wire.client import chat, get
+from tests.wire.stage import live, stage
+from tests.wire.unit import STREAM
+
+APP = "https://app.example"
+PREFLIGHT = f"Origin: {APP}\r\nAccess-Control-Request-Method: POST\r\n"
+
+
+@live
+async def test_a_page_of_a_listed_origin_reads_answers_and_errors() -> None:
+    async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
+        for request in (chat(head=f"Origin: {APP}\r\n"), chat(model="none", head=f"Origin: {APP}\r\n")):
+            assert (await client.ask(request)).get("access-control-allow-origin") == APP
+        other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
+        assert (other.status, other.get("access-control-allow-origin")) == (200, None)
+        assert all(received.get("origin") is None for received in here.unit.requests)
+
+
+@live
+async def test_a_preflight_reaches_no_unit() -> None:
+    async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
+        reply = await client.ask(get("/v1/chat/completions", PREFLIGHT, method="OPTIONS"))
+        assert (reply.status, reply.get("access-control-allow-origin")) == (200, APP)
+        assert (await client.ask(chat())).status == 200
+        assert here.received == 1
+
+
+@live
+async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+        assert (reply.status, reply.get("access-control-allow-origin")) == (200, None)
+        assert here.unit.requests[0].get("origin") == APP
+        assert (await client.ask(get("/v1/models", PREFLIGHT, method="OPTIONS"))).status == 405
+
+
+@pytest.mark.parametrize(("shown_to", "shown"), [("trusted", False), ("all", True)])
+@live
+async def test_strangers_are_not_told_of_units(
+    shown_to: Any, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(STREAM, internal_headers=shown_to) as here:
+        monkeypatch.setattr(here.gateway.peers, "trusts", lambda _peer: False)
+        async with here.client() as client:
+            reply = await client.ask(chat())
+            told = [reply.get(name) is not None for name in ("x-cellgate-unit", "endpoint-load-metrics-bin")]
+            assert told == [shown, shown]
+            assert reply.get("x-request-id") is not None
+    async with stage(STREAM) as here, here.client() as client:
+        assert (await client.ask(chat())).get("x-cellgate-unit") == "u0"

@@ -1,0 +1,254 @@
+"""A guardrail before requests and on answers, over real sockets: what it decides, and when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import GuardrailSettings
+from cellgate.proxy.process.tallies import GUARDRAIL, TALLIES
+from tests.wire.client import Client, chat
+from tests.wire.stage import Stage, live, stage
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Received, ScriptedUnit, chunk, listening, whole
+
+ALLOW = {"action": "allow"}
+WORDS = ["Paris ", "is ", "a ", "secret ", "place"]
+
+
+def word(text: str) -> bytes:
+    """An event of a chat's stream."""
+    return b"data: %b\n\n" % orjson.dumps({"choices": [{"delta": {"content": text}}]})
+
+
+SPOKEN = SSE_HEAD + b"".join(chunk(word(text)) for text in WORDS) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+PLAIN = whole(orjson.dumps({"choices": [{"message": {"content": "a secret place"}}]}))
+
+
+class Judge(ScriptedUnit):
+    """A guardrail that answers as `judge` says, and notes what it was asked."""
+
+    def __init__(self, judge: Callable[[dict[str, Any]], Any] = lambda _: ALLOW) -> None:
+        super().__init__(self._play)
+        self._judge = judge
+        self.asked: list[dict[str, Any]] = []
+
+    async def _play(self, request: Received) -> None:
+        self.asked.append(orjson.loads(request.body))
+        told = self._judge(self.asked[-1])
+        if told is None:
+            await asyncio.sleep(60.0)
+        request.write(whole(told if isinstance(told, bytes) else orjson.dumps(told)))
+
+
+@asynccontextmanager
+async def judged(judge: Judge, **options: Any) -> AsyncIterator[GuardrailSettings]:
+    """The settings of a gate that asks it."""
+    async with listening(judge):
+        yield GuardrailSettings(f"http://127.0.0.1:{judge.port}/check", **options)
+
+
+@asynccontextmanager
+async def gate(judge: Judge, script: Any = STREAM, **options: Any) -> AsyncIterator[tuple[Stage, Client]]:
+    """A gate that asks it, before a unit, and a client of it."""
+    async with (
+        judged(judge, **options) as guardrail,
+        stage(script, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        yield here, client
+
+
+def results(phase: str) -> dict[str, int]:
+    return {key[2]: count for key, count in TALLIES.items() if key[:2] == (GUARDRAIL, phase)}
+
+
+def no_secrets(asked: dict[str, Any]) -> dict[str, str]:
+    """Denies what has the word."""
+    return {"action": "deny", "reason": "a secret"} if "secret" in str(asked) else ALLOW
+
+
+@live
+async def test_an_allowed_request_goes_on_as_it_is() -> None:
+    judge = Judge()
+    async with (
+        judged(judge) as guardrail,
+        stage(STREAM, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(chat())).whole
+        (first, *_) = judge.asked
+        assert (first["phase"], first["route"], first["model"]) == ("request", "chat", "tiny")
+        assert first["body"] == orjson.loads(here.unit.requests[0].body)
+        assert len(judge.connections) == 1
+
+
+@live
+async def test_a_denied_request_reaches_no_unit_and_says_why() -> None:
+    judge = Judge(no_secrets)
+    async with (
+        judged(judge) as guardrail,
+        stage(STREAM, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        reply = await client.ask(chat(messages=[{"role": "user", "content": "a secret"}]))
+        assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
+        assert reply.error["message"].endswith("denied the request: a secret")
+        assert (await client.ask(chat())).whole
+        assert here.received == 1
+
+
+@live
+async def test_a_changed_request_is_what_the_unit_gets() -> None:
+    anew = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
+    judge = Judge(lambda _: {"action": "change", "body": anew})
+    async with (
+        judged(judge) as guardrail,
+        stage(STREAM, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        assert (await client.ask(chat())).whole
+        assert orjson.loads(here.unit.requests[0].body) == anew
+
+
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [
+        (None, "timeout"),
+        (b"no JSON", "nonsense"),
+        ({"action": "maybe"}, "nonsense"),
+        ({"action": "change", "body": 7}, "nonsense"),
+        (b"x" * (2 * LIMITS.guardrail_reply_bytes + LIMITS.json_bytes_on_loop), "nonsense"),
+    ],
+)
+@pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 503)])
+@live
+async def test_without_a_verdict_the_rule_decides(told: Any, how: str, fail: Any, status: int) -> None:
+    judge, before = Judge(lambda _: told), results("request")
+    async with gate(judge, STREAM, fail=fail, timeout_s=0.2) as (_here, client):
+        reply = await client.ask(chat())
+        assert reply.status == status
+        assert status == 200 or reply.error["code"] == "guardrail_failed"
+        after = results("request")
+        assert {key for key in after if after[key] != before[key]} == {how}
+
+
+@live
+async def test_a_guardrail_that_is_away_decides_nothing() -> None:
+    guardrail = GuardrailSettings("http://127.0.0.1:9/check", fail="open")
+    async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
+        assert (await client.ask(chat())).whole
+
+
+@live
+async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("guard") / "sock"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(whole(b'{"action": "deny", "reason": "by socket"}'))
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, path)
+    guardrail = GuardrailSettings(f"unix://{path}")
+    async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
+        assert "by socket" in (await client.ask(chat())).error["message"]
+    server.close()
+
+
+@live
+async def test_a_client_that_leaves_stops_its_question() -> None:
+    judge = Judge(lambda _: None)
+    async with (
+        judged(judge) as guardrail,
+        stage(STREAM, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        client.send(chat())
+        await judge.received()
+        client.abort()
+        await judge.connections[0].until_gone()
+        await here.until(lambda: here.outcomes == ["client_left"])
+        assert here.received == 0
+
+
+@pytest.mark.parametrize("mode", ["whole", "windows"])
+@live
+async def test_an_allowed_answer_is_what_the_unit_wrote(mode: Any) -> None:
+    judge = Judge()
+    for script, stream in ((SPOKEN, True), (PLAIN, False)):
+        async with stage(script) as bare, bare.client() as other:
+            usual = await other.ask(chat(stream=stream))
+        async with gate(judge, script, request=False, answer=mode) as (_, client):
+            reply = await client.ask(chat(stream=stream))
+            assert (reply.status, reply.body, reply.whole) == (200, usual.body, True)
+            assert (await client.ask(chat(stream=stream))).whole
+    texts = [asked["text"] for asked in judge.asked if "text" in asked]
+    assert "".join(texts) == "".join(WORDS) * 2
+    assert any("body" in asked for asked in judge.asked)
+
+
+@live
+async def test_a_denied_plain_answer_is_an_error_and_the_connection_goes_on() -> None:
+    judge = Judge(no_secrets)
+    async with gate(judge, PLAIN, request=False, answer="whole") as (_here, client):
+        for _ in range(2):
+            reply = await client.ask(chat(stream=False))
+            assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
+            assert b"place" not in reply.body
+
+
+@live
+async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
+    judge = Judge(no_secrets)
+    async with judged(judge, request=False, answer="windows", window_bytes=8) as guardrail:
+
+        async def play(request: Received) -> None:
+            request.write(SSE_HEAD)
+            for text in WORDS * 20:
+                request.write(chunk(word(text)))
+                await asyncio.sleep(0.01)
+
+        async with stage(play, guardrail=guardrail) as here, here.client() as client:
+            reply = await client.ask(chat())
+            assert b"Paris" in reply.body
+            assert b"secret" not in reply.body.partition(b"guardrail_denied")[0].rpartition(b"data:")[0]
+            assert (reply.whole, b"guardrail_denied" in reply.body) == (False, True)
+            await here.until(lambda: here.outcomes == ["client_error"])
+
+
+@live
+async def test_a_window_waits_no_longer_than_it_may() -> None:
+    judge = Judge()
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD + chunk(word("one")))
+        await asyncio.sleep(60.0)
+
+    async with gate(judge, play, request=False, answer="windows", window_s=0.05) as (_here, client):
+        client.send(chat())
+        assert b"one" in await client.event()
+
+
+@pytest.mark.parametrize(("fail", "code"), [("open", None), ("closed", "guardrail_failed")])
+@live
+async def test_an_answer_that_is_too_large_to_be_held_has_no_verdict(fail: Any, code: str | None) -> None:
+    judge = Judge()
+    text = "x" * (LIMITS.guardrail_held_bytes + 1)
+    script = whole(orjson.dumps({"choices": [{"message": {"content": text}}]}))
+    async with gate(judge, script, request=False, answer="whole", fail=fail) as (_here, client):
+        reply = await client.ask(chat(stream=False))
+        assert reply.status == (200 if code is None else 503)
+        assert code is None or reply.error["code"] == code
+
+
+def test_settings_say_what_is_asked(tmp_path: Path) -> None:
+    assert GuardrailSettings("http://h:1/a/b").target == "/a/b"
+    assert GuardrailSettings(f"unix://{tmp_path}/s").target == "/"

@@ -1,0 +1,275 @@
+"""Keys of clients: who comes in, as whom, what its unit gets, and what happens when a key is revoked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from cellgate.proxy.config.settings import KeySettings
+from tests.wire.client import chat, get, post
+from tests.wire.stage import Stage, live, stage
+from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
+
+KEY = "sk-alice"
+BEARER = f"Authorization: Bearer {KEY}\r\n"
+USAGE = b'{"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 12}}'
+
+
+def line(name: str = "alice", key: str = KEY, **fields: Any) -> str:
+    return orjson.dumps({"key": name, "sha256": sha256(key.encode()).hexdigest(), **fields}).decode()
+
+
+@asynccontextmanager
+async def keyed(tmp_path: Path, script: Script, *lines: str, **options: Any) -> AsyncIterator[Stage]:
+    """A stage with a file of keys."""
+    file = tmp_path / "keys.jsonl"
+    file.write_text("\n".join(lines))
+    on_revoke = options.pop("on_revoke", "finish")
+    keys = KeySettings(str(file), on_revoke=on_revoke)
+    async with stage(script, keys=keys, **options) as here:
+        yield here
+
+
+def code(body: bytes) -> str:
+    found: str = orjson.loads(body)["error"]["code"]
+    return found
+
+
+@live
+async def test_a_key_comes_in_by_either_header_and_its_unit_gets_none_of_it(tmp_path: Path) -> None:
+    async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
+        for head in (BEARER, f"x-api-key: {KEY}\r\n"):
+            assert (await client.ask(chat(head=head))).status == 200
+        for request in here.unit.requests:
+            assert (request.get("authorization"), request.get("x-api-key")) == (None, None)
+
+
+@live
+async def test_a_unit_gets_its_own_key(tmp_path: Path) -> None:
+    async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
+        state = next(iter(here.plane.board))
+        state.unit = replace(state.unit, api_key="unit-key")
+        assert (await client.ask(chat(head=BEARER))).status == 200
+        assert here.unit.requests[0].get("authorization") == "Bearer unit-key"
+
+
+@live
+async def test_without_a_key_that_counts_nothing_is_served_but_health(tmp_path: Path) -> None:
+    old = line("old", "sk-old", expires="2020-01-01")
+    async with keyed(tmp_path, STREAM, line(), old) as here, here.client() as client:
+        for head, expected in (
+            ("", "invalid_api_key"),
+            ("Authorization: Bearer sk-alic\r\n", "invalid_api_key"),
+            ("Authorization: Basic sk-alice\r\n", "invalid_api_key"),
+            ("Authorization: Bearer sk-old\r\n", "key_expired"),
+        ):
+            for request in (chat(head=head), get("/v1/models", head), get("/nowhere", head)):
+                reply = await client.ask(request)
+                assert (reply.status, code(reply.body)) == (401, expected)
+                assert reply.get("www-authenticate") == "Bearer"
+        assert (await client.ask(get("/health"))).status == 200
+        assert (await client.ask(get("/v1/models", BEARER))).status == 200
+        assert here.received == 0
+
+
+@live
+async def test_anthropics_clients_get_anthropics_errors(tmp_path: Path) -> None:
+    async with keyed(tmp_path, STREAM, line(models=["other"])) as here, here.client() as client:
+        body = b'{"model": "tiny", "messages": []}'
+        wrong = await client.ask(post(body, "x-api-key: sk-no\r\n", "/v1/messages"))
+        assert (wrong.status, orjson.loads(wrong.body)["error"]["type"]) == (401, "authentication_error")
+        barred = await client.ask(post(body, f"x-api-key: {KEY}\r\n", "/v1/messages"))
+        assert (barred.status, orjson.loads(barred.body)["error"]["type"]) == (403, "permission_error")
+
+
+@live
+async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> None:
+    lines = [line(models=["tiny"], priority=[0, 5]), line("other", "sk-other", models=["large"])]
+    async with keyed(tmp_path, STREAM, *lines) as here, here.client() as client:
+        reply = await client.ask(chat(head="Authorization: Bearer sk-other\r\n"))
+        assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
+        for request in (chat(head=BEARER, priority=-1), chat(head=f"{BEARER}x-priority: 6\r\n")):
+            reply = await client.ask(request)
+            assert (reply.status, code(reply.body)) == (403, "priority_not_allowed")
+        assert (await client.ask(chat(head=BEARER, priority=5))).status == 200
+        assert here.received == 1
+
+
+@live
+async def test_the_tenant_is_that_of_the_key_whatever_the_client_says(tmp_path: Path) -> None:
+    asked: list[str] = []
+    async with keyed(tmp_path, STREAM, line(tenant="team")) as here, here.client() as client:
+        acquire = here.gateway.dispatcher.acquire
+
+        def noted(request: Any, waiter: Any) -> Any:
+            asked.append(request.ask.tenant)
+            return acquire(request, waiter)
+
+        here.gateway.dispatcher.acquire = noted  # type: ignore[method-assign]
+        await client.ask(chat(head=f"{BEARER}x-gateway-inference-fairness-id: rich\r\n"))
+        assert asked == ["team"]
+
+
+def endless(release: asyncio.Event) -> Script:
+    """Streams a token, and the rest when it may."""
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD + chunk(TOKENS[0]))
+        await release.wait()
+        request.write(chunk(TOKENS[1]) + b"0\r\n\r\n")
+
+    return play
+
+
+@live
+@pytest.mark.parametrize("on_revoke", ["finish", "end"])
+async def test_a_revoked_key_is_refused_within_a_second_and_its_streams_end_by_policy(
+    on_revoke: str, tmp_path: Path
+) -> None:
+    release = asyncio.Event()
+    lines = line(), line("bob", "sk-bob")
+    async with (
+        keyed(tmp_path, endless(release), *lines, on_revoke=on_revoke) as here,
+        here.client() as client,
+        here.client() as other,
+    ):
+        client.send(chat(head=BEARER))
+        await client.event()
+        (tmp_path / "new").write_text(lines[1])
+        (tmp_path / "new").rename(tmp_path / "keys.jsonl")
+        await asyncio.sleep(1.0)
+        assert (await other.ask(chat(head=BEARER))).status == 401
+        if on_revoke == "end":
+            rest = await client.rest()
+            assert b'"key_revoked"' in rest
+            assert not rest.endswith(b"0\r\n\r\n")
+            await here.unit.connections[0].until_gone()
+        release.set()
+        if on_revoke == "finish":
+            assert TOKENS[1] in await client.event()
+
+
+@live
+async def test_a_file_with_a_mistake_changes_nothing_but_is_told(tmp_path: Path) -> None:
+    async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
+        (tmp_path / "keys.jsonl").write_text(line() + '\n{"key": "b"}\n')
+        await asyncio.sleep(1.0)
+        assert (await client.ask(chat(head=BEARER))).status == 200
+        assert [event["line"] for event in here.plane.events.last() if event["kind"] == "keys_refused"] == [
+            "the file of keys has a mistake, and the keys stay as they were: "
+            f"{tmp_path}/keys.jsonl:2: sha256: required field is missing"
+        ]
+        page = (await here.plane.metrics.render()).decode()
+        assert "cellgate_key_file_refused 1.0" in page
+        assert "cellgate_key_files_refused_total 1.0" in page
+
+
+@live
+async def test_a_mounted_secret_is_followed_through_its_links(tmp_path: Path) -> None:
+    for name, key in (("one", "sk-one"), ("two", "sk-two")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys.jsonl").write_text(line(key=key))
+    (tmp_path / "data").symlink_to("one")
+    keys = KeySettings(str(tmp_path / "data" / "keys.jsonl"))
+    async with stage(STREAM, keys=keys) as here, here.client() as client:
+        assert (await client.ask(chat(head="Authorization: Bearer sk-one\r\n"))).status == 200
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").rename(tmp_path / "data")
+        await asyncio.sleep(1.0)
+        assert (await client.ask(chat(head="Authorization: Bearer sk-one\r\n"))).status == 401
+        assert (await client.ask(chat(head="Authorization: Bearer sk-two\r\n"))).status == 200
+
+
+# Limits.
+
+
+@live
+async def test_a_limit_of_requests_is_told_and_kept(tmp_path: Path) -> None:
+    limited = line(limits={"requests_per_minute": 2})
+    async with keyed(tmp_path, whole(USAGE), limited) as here, here.client() as client:
+        replies = [await client.ask(chat(stream=False, head=BEARER)) for _ in range(3)]
+        assert [reply.status for reply in replies] == [200, 200, 429]
+        assert [reply.get("x-ratelimit-remaining-requests") for reply in replies] == ["1", "0", "0"]
+        assert replies[2].get("x-ratelimit-limit-requests") == "2"
+        assert 1 <= int(replies[2].get("retry-after") or 0) <= 60
+        assert code(replies[2].body) == "rate_limit_exceeded"
+        assert here.received == 2
+
+
+@live
+async def test_tokens_are_charged_by_estimate_and_settled_by_usage(tmp_path: Path) -> None:
+    lines = line(tenant="team"), '{"tenant": "team", "limits": {"tokens_per_minute": 100}}'
+    async with keyed(tmp_path, whole(USAGE), *lines) as here, here.client() as client:
+        replies = [await client.ask(chat(stream=False, max_tokens=12, head=BEARER)) for _ in range(4)]
+        assert [reply.status for reply in replies] == [200, 200, 200, 429]
+        page = (await here.plane.metrics.render()).decode()
+        assert 'cellgate_tenant_prompt_tokens_total{model="tiny",tenant="team"} 90.0' in page
+        assert 'cellgate_tenant_completion_tokens_total{model="tiny",tenant="team"} 36.0' in page
+        assert 'cellgate_limited_requests_total{limit="tokens_per_minute",tenant="team"} 1.0' in page
+
+
+@live
+async def test_a_budget_of_money_is_no_rate(tmp_path: Path) -> None:
+    lines = line(limits={"cost_per_month": 0.05}), '{"model": "tiny", "prompt": 1000, "completion": 2000}'
+    async with keyed(tmp_path, whole(USAGE), *lines) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False, max_tokens=12, head=BEARER))
+        assert reply.status == 200
+        reply = await client.ask(chat(stream=False, max_tokens=12, head=BEARER))
+        assert (reply.status, code(reply.body)) == (429, "insufficient_quota")
+        assert reply.get("x-should-retry") == "false"
+
+
+@live
+async def test_requests_in_flight_are_limited_until_they_end(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    limited = line(limits={"in_flight": 1})
+    async with (
+        keyed(tmp_path, endless(release), limited) as here,
+        here.client() as client,
+        here.client() as other,
+    ):
+        client.send(chat(head=BEARER))
+        await client.event()
+        reply = await other.ask(chat(head=BEARER))
+        assert (reply.status, reply.get("retry-after")) == (429, "1")
+        release.set()
+        await client.event()
+        await here.until(lambda: not here.plane.board.in_flight)
+        assert (await other.ask(chat(head=BEARER))).status == 200
+
+
+@live
+async def test_the_usage_log_has_a_line_for_each_request_that_was_charged(tmp_path: Path) -> None:
+    log = tmp_path / "usage.jsonl"
+    log.write_bytes(b'{"cut": ')
+    lines = line(tenant="team"), '{"model": "tiny", "prompt": 10, "completion": 20}'
+    async with keyed(tmp_path, whole(USAGE), *lines, usage_log=str(log)) as here, here.client() as client:
+        await client.ask(chat(stream=False, head=f"{BEARER}x-request-id: r-1\r\n"))
+        await client.ask(chat(stream=False, model="none", head=BEARER))
+        await here.until(lambda: len(log.read_bytes().splitlines()) == 3)
+        cut, one, other = log.read_bytes().splitlines()
+        assert cut == b'{"cut": '
+        row = orjson.loads(one)
+        del row["time"]
+        assert row == {
+            "request_id": "r-1",
+            "key": "alice",
+            "tenant": "team",
+            "model": "tiny",
+            "route": "chat",
+            "status": 200,
+            "prompt_tokens": 30,
+            "completion_tokens": 12,
+            "is_estimated": False,
+            "cost": 0.00054,
+        }
+        row = orjson.loads(other)
+        assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == (404, 0, 0)

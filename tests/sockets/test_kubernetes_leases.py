@@ -1,0 +1,210 @@
+"""Gates agree by Leases on who acts: one at a time, whatever happens to gates and the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellgate.proxy.config.remedy import LeasePlace
+from cellgate.proxy.orchestrators.kubernetes_api import connected
+from cellgate.proxy.recovery import kubernetes_leases
+from cellgate.proxy.recovery.acting import Claim, NotActingError
+from cellgate.proxy.recovery.kubernetes_leases import KubernetesLeases
+from loadtests.kit.fake_kubernetes import FakeKubernetes
+from tests.sockets.test_recovery_pods import rights_given, rights_used
+
+RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
+LEASE_S = 0.6
+CLAIM = Claim("u1", "East", "", "u1-1", attempt=1, rest_s=60.0)
+
+
+class Gate(KubernetesLeases):
+    """One gate's side, and the tokens that it had."""
+
+    def __init__(self, place: LeasePlace, name: str) -> None:
+        self.tokens: list[int] = []
+        self.heard: list[Claim] = []
+        loop = asyncio.get_running_loop()
+        super().__init__(place, name, loop.time, lambda _, token: self.tokens.append(token))
+        self.stand_for({"East"})
+        self.start()
+
+    @property
+    def acts(self) -> bool:
+        return self.acts_for("East")
+
+    def rests(self) -> bool:
+        return not self.acts
+
+    def listen(self) -> list[Claim]:
+        self.heard += self.news()
+        return self.heard
+
+    def freeze(self) -> None:
+        """As SIGSTOP does: no more renewals, and it still believes that it acts."""
+        assert self._task is not None
+        self._keep_looking = asyncio.Event().wait  # type: ignore[assignment]
+        self._give_back = self._nothing  # type: ignore[method-assign]
+        self._task.cancel()
+        self._held["East"].ours_until += 60.0
+
+    async def _nothing(self) -> None: ...
+
+
+Scenario = Callable[[FakeKubernetes, list[Gate]], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_leases, "RENEW_S", 0.05)
+    monkeypatch.setattr(kubernetes_leases, "LEASE_S", LEASE_S)
+
+
+def among(folder: Path, gates: int, scenario: Scenario) -> None:
+    async def main() -> None:
+        api = await FakeKubernetes().start()
+        place = LeasePlace("prod", api.kubeconfig(folder))
+        found = [Gate(place, f"g{number}") for number in range(gates)]
+        try:
+            await scenario(api, found)
+        finally:
+            for gate in found:
+                await gate.close()
+            await api.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+async def acting(gates: list[Gate]) -> Gate:
+    await until(lambda: sum(gate.acts for gate in gates) == 1)
+    return next(gate for gate in gates if gate.acts)
+
+
+def test_one_acts_and_the_others_hear_of_its_claims(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        one = await acting(gates)
+        others = [gate for gate in gates if gate is not one]
+        await until(lambda: not any(gate.trouble for gate in gates))
+        assert await one.claim(CLAIM) == 1 == one.tokens[0]
+        for other in others:
+            await until(other.listen)
+            (heard,) = other.heard
+            assert (heard.id, heard.gate, heard.rest_s) == ("u1-1", one._gate, 60.0)
+            with pytest.raises(NotActingError, match=f"gate {one._gate} acts"):
+                await other.claim(CLAIM)
+        assert one.news() == []
+        assert rights_used(api) == rights_given(RULES)
+        (lease,) = api.objects.all("leases")
+        assert lease["metadata"]["name"].startswith("cellgate-east-")
+
+    among(tmp_path, 3, scenario)
+
+
+def test_another_goes_on_when_it_stops_or_may_not_act(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        one = await acting(gates)
+        one.stand_for(())
+        await until(lambda: not one.acts)
+        two = await acting(gates)
+        assert two is not one
+        assert two.tokens == [2]
+        one.stand_for({"East"})
+        await two.close()
+        assert not two.acts
+        await until(lambda: one.acts)
+
+    among(tmp_path, 2, scenario)
+
+
+def test_a_gate_that_stood_still_is_refused_when_another_has_taken_the_lease(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        one = await acting(gates)
+        one.freeze()
+        (two,) = (gate for gate in gates if gate is not one)
+        await until(lambda: two.acts)
+        assert one.acts, "it does not know yet"
+        async with connected(one._place.kubeconfig) as one._api:
+            with pytest.raises(NotActingError, match="409 Operation cannot be fulfilled"):
+                await one.claim(CLAIM)
+        assert one.rests()
+        assert await two.claim(CLAIM) == 2
+
+    among(tmp_path, 2, scenario)
+
+
+def test_without_the_api_server_nobody_acts(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        one = await acting(gates)
+        await api.stop()
+        await until(lambda: all(gate.trouble and not gate.acts for gate in gates))
+        assert one.trouble.startswith("which gate acts is not known: the API server cannot be reached")
+        await api.start()
+        await acting(gates)
+        await until(lambda: not any(gate.trouble for gate in gates))
+
+    among(tmp_path, 2, scenario)
+
+
+def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        api.lacks = {("create", "leases")}
+        rule = '{apiGroups: ["coordination.k8s.io"], resources: [leases], verbs: [create]}'
+        await until(lambda: rule in gates[0].trouble)
+        assert not gates[0].acts
+        api.lacks = set()
+        await until(lambda: gates[0].acts)
+
+    among(tmp_path, 1, scenario)
+
+
+def test_a_withdrawn_claim_is_not_heard_by_the_next_gate(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        one = await acting(gates)
+        await one.claim(CLAIM)
+        await one.claim(replace(CLAIM, unit="u2", id="u2-1"))
+        await one.withdraw(CLAIM)
+        one.stand_for(())
+        next_one = Gate(one._place, "next")
+        await until(lambda: next_one.acts)
+        assert [claim.id for claim in next_one.news()] == ["u2-1"]
+        await next_one.close()
+
+    among(tmp_path, 1, scenario)
+
+
+def test_each_attempt_is_granted_once_while_gates_come_and_go(tmp_path: Path) -> None:
+    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+        rng, granted = random.Random(7), list[int]()
+        for number in range(40):
+            one = await acting(gates)
+            tokens = []
+            for gate in gates:
+                try:
+                    tokens.append(await gate.claim(replace(CLAIM, id=f"u1-{number}")))
+                except NotActingError:
+                    continue
+            assert len(tokens) == 1
+            granted += tokens
+            if rng.random() < 0.5:
+                one.stand_for(())
+                await until(one.rests)
+                await acting(gates)
+                one.stand_for({"East"})
+        assert granted == sorted(granted), "tokens grow"
+        assert granted[-1] > 5
+
+    among(tmp_path, 3, scenario)

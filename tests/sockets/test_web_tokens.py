@@ -1,0 +1,92 @@
+"""JSON Web Tokens as keys: whose count, for how long, and what a page of keys may do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jwt
+import orjson
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cellgate.proxy.config.settings import JwtSettings, KeySettings
+from tests.wire.client import chat
+from tests.wire.stage import Stage, live, stage
+from tests.wire.unit import STREAM, ScriptedUnit, listening, whole
+
+ISSUER, AUDIENCE = "https://login.example", "cellgate"
+SIGNER, STRANGER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+TENANT = '{"tenant": "team", "models": ["tiny"], "limits": {"requests_per_minute": 100}}'
+
+
+def page(key: ec.EllipticCurvePrivateKey = SIGNER, kid: str = "one") -> bytes:
+    public = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    secret = {"kty": "oct", "kid": "shared", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"}
+    return orjson.dumps({"keys": [{**public, "kid": kid}, secret, {"kty": "RSA"}, 7]})
+
+
+def token(key: Any = SIGNER, algorithm: str = "ES256", kid: str = "one", **claims: Any) -> str:
+    usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "team": "team"}
+    told = {name: value for name, value in (usual | claims).items() if value is not None}
+    return jwt.encode(told, key, algorithm=algorithm, headers={"kid": kid})
+
+
+@asynccontextmanager
+async def issued(tmp_path: Path, served: bytes, *lines: str) -> AsyncIterator[Stage]:
+    """A stage that takes tokens of an issuer whose page of keys is this."""
+    file = tmp_path / "keys.jsonl"
+    file.write_text("\n".join(lines or (TENANT,)))
+    async with listening(ScriptedUnit(served)) as issuer:
+        settings = JwtSettings(ISSUER, AUDIENCE, f"http://127.0.0.1:{issuer.port}/jwks", "team")
+        async with stage(STREAM, keys=KeySettings(str(file), jwt=settings)) as here:
+            await issuer.received()
+            await asyncio.sleep(0.1)
+            yield here
+
+
+async def status(here: Stage, shown: str, **fields: Any) -> int:
+    async with here.client() as client:
+        return (await client.ask(chat(head=f"Authorization: Bearer {shown}\r\n", **fields))).status
+
+
+@live
+async def test_a_token_of_the_issuer_counts_and_has_what_its_tenant_has(tmp_path: Path) -> None:
+    async with issued(tmp_path, whole(page())) as here:
+        good = token()
+        assert [await status(here, good) for _ in range(2)] == [200, 200]
+        assert await status(here, good, model="other") == 403
+
+
+@live
+async def test_no_other_token_counts(tmp_path: Path) -> None:
+    async with issued(tmp_path, whole(page())) as here:
+        wrong = {
+            "another issuer": token(iss="https://evil.example"),
+            "another audience": token(aud="other"),
+            "expired": token(exp=time.time() - 60),
+            "without an end": token(exp=None),
+            "another signer": token(STRANGER),
+            "an unknown key": token(STRANGER, kid="two"),
+            "no tenant": token(team=None),
+            "an unknown tenant": token(team="others"),
+            "a shared secret": token(b"secret-secret-secret-secret-secret", "HS256", "shared"),
+            "unsigned": token(None, "none"),
+            "nonsense": "a.b.c",
+            "huge": "a.b." + "c" * 9000,
+        }
+        for what, shown in wrong.items():
+            assert await status(here, shown) == 401, what
+
+
+@live
+async def test_a_key_of_the_file_counts_while_the_page_is_none(tmp_path: Path) -> None:
+    lines = TENANT, orjson.dumps({"key": "k", "sha256": sha256(b"sk-1").hexdigest()}).decode()
+    for served in (whole(b"[]"), whole(b"x" * (2 << 20)), whole(b"{}", status="500 No")):
+        async with issued(tmp_path, served, *lines) as here:
+            assert await status(here, token()) == 401
+            assert await status(here, "sk-1") == 200

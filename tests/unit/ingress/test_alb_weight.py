@@ -1,0 +1,210 @@
+"""The weight of a target group at an Application Load Balancer. The API is moto's, asked by boto3."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from moto import mock_aws
+
+from cellgate.proxy.config.alb import AlbTarget
+from cellgate.proxy.ingress.alb_rule import ForeignRuleError, reweighted
+from cellgate.proxy.ingress.alb_weight import AlbWeight
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.metrics.collectors import AlbMetrics
+from cellgate.proxy.orchestrators import aws
+from cellgate.router.board import Board
+from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+
+ROLE = Path(__file__).parents[3] / "deploy" / "ingress" / "alb-role.json"
+LATE = 1000.0
+"""Long after slow start."""
+
+
+class Balancer(NamedTuple):
+    """One with two target groups of weight 100, in a rule and in its listener's default action."""
+
+    api: Any
+    own: str
+    other: str
+    listener: str
+    rule: str
+
+    def weights(self, *, default: bool = False) -> list[int]:
+        """Of this gate's group, and of the other."""
+        if default:
+            [found] = self.api.describe_listeners(ListenerArns=[self.listener])["Listeners"]
+        else:
+            [found] = self.api.describe_rules(RuleArns=[self.rule])["Rules"]
+        [action] = found["DefaultActions" if default else "Actions"]
+        groups = {each["TargetGroupArn"]: each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]}
+        return [groups[self.own], groups[self.other]]
+
+
+@pytest.fixture
+def balancer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Balancer]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with mock_aws():
+        ec2 = boto3.client("ec2", region_name="eu-west-1")
+        subnets = [each["SubnetId"] for each in ec2.describe_subnets()["Subnets"]][:2]
+        vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+        api = boto3.client("elbv2", region_name="eu-west-1")
+        arn = api.create_load_balancer(Name="lb", Subnets=subnets)["LoadBalancers"][0]["LoadBalancerArn"]
+        own, other = (
+            api.create_target_group(Name=name, Protocol="HTTP", Port=8000, VpcId=vpc)["TargetGroups"][0][
+                "TargetGroupArn"
+            ]
+            for name in ("own", "other")
+        )
+        groups = [{"TargetGroupArn": group, "Weight": 100} for group in (own, other)]
+        actions = [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]
+        listener = api.create_listener(LoadBalancerArn=arn, Protocol="HTTP", Port=80, DefaultActions=actions)[
+            "Listeners"
+        ][0]["ListenerArn"]
+        path = [{"Field": "path-pattern", "Values": ["/v1/*"]}]
+        rule = api.create_rule(ListenerArn=listener, Conditions=path, Priority=1, Actions=actions)
+        yield Balancer(api, own, other, listener, rule["Rules"][0]["RuleArn"])
+
+
+class Gate:
+    """A gate with four units, and what it says at the load balancer."""
+
+    def __init__(self, rule: str, group: str) -> None:
+        self.board = Board(Rules(slow_start_s=10.0))
+        units = tuple(Unit(f"u{number}", "c", f"http://u{number}") for number in range(4))
+        self.board.configure(Fleet(units=units), 0.0)
+        self.events = EventLog(lambda: 0.0, 100, lambda *_: None)
+        self.stopping = False
+        target = AlbTarget(rule, group, region="eu-west-1")
+        self.weight = AlbWeight(target, self.board, lambda: LATE, lambda: self.stopping, self.events)
+
+    def units(self, *names: str, are: Sign) -> Gate:
+        """These units answer, or are gone; then the gate looks."""
+        strength = Strength.STRONG if are is Sign.GOOD else Strength.FATAL
+        for name in names:
+            self.board.observe(Evidence(name, are, strength, "canary", "refused", 0.0))
+        asyncio.run(self.weight.look())
+        return self
+
+    def metrics(self) -> dict[str, float]:
+        families = AlbMetrics(self.weight).collect()
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+ALL = ("u0", "u1", "u2", "u3")
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_the_weight_follows_what_the_units_can_do(balancer: Balancer, *, default: bool) -> None:
+    gate = Gate(balancer.listener if default else balancer.rule, balancer.own)
+    gate.units(*ALL, are=Sign.GOOD)
+    assert balancer.weights(default=default) == [100, 100]
+    assert not gate.events.last()
+    gate.units("u1", are=Sign.BAD)
+    assert balancer.weights(default=default) == [75, 100]
+    assert gate.events.last()[-1]["line"].endswith(": 100 -> 75, 3 of 4 units are usable")
+    gate.units("u0", "u2", "u3", are=Sign.BAD)
+    assert balancer.weights(default=default) == [0, 100]
+    assert gate.metrics() == {"cellgate_alb_weight": 0, "cellgate_alb_failures_total": 0}
+
+
+def test_the_last_group_with_a_weight_keeps_one(balancer: Balancer) -> None:
+    Gate(balancer.rule, balancer.other).units(*ALL, are=Sign.GOOD).units(*ALL, are=Sign.BAD)
+    Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units(*ALL, are=Sign.BAD)
+    assert balancer.weights() == [1, 0]
+
+
+def test_a_gate_that_knows_nothing_yet_or_is_stopping_changes_nothing(balancer: Balancer) -> None:
+    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.BAD)
+    assert balancer.weights() == [100, 100]
+    gate.units(*ALL, are=Sign.GOOD)
+    gate.stopping = True
+    gate.units(*ALL, are=Sign.BAD)
+    assert balancer.weights() == [100, 100]
+
+
+def test_a_weight_that_somebody_overwrote_is_set_again(balancer: Balancer) -> None:
+    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
+    groups = [{"TargetGroupArn": group, "Weight": 100} for group in (balancer.own, balancer.other)]
+    actions = [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]
+    balancer.api.modify_rule(RuleArn=balancer.rule, Actions=actions)
+    gate.units(are=Sign.GOOD)
+    assert balancer.weights() == [75, 100]
+
+
+def test_a_refusal_is_counted_and_the_weight_stays(
+    balancer: Balancer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = aws.client(aws.ELB, "eu-west-1")
+
+    def refuse(**_: object) -> None:
+        denied = {"Error": {"Code": "AccessDenied", "Message": "no"}}
+        raise ClientError(denied, "ModifyRule")
+
+    said: list[str] = []
+    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.log_line", lambda _level, line: said.append(line))
+    monkeypatch.setattr(real, "modify_rule", refuse)
+    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.client", lambda *_: real)
+    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
+    gate.units("u2", are=Sign.BAD)
+    assert balancer.weights() == [100, 100]
+    assert gate.metrics()["cellgate_alb_failures_total"] == 2
+    [line] = said
+    assert "allow elasticloadbalancing:ModifyRule" in line
+    assert "the weight stays as it is" in line
+
+
+def test_the_rights_in_deploy_are_exactly_those_that_are_used(
+    balancer: Balancer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[str] = set()
+    real = aws.client(aws.ELB, "eu-west-1")
+    real.meta.events.register(
+        "before-call.elastic-load-balancing-v2",
+        lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),
+    )
+    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.client", lambda *_: real)
+    for place in (balancer.rule, balancer.listener):
+        Gate(place, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
+    policy = json.loads(ROLE.read_text())
+    assert used == {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def test_other_actions_and_stickiness_stay() -> None:
+    login = {"Type": "authenticate-oidc", "Order": 1}
+    forward = {
+        "Type": "forward",
+        "Order": 2,
+        "ForwardConfig": {
+            "TargetGroups": [{"TargetGroupArn": "a", "Weight": 100}, {"TargetGroupArn": "b", "Weight": 7}],
+            "TargetGroupStickinessConfig": {"Enabled": True, "DurationSeconds": 60},
+        },
+    }
+    done = reweighted([login, forward], "a", 40, 100)
+    assert done.actions[0] is login
+    assert done.actions[1]["Order"] == 2
+    config = done.actions[1]["ForwardConfig"]
+    assert config["TargetGroupStickinessConfig"] == {"Enabled": True, "DurationSeconds": 60}
+    assert config["TargetGroups"] == [
+        {"TargetGroupArn": "a", "Weight": 40},
+        {"TargetGroupArn": "b", "Weight": 7},
+    ]
+    with pytest.raises(ForeignRuleError, match="does not forward to c"):
+        reweighted([login, forward], "c", 40, 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"), [(97, 95, 97), (97, 100, 100), (50, 60, 60), (2, 0, 0), (0, 3, 3)]
+)
+def test_small_changes_are_not_worth_a_call(before: int, wanted: int, after: int) -> None:
+    groups = [{"TargetGroupArn": "a", "Weight": before}, {"TargetGroupArn": "b", "Weight": 100}]
+    action = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
+    assert reweighted([action], "a", wanted, 100).after == after

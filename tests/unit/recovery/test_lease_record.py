@@ -1,0 +1,53 @@
+"""What is written into a Lease, and read from it."""
+
+from __future__ import annotations
+
+from cellgate.proxy.recovery import lease_record
+from cellgate.proxy.recovery.acting import Claim
+from cellgate.proxy.recovery.lease_record import CLAIMS, CLAIMS_MAX
+
+CLAIM = Claim("u1", "c", "g1", "u1-1", attempt=2, rest_s=30.0)
+
+
+def test_cells_have_names_of_their_own() -> None:
+    names = [lease_record.lease_name(cell) for cell in ("east", "East", "e_st", "e-st", "e.st", "x" * 128)]
+    assert names[0] == "cellgate-east"
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() and len(name) <= 253 for name in names)
+
+
+def test_a_token_grows_with_each_holder_and_not_with_renewals() -> None:
+    lease = lease_record.new_lease("c")
+    for gate, token in (("g1", 1), ("g1", 1), ("g2", 2), ("g1", 3)):
+        lease = lease_record.held(lease, gate, 10.0, "2026-01-01T00:00:00.000Z")
+        assert (lease_record.holder(lease), lease_record.token(lease)) == (gate, token)
+    assert lease_record.holder(lease_record.released(lease)) == ""
+
+
+def test_the_last_claim_of_a_unit_is_kept_with_its_time() -> None:
+    lease = lease_record.claimed(lease_record.new_lease("c"), CLAIM, 100.0)
+    (found,) = lease_record.claims(lease, "c", 105.0)
+    assert (found.unit, found.id, found.attempt, found.rest_s, found.age_s) == ("u1", "u1-1", 2, 30.0, 5.0)
+    assert lease_record.claims(lease_record.withdrawn(lease, CLAIM), "c", 105.0) == []
+
+
+def test_only_so_many_are_kept() -> None:
+    lease = lease_record.new_lease("c")
+    for number in range(CLAIMS_MAX + 3):
+        lease = lease_record.claimed(lease, Claim(f"u{number}", "c", "g", "id", 1, 1.0), 1.0)
+    units = [claim.unit for claim in lease_record.claims(lease, "c", 1.0)]
+    assert (len(units), units[0]) == (CLAIMS_MAX, "u3")
+
+
+def test_what_is_no_claim_is_left_out() -> None:
+    lease = lease_record.new_lease("c")
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"u": 5}',
+        '{"u": {"gate": "g"}}',
+        '{"u": {"gate": 1, "id": 2, "attempt": "x"}}',
+    ):
+        lease["metadata"]["annotations"] = {CLAIMS: text}
+        assert lease_record.claims(lease, "c", 1.0) == []

@@ -1,0 +1,232 @@
+"""Which requests are split, and between which units."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.policies import POLICIES
+from cellgate.router.board import Board
+from cellgate.router.cost_model import SURE
+from cellgate.router.dry_run import dry_run
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.pairs import PREFILLERS_MOST
+from cellgate.router.queue import Queue
+from cellgate.router.router import Router
+from cellgate.router.split_nouns import LINK_FAILED, TRANSFERRED, ServingRole, SplitStep, Transfer
+from cellgate.router.unit_state import Lease
+
+BLOCK_BYTES = 512
+ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
+
+
+def router_of(*names: str, transfer: Transfer = "nixl") -> Router:
+    """Units that are up; the first letter of a name is its role."""
+    units = tuple(Unit(name, "c", f"http://{name}:1", role=ROLES[name[0]]) for name in names)
+    board = Board(Rules(slow_start_s=0.0))
+    board.configure(Fleet((Cell("c", transfer=transfer),), units), 0.0)
+    for name in names:
+        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answered", 1.0))
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+
+
+def ask_of(tokens: int, seed: int = 0) -> Ask:
+    size = tokens * 4
+    blocks = tuple(seed * 1_000_000 + number for number in range(size // BLOCK_BYTES))
+    return Ask(stream=True, prompt_tokens=tokens, prompt_bytes=size, blocks=blocks, splits=True)
+
+
+def busy(router: Router, answers: int = 16) -> None:
+    """Answers are being decoded."""
+    for _ in range(answers):
+        lease = router.pick(ask_of(10), 2.0)
+        assert isinstance(lease, Lease)
+        lease.commit(2.0)
+
+
+def picked(router: Router, ask: Ask, now: float = 3.0) -> Lease:
+    lease = router.pick(ask, now)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def test_a_long_prompt_beside_many_answers_is_split() -> None:
+    router = router_of("p1", "d1")
+    busy(router)
+    lease = picked(router, ask_of(8000))
+    assert lease.unit == "d1"
+    assert lease.split is not None
+    assert lease.split.prefiller == "p1"
+    assert lease.split.tokens > 0
+
+
+@pytest.mark.parametrize("tokens", [1, 50, 100])
+def test_a_short_prompt_is_not(tokens: int) -> None:
+    router = router_of("p1", "d1")
+    busy(router)
+    assert picked(router, ask_of(tokens)).split is None
+
+
+def test_a_prompt_that_the_decoder_has_cached_is_not() -> None:
+    router = router_of("p1", "d1")
+    busy(router)
+    first = picked(router, ask_of(8000))
+    first.commit(3.1)
+    assert picked(router, ask_of(8000), 3.2).split is None
+
+
+def test_an_idle_decoder_computes_its_prompts_itself() -> None:
+    router = router_of("p1", "d1")
+    assert picked(router, ask_of(8000)).split is None
+    assert router.board.pairs.not_paying == 1
+
+
+def test_a_prefiller_gets_no_whole_request_but_when_it_is_named() -> None:
+    router = router_of("p1")
+    assert router.pick(ask_of(100), 2.0) is Refusal.NO_UNIT
+    assert picked(router, ask_of(100)._replace(unit="p1")).unit == "p1"
+
+
+def test_only_the_pair_that_failed_is_avoided() -> None:
+    router = router_of("p1", "p2", "d1", "d2")
+    busy(router, 32)
+    pairs = router.board.pairs
+    for prefiller in ("p1", "p2"):
+        pairs.apply(SplitStep(LINK_FAILED, prefiller, "d1", reason="cut"), 3.0)
+    for seed in range(8):
+        lease = picked(router, ask_of(4000, seed))
+        assert lease.split is None or lease.unit == "d2"
+    pairs.apply(SplitStep(TRANSFERRED, "p1", "d1", 4000, 0.1), 4.0)
+    assert pairs.link("p1", "d1").is_open(4.0)
+    assert not pairs.link("p2", "d1").is_open(4.0)
+
+
+def test_a_decoder_that_needs_a_prefiller_gets_one_however_many_others_are_drained() -> None:
+    prefillers = [f"p{number}" for number in range(PREFILLERS_MOST + 1)]
+    router = router_of(*prefillers, "d1", transfer="sglang")
+    *drained, left = prefillers
+    for name in drained:
+        router.board.drain(name, drained=True)
+    lease = picked(router, ask_of(10))
+    assert lease.split is not None
+    assert (lease.split.prefiller, lease.split.together) == (left, True)
+    router.board.drain(left, drained=True)
+    assert router.pick(ask_of(10), 3.0) is Refusal.NO_UNIT
+
+
+def test_what_cannot_be_split_is_not_sent_to_a_decoder_that_needs_a_prefiller() -> None:
+    router = router_of("p1", "d1", "b1", transfer="sglang")
+    for seed in range(8):
+        assert picked(router, ask_of(10, seed)._replace(splits=False)).unit == "b1"
+
+
+def measured(router: Router, unit: str, tokens_s: float = 10_000.0) -> None:
+    """The prefill rate of a unit is known, and limits what it gets."""
+    rates = router.board.units[unit].costs.rates
+    rates.prefill_tokens_s.learn(tokens_s)
+    rates.followed = SURE
+    router.board.tick(2.0)
+
+
+def leg_of(ask: Ask, prefiller: str) -> Ask:
+    return ask._replace(unit=prefiller, max_tokens=1, splits=False)
+
+
+def test_prompts_for_others_queue_at_their_prefiller() -> None:
+    """The price of a split has their queue in it: they are not refused for it."""
+    router = router_of("p1", "d1")
+    measured(router, "p1")
+    for seed in range(4):
+        assert isinstance(router.pick(leg_of(ask_of(8000, seed), "p1"), 2.1), Lease)
+    answer = dry_run(router, leg_of(ask_of(8000, 5), "p1"), 2.1, random.Random(1))
+    assert (answer.best, answer.refusal, answer.wait_s) == ("p1", None, None)
+
+
+def test_a_split_says_whether_its_decoder_may_be_full() -> None:
+    router = router_of("p1", "d1")
+    busy(router)
+    router.board.pairs.link("p1", "d1").learn(4000, 0.0, 2.0)
+    full = picked(router, ask_of(8000))
+    assert full.split is not None
+    assert full.split.may_wait
+    for lease in [*router.board.units["d1"].leases][:2]:
+        router.board.close(lease, 4.0)
+    roomy = picked(router, ask_of(8000, 1), 5.0)
+    assert roomy.split is not None
+    assert not roomy.split.may_wait
+
+
+def test_a_unit_that_answers_as_well_computes_one_prompt_at_a_time_for_others() -> None:
+    router = router_of("b1", "d1")
+    router.board.pairs.link("b1", "d1").learn(4000, 0.0, 2.0)
+    for _ in range(24):
+        picked(router, ask_of(10)._replace(unit="d1"), 2.0).commit(2.0)
+    assert picked(router, ask_of(8000)._replace(unit="d1")).split is not None
+    router.board.open("b1", ask_of(1000, 1), 3.0, retry=False)
+    assert picked(router, ask_of(8000, 2)._replace(unit="d1")).split is None
+
+
+def test_how_fast_a_prefiller_is_is_learnt_while_prompts_wait_there() -> None:
+    router, now = router_of("p1", "d1"), 3.0
+    waiting = [picked(router, leg_of(ask_of(8000, seed), "p1")) for seed in range(SURE + 2)]
+    for lease in waiting:
+        now += 0.5
+        lease.commit(now)
+        router.board.close(lease, now)
+    assert router.board.units["p1"].costs.is_sure()
+    assert router.board.units["p1"].costs.rates.prefill_tokens_s.value == pytest.approx(16_000, rel=0.2)
+
+
+def test_what_a_busy_decoder_delays_is_not_learnt_as_a_slow_link() -> None:
+    router = router_of("p1", "d1")
+    pairs, link = router.board.pairs, router.board.pairs.link("p1", "d1")
+    link.learn(4000, 0.0, 2.0)
+    before = link.tokens_s
+    own = router.board.open("d1", ask_of(8000), 3.0, retry=False)
+    pairs.apply(SplitStep(TRANSFERRED, "p1", "d1", 4000, 5.0), 8.0)
+    assert (link.tokens_s, link.transferred) == (before, 2)
+    own.commit(8.0)
+    pairs.apply(SplitStep(TRANSFERRED, "p1", "d1", 4000, 5.0), 9.0)
+    assert link.tokens_s < before
+
+
+def test_a_prefiller_that_is_not_in_rotation_gets_no_prompt() -> None:
+    router = router_of("p1", "d1")
+    busy(router)
+    router.board.drain("p1", drained=True)
+    assert picked(router, ask_of(8000)).split is None
+
+
+def test_without_roles_all_units_are_candidates_and_nothing_is_split() -> None:
+    router = router_of("b1", "b2")
+    router.board.configure(Fleet((Cell("c"),), tuple(state.unit for state in router.board)), 2.0)
+    assert router.board.pairs.decoders is router.board.units
+    assert not router.board.pairs.prefillers
+
+
+@given(
+    st.lists(st.sampled_from(["p", "d", "b"]), min_size=2, max_size=6),
+    st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 5)), min_size=1, max_size=30),
+)
+def test_a_split_has_two_units_of_fitting_roles_and_never_costs_more(
+    letters: list[str], prompts: list[tuple[int, int]]
+) -> None:
+    names = [f"{letter}{number}" for number, letter in enumerate(letters)]
+    router, now = router_of(*names), 3.0
+    for tokens, seed in prompts:
+        now += 0.01
+        found = router.pick(ask_of(tokens, seed), now)
+        if isinstance(found, Refusal):
+            assert all(letter == "p" for letter in letters)
+            continue
+        assert found.unit[0] != "p"
+        if found.split is not None:
+            assert found.split.prefiller[0] != "d"
+            assert found.split.prefiller != found.unit
+            assert found.split.limit_s > found.split.transfer_s > 0.0
+        if seed % 2:
+            found.commit(now)
