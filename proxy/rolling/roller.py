@@ -42,10 +42,9 @@ RunAction = Callable[[RollPolicy, Roll, UnitRoll, int], Awaitable[RecoveryReport
 
 @dataclass(frozen=True, slots=True)
 class RollPorts:
-    """The environment of a roll. `rows` is what is seen of all units, with the speed of
-    those that are watched; `known` are all units with their cells, in
-    order; `waits` returns why this gate must not conduct; `record` appends to the audit log; `ask_answer`
-    asks a unit the known prompt.
+    """The environment of a roll. `rows` is what is seen of all units; those that are watched are compared
+    with the others of their cell. `known` are all units with their cells, in order; `waits` returns why this
+    gate must not conduct; `record` appends to the audit log; `ask_answer` asks a unit the known prompt.
     """
 
     now: Callable[[], float]
@@ -162,7 +161,7 @@ class Roller:
 
     async def _advance(self, before: Roll) -> None:
         now_ms = self._store.clock_ms()
-        watched = {each.unit for each in before.units if each.phase is Phase.SOAKING}
+        watched = {each.unit for each in before.units if each.phase in (Phase.PROVING, Phase.SOAKING)}
         rows = list(self._ports.rows(watched))
         self._ask_for_answers(before, rows)
         step = advance(before, self._policy, rows, self._ends, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
@@ -84,13 +84,9 @@ def roll_units(plane: Plane, policy: RollPolicy, store: RollStore, run: Act) -> 
 
 def _ask_answer(plane: Plane, unit: str) -> None:
     """Ask a unit the known prompt, and some of its cell that have not answered, to compare with."""
-    states = plane.board.units
-    others = [
-        state
-        for state in plane.board
-        if state.unit.cell == states[unit].unit.cell and state.is_usable() and state.unit.name != unit
-    ]
-    for state in (states[unit], *others[:COMPARED_WITH]):
+    asked = plane.board.units[unit]
+    others = [state for state in _beside(plane.board, asked) if state.is_usable()]
+    for state in (asked, *others[:COMPARED_WITH]):
         if state.answers is None:
             plane.answer_check.ask_now(state)
 
@@ -105,14 +101,40 @@ def _rows(plane: Plane, watched: Collection[str], clock_ms: int) -> Iterator[Rol
     board, now = plane.board, plane.now()
     nobody_asks = not plane.settings.known_answer.every_s
     for state in board:
-        elsewhere = _elsewhere(board, state)
-        slower = 0.0
+        row = _row(board, state, now, clock_ms)
         if state.unit.name in watched:
-            beside = (other for other in board if other.unit.cell == state.unit.cell and other is not state)
-            gaps_s = [_gap_s(other, _elsewhere(board, other)) for other in beside]
-            slower = slower_than_cell(_gap_s(state, elsewhere), gaps_s)
-        row = _row(board, state, now, clock_ms, elsewhere, slower)
+            row = _compared(board, state, row)
         yield row._replace(answered=row.answered or nobody_asks)
+
+
+def _row(board: Board, state: UnitState, now: float, clock_ms: int) -> RollRow:
+    case, elsewhere = state.case, _elsewhere(board, state)
+    renewed_at = max(state.risen_at, case.reborn[1] if case.reborn is not None else 0.0)
+    return RollRow(
+        state.unit.name,
+        state.unit.cell,
+        case.verdict,
+        usable=state.is_usable(),
+        in_flight=state.in_flight + elsewhere.in_flight,
+        renewed_ms=clock_ms - round(1000.0 * (now - renewed_at)) if renewed_at else 0,
+        errors=max(state.costs.errors.share(now), elsewhere.errors),
+        degraded=max(state.outlier.degraded, elsewhere.degraded),
+        differs=state.has_odd_answers(),
+        version=state.build.version,
+    )
+
+
+def _compared(board: Board, state: UnitState, row: RollRow) -> RollRow:
+    """The row of a unit beside the others of its cell: its speed, and its answer to the known prompt."""
+    others = _beside(board, state)
+    slower = slower_than_cell(_gap_s(board, state), [_gap_s(board, other) for other in others])
+    answered, differs = _known_answer(state, others)
+    return row._replace(degraded=max(row.degraded, slower), answered=answered, differs=row.differs or differs)
+
+
+def _beside(board: Board, state: UnitState) -> list[UnitState]:
+    """The other units of its cell."""
+    return [other for other in board if other.unit.cell == state.unit.cell and other is not state]
 
 
 def _elsewhere(board: Board, state: UnitState) -> Elsewhere:
@@ -132,43 +154,19 @@ def slower_than_cell(gap_s: float, others_s: Sequence[float]) -> float:
     return slower if slower >= LEAST_SLOWER else 0.0
 
 
-def _known_answer(board: Board, state: UnitState) -> tuple[bool, bool]:
-    """Whether there are answers to compare, of a unit since it was last gone and of others of its cell; and
-    whether its answer is none that any of them could give, whatever their builds are.
+def _known_answer(state: UnitState, others: Iterable[UnitState]) -> tuple[bool, bool]:
+    """Whether there are answers to compare, of a unit since it was last gone and of `others`; and whether
+    its answer is none that any of them could give, whatever their builds are.
     """
     if state.answers is None:
         return False, False
-    others = [
+    known = [
         other.answers.latest
-        for other in board
-        if other.answers is not None
-        and other is not state
-        and other.unit.cell == state.unit.cell
-        and other.answers.question == state.answers.question
+        for other in others
+        if other.answers is not None and other.answers.question == state.answers.question
     ]
-    return bool(others), is_implausible(state.answers.latest, others)
+    return bool(known), is_implausible(state.answers.latest, known)
 
 
-def _gap_s(state: UnitState, elsewhere: Elsewhere) -> float:
-    return max(state.step_times.gap_s(0.5) or 0.0, elsewhere.itl_s)
-
-
-def _row(
-    board: Board, state: UnitState, now: float, clock_ms: int, elsewhere: Elsewhere, slower: float
-) -> RollRow:
-    case = state.case
-    renewed_at = max(state.risen_at, case.reborn[1] if case.reborn is not None else 0.0)
-    answered, differs = _known_answer(board, state)
-    return RollRow(
-        state.unit.name,
-        state.unit.cell,
-        case.verdict,
-        usable=state.is_usable(),
-        in_flight=state.in_flight + elsewhere.in_flight,
-        renewed_ms=clock_ms - round(1000.0 * (now - renewed_at)) if renewed_at else 0,
-        errors=max(state.costs.errors.share(now), elsewhere.errors),
-        degraded=max(state.outlier.degraded, elsewhere.degraded, slower),
-        answered=answered,
-        differs=differs or state.has_odd_answers(),
-        version=state.build.version,
-    )
+def _gap_s(board: Board, state: UnitState) -> float:
+    return max(state.step_times.gap_s(0.5) or 0.0, _elsewhere(board, state).itl_s)
