@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from tests.scenarios.harness import COMPLETIONS, Stage
-from tests.scenarios.visit import Visit
-from tests.sim.timing import Timing
+from tests.scenarios.splits import (
+    LONG,
+    NARROW,
+    busy,
+    cut_link,
+    empty_link,
+    fill_decoder,
+    hang_link,
+    kill_decoder,
+    kill_prefiller,
+    stage_of,
+    transfers,
+)
 from tests.sim.transfer import HELD_S, LinkFault
-
-SLOW = Timing(prefill_tokens_per_s=4_000.0)
-"""Prompts that are worth to be computed elsewhere."""
-LONG = 4000
-
-
-def stage_of(roles: str, seed: int = 1) -> Stage:
-    return Stage(seed=seed, units=len(roles), timing=SLOW, roles=roles)
-
-
-async def busy(stage: Stage, *, users: int = 8, tokens: int = 400) -> asyncio.Future[list[Visit]]:
-    """Long answers, so that prompts computed beside them would delay many."""
-    answers = stage.crowd(users, max_tokens=tokens, stream=True)
-    await asyncio.sleep(0.5)
-    return answers
-
-
-def transfers(stage: Stage) -> int:
-    return sum(stage.world.transfers.fetched.values())
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS])
@@ -78,26 +69,6 @@ def test_no_answer_is_computed_from_the_blocks_of_another() -> None:
         assert stage.world.transfers.held() == 0
 
     stage.play(scenario())
-
-
-def kill_prefiller(stage: Stage) -> None:
-    stage.engines["a"].die()
-
-
-def kill_decoder(stage: Stage) -> None:
-    stage.engines["c"].die()
-
-
-def cut_link(stage: Stage) -> None:
-    stage.world.transfers.faults["a", "c"] = LinkFault.CUT
-
-
-def hang_link(stage: Stage) -> None:
-    stage.world.transfers.faults["a", "c"] = LinkFault.HANG
-
-
-def empty_link(stage: Stage) -> None:
-    stage.world.transfers.faults["a", "c"] = LinkFault.EMPTY
 
 
 @pytest.mark.parametrize("fault", [kill_prefiller, kill_decoder, cut_link, hang_link, empty_link])
@@ -205,23 +176,10 @@ def test_parameters_of_clients_reach_no_unit() -> None:
     stage.play(scenario())
 
 
-NARROW = replace(SLOW, max_running=8)
-"""A decoder that is full with the answers of `busy`."""
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_decoder_without_a_free_slot_is_not_taken_for_a_link_that_hangs(stream: bool) -> None:
     stage = Stage(units=2, timing=NARROW, roles="pd")
-
-    async def scenario() -> None:
-        for _ in range(3):
-            answers = await busy(stage)
-            visits = await stage.crowd(4, prompt_tokens=LONG, stream=stream, max_tokens=4)
-            assert all(visit.is_answered for visit in visits + await answers)
-        assert transfers(stage) > 4
-        assert not stage.gate.board.pairs.link("a", "b").failed
-
-    stage.play(scenario())
+    stage.play(fill_decoder(stage, stream=stream))
 
 
 @pytest.mark.parametrize(("ends", "found_s"), [(True, 6.0), (False, 16.0)])

@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import seeds
-from tests.scenarios.test_split import LONG, NARROW, SLOW, busy, transfers
+from tests.scenarios.splits import LONG, NARROW, SLOW, busy, fill_decoder, hurt, transfers
 from tests.sim.transfer import HELD_S, LinkFault
 
 ROUNDS, CLIENTS = 62, 16
@@ -51,16 +51,7 @@ def test_workers_split_requests_as_one_process_does() -> None:
 
 def test_workers_do_not_take_a_full_decoder_for_a_link_that_hangs() -> None:
     stage = CrewStage(units=2, timing=NARROW, roles="pd")
-
-    async def scenario() -> None:
-        for _ in range(3):
-            answers = await busy(stage)
-            visits = await stage.crowd(4, prompt_tokens=LONG, stream=True, max_tokens=4)
-            assert all(visit.is_answered for visit in visits + await answers)
-        assert transfers(stage) > 4
-        assert not stage.gate.board.pairs.link("a", "b").failed
-
-    stage.play(scenario())
+    stage.play(fill_decoder(stage, stream=True))
 
 
 @pytest.mark.parametrize("seed", seeds(range(6)))
@@ -84,20 +75,3 @@ def test_whatever_breaks_at_random_each_client_gets_its_own_answer(seed: int) ->
 
     # The stage checks each answer: one from another's blocks would be found.
     stage.play(scenario())
-
-
-def hurt(stage: Stage, rng: Random) -> None:
-    """One fault at a time; what was broken before is mended."""
-    names = list(stage.engines)
-    for name in names:
-        if stage.engines[name].is_dead:
-            stage.engines[name].restart()
-    stage.world.transfers.faults.clear()
-    one, other = rng.sample(names, 2)
-    match rng.randrange(4):
-        case 0:
-            stage.engines[one].die()
-        case 1:
-            stage.world.transfers.faults[one, other] = LinkFault.CUT
-        case 2:
-            stage.world.transfers.faults[one, other] = LinkFault.HANG

@@ -13,18 +13,18 @@ import pytest
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import CHAT, COMPLETIONS, MESSAGES, Stage
 from tests.scenarios.seeds import seeds
-from tests.scenarios.test_split import (
+from tests.scenarios.splits import (
     LONG,
     SLOW,
     busy,
     cut_link,
     empty_link,
     hang_link,
+    hurt,
     kill_decoder,
     kill_prefiller,
     transfers,
 )
-from tests.scenarios.test_split_many import hurt
 from tests.sim.timing import Timing
 from tests.sim.transfer import LinkFault
 

@@ -20,21 +20,20 @@ from cellgate.proxy.discovery.ecs import groups
 from cellgate.proxy.discovery.groups import NodePorts
 from cellgate.proxy.orchestrators import ecs_api
 from cellgate.router.nouns import Unit
+from tests.aws import REGION, pretend_credentials
 
 LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
-SOURCE = EcsSource(LIKE, "prod", 8000, region="eu-west-1", agent_port=9902, period_s=0.01)
+SOURCE = EcsSource(LIKE, "prod", 8000, region=REGION, agent_port=9902, period_s=0.01)
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster with a network to run tasks in, and the client to do it with."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    pretend_credentials(monkeypatch)
     with mock_aws():
         # Its tasks would otherwise stop after having been looked at once.
         state_manager.set_transition("ecs::task", {"progression": "manual", "times": 100})
-        client = boto3.client("ecs", region_name="eu-west-1")
+        client = boto3.client("ecs", region_name=REGION)
         client.create_cluster(clusterName="prod")
         client.register_task_definition(
             family="engine",
@@ -48,7 +47,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def start(client: Any, unit: str, role: str, size: int) -> str:
-    ec2 = boto3.client("ec2", region_name="eu-west-1")
+    ec2 = boto3.client("ec2", region_name=REGION)
     subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     tags = {"cellgate:unit": unit, "cellgate:role": role, "cellgate:size": str(size)}
     task = client.run_task(
@@ -118,7 +117,7 @@ def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> Non
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:
     with pytest.raises(SourceError, match=r"ECS refuses: .*ClusterNotFound"):
-        found(EcsSource(LIKE, "none", 8000, region="eu-west-1"))
+        found(EcsSource(LIKE, "none", 8000, region=REGION))
 
 
 def test_no_region_is_a_loss_that_says_so(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

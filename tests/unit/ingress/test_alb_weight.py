@@ -6,9 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import boto3  # type: ignore[import-untyped]
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from moto import mock_aws
@@ -21,57 +19,18 @@ from cellgate.proxy.metrics.collectors import AlbMetrics
 from cellgate.proxy.orchestrators import aws
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from tests.aws import REGION, Balancer, make_balancer, pretend_credentials
 
 ROLE = Path(__file__).parents[3] / "deploy" / "ingress" / "alb-role.json"
 LATE = 1000.0
 """Long after slow start."""
 
 
-class Balancer(NamedTuple):
-    """One with two target groups of weight 100, in a rule and in its listener's default action."""
-
-    api: Any
-    own: str
-    other: str
-    listener: str
-    rule: str
-
-    def weights(self, *, default: bool = False) -> list[int]:
-        """Of this gate's group, and of the other."""
-        if default:
-            [found] = self.api.describe_listeners(ListenerArns=[self.listener])["Listeners"]
-        else:
-            [found] = self.api.describe_rules(RuleArns=[self.rule])["Rules"]
-        [action] = found["DefaultActions" if default else "Actions"]
-        groups = {each["TargetGroupArn"]: each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]}
-        return [groups[self.own], groups[self.other]]
-
-
 @pytest.fixture
 def balancer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Balancer]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    pretend_credentials(monkeypatch)
     with mock_aws():
-        ec2 = boto3.client("ec2", region_name="eu-west-1")
-        subnets = [each["SubnetId"] for each in ec2.describe_subnets()["Subnets"]][:2]
-        vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
-        api = boto3.client("elbv2", region_name="eu-west-1")
-        arn = api.create_load_balancer(Name="lb", Subnets=subnets)["LoadBalancers"][0]["LoadBalancerArn"]
-        own, other = (
-            api.create_target_group(Name=name, Protocol="HTTP", Port=8000, VpcId=vpc)["TargetGroups"][0][
-                "TargetGroupArn"
-            ]
-            for name in ("own", "other")
-        )
-        groups = [{"TargetGroupArn": group, "Weight": 100} for group in (own, other)]
-        actions = [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]
-        listener = api.create_listener(LoadBalancerArn=arn, Protocol="HTTP", Port=80, DefaultActions=actions)[
-            "Listeners"
-        ][0]["ListenerArn"]
-        path = [{"Field": "path-pattern", "Values": ["/v1/*"]}]
-        rule = api.create_rule(ListenerArn=listener, Conditions=path, Priority=1, Actions=actions)
-        yield Balancer(api, own, other, listener, rule["Rules"][0]["RuleArn"])
+        yield make_balancer()
 
 
 class Gate:
@@ -83,7 +42,7 @@ class Gate:
         self.board.configure(Fleet(units=units), 0.0)
         self.events = EventLog(lambda: 0.0, 100, lambda *_: None)
         self.stopping = False
-        target = AlbTarget(rule, group, region="eu-west-1")
+        target = AlbTarget(rule, group, region=REGION)
         self.weight = AlbWeight(target, self.board, lambda: LATE, lambda: self.stopping, self.events)
 
     def units(self, *names: str, are: Sign) -> Gate:
@@ -143,7 +102,7 @@ def test_a_weight_that_somebody_overwrote_is_set_again(balancer: Balancer) -> No
 def test_a_refusal_is_counted_and_the_weight_stays(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = aws.client(aws.ELB, "eu-west-1")
+    real = aws.client(aws.ELB, REGION)
 
     def refuse(**_: object) -> None:
         denied = {"Error": {"Code": "AccessDenied", "Message": "no"}}
@@ -166,7 +125,7 @@ def test_the_rights_in_deploy_are_exactly_those_that_are_used(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[str] = set()
-    real = aws.client(aws.ELB, "eu-west-1")
+    real = aws.client(aws.ELB, REGION)
     real.meta.events.register(
         "before-call.elastic-load-balancing-v2",
         lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),
