@@ -163,15 +163,15 @@ def gate_python() -> Path:
 
 
 @contextmanager
-def cellgate(setup: Setup) -> Iterator[Running]:
-    """One worker with everything on that is on by default, the access log too; room for all streams."""
+def cellgate(setup: Setup, *, workers: int = 1) -> Iterator[Running]:
+    """Everything on that is on by default, the access log too; room for all streams."""
     port, admin = processes.free_port(), processes.free_port()
     units = [
         {"name": f"u{number}", "url": f"http://127.0.0.1:{each}", "max_in_flight": 16384}
         for number, each in enumerate(setup.ports)
     ]
     keys = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}"}
-    keys |= {"cells": [{"name": "bench", "units": units}]} | setup.gate
+    keys |= {"cells": [{"name": "bench", "units": units}], "workers": workers} | setup.gate
     config = setup.folder / "cellgate.yaml"
     config.write_text(yaml.safe_dump(keys))
     command = [str(gate_python()), "-m", "cellgate", "serve", "-c", str(config)]

@@ -1,6 +1,7 @@
 """What can stand between the load generator and the engine: how each is started, set up and called.
 
-Every target is one process with one worker, where it has workers, before the same ports of the engine.
+Every target is one process with one worker, where it has workers and its name does not say otherwise, before
+the same ports of the engine.
 """
 
 import importlib.metadata
@@ -106,6 +107,12 @@ TARGETS: dict[str, Target] = {
         "one worker, everything on that is by default: prefix affinity, probes and canaries, continuation, "
         "ORCA, metrics, access log (JSON, to a file)",
         lambda: f"{importlib.metadata.version('cellgate')} on {_first_line(str(peers.gate_python()), '-VV')}",
+    ),
+    f"{SUBJECT}/2": Target(
+        partial(peers.cellgate, workers=2),
+        "the same with two workers and their control process",
+        str,
+        loads=("1kB", "256-streams", "bursts"),
     ),
     BASELINE: Target(ROUTERS["direct leastconn"], "no proxy: the generator asks a unit", str),
 }
