@@ -222,11 +222,12 @@ drill-vllm:     ## real vLLM units are frozen and killed under streams (through 
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.drill loadtests/drills/vllm.yaml $(ROUTERS:%=--router %)
 
-drill-peers:    ## the same faults through the gate, HAProxy, sglang-router, SMG and vllm-router: a table
+drill-peers:    ## the same faults through the gate, HAProxy, sglang-router, SMG and vllm-router, then beside Dynamo: two tables
 	$(READY) .venv/dev.ready
-	@$(MAKE) -s --no-print-directory peers
+	@$(MAKE) -s --no-print-directory peers .venv-dynamo/made
 	@$(BIN)/python -m loadtests.drill loadtests/drills/peers.yaml --router cellgate --router haproxy \
 	$(PEERS:%=--router %)
+	@$(BIN)/python -m loadtests.drill loadtests/drills/leaders.yaml --router cellgate --router dynamo
 
 peers:          ## install other projects' routers for comparison, each in a venv of its own
 	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
@@ -255,7 +256,7 @@ lock:           ## resolve the dependencies again
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove everything that make created
-	rm -rf .venv .venv-agents .venv-axe .venv-checkov .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents .venv-axe .venv-checkov .venv-dynamo .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 BUILD := 'import sys, setuptools.build_meta as build; getattr(build, "build_" + sys.argv[1])("dist")'
@@ -309,6 +310,13 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	@echo "setting up .venv-axe, once ..."
 	@rm -rf .venv-axe
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --target .venv-axe -r $<
+	@touch $@
+
+# One of its dependencies is not in the registry, and not needed here.
+.venv-dynamo/made: requirements-dynamo.lock
+	@echo "setting up .venv-dynamo, once ..."
+	@rm -rf .venv-dynamo && $(PYTHON) -m venv .venv-dynamo
+	@.venv-dynamo/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@
 
 .venv-%/made: requirements-%.lock

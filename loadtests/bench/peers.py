@@ -170,8 +170,8 @@ def cellgate(setup: Setup, *, workers: int = 1) -> Iterator[Running]:
         {"name": f"u{number}", "url": f"http://127.0.0.1:{each}", "max_in_flight": 16384}
         for number, each in enumerate(setup.ports)
     ]
-    keys = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}"}
-    keys |= {"cells": [{"name": "bench", "units": units}], "workers": workers} | setup.gate
+    keys = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "workers": workers}
+    keys |= {"cells": [{"name": "bench", "units": units}]} | setup.gate
     config = setup.folder / "cellgate.yaml"
     config.write_text(yaml.safe_dump(keys))
     command = [str(gate_python()), "-m", "cellgate", "serve", "-c", str(config)]

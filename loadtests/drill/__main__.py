@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DrillFileError as error:
         print(error, file=sys.stderr)
         return 2
-    if any(step.fault == "partition" for drill in drills for step in drill.faults):
+    if any(map(_needs_own_network, drills)):
         _enter_own_network()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -74,6 +74,11 @@ def _through(drill: Drill, router: str | None) -> Drill:
     if router is None:
         return drill
     return drill.model_copy(update={"topology": drill.topology.model_copy(update={"router": router})})
+
+
+def _needs_own_network(drill: Drill) -> bool:
+    """Whether addresses are cut off, or workers would listen on every address of the machine."""
+    return drill.topology.has_own_workers() or any(step.fault == "partition" for step in drill.faults)
 
 
 def _enter_own_network() -> None:

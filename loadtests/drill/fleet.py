@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from loadtests.drill import routers
+from loadtests.drill.dynamo import DynamoWorker
 from loadtests.drill.plan import Topology
-from loadtests.drill.units import DrillUnit, start_simulated, start_vllm
+from loadtests.drill.units import DrillUnit, start_real, start_simulated, start_vllm
 from loadtests.kit.agents import Agents
 from loadtests.kit.gate import GateProcess, metric_sum
 from loadtests.kit.redis_server import RedisServer
@@ -114,6 +115,9 @@ class Fleet:
 
     def _started_units(self) -> list[DrillUnit]:
         topology = self._topology
+        if topology.has_own_workers():
+            workers = {name: ("", DynamoWorker(name, self._folder)) for name in topology.unit_names()}
+            return start_real(workers)
         if topology.engine == "vllm":
             return start_vllm(topology.unit_names(), VLLM_BASE_PORT)
         return start_simulated(

@@ -24,7 +24,8 @@ def user_class(mix: str) -> str:
 
 def command(drill: Drill, url: str, folder: Path) -> list[str]:
     """Locust's command line."""
-    load = drill.load
+    load, topology = drill.load, drill.topology
+    is_simulated = topology.engine == "simulated" and not topology.has_own_workers()
     weights = [json.dumps({"user_class_name": user_class(m), "weight": w}) for m, w in load.mix.items()]
     flags = {
         "--host": url,
@@ -34,8 +35,8 @@ def command(drill: Drill, url: str, folder: Path) -> list[str]:
         "--stop-timeout": _STOP_TIMEOUT_S,
         "--html": folder / "locust.html",
         "--records": folder / "requests.jsonl",
-        "--model": "tiny" if drill.topology.engine == "vllm" else "sim",
-        "--texts": "unknown" if drill.topology.engine == "vllm" else "known",
+        "--model": "tiny" if topology.engine == "vllm" else "sim",
+        "--texts": "known" if is_simulated else "unknown",
         "--hang-s": load.hang_s,
         "--goal-ttft-s": load.goal.ttft_s,
         "--goal-tpot-s": load.goal.tpot_s,

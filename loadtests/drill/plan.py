@@ -46,6 +46,10 @@ class Topology(Keys):
     timing: dict[str, int | float] = {}
     gate: dict[str, object] = {}
 
+    def has_own_workers(self) -> bool:
+        """Whether the router takes no other units than its own."""
+        return self.router == "dynamo"
+
     def unit_names(self) -> list[str]:
         """All units, in order."""
         return [f"{cell}{n}" for cell in "abcdefghi"[: self.cells] for n in range(1, self.units + 1)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from loadtests.drill.dynamo import frontend
 from loadtests.kit import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +100,7 @@ ROUTERS: dict[str, Starter | None] = {
     "sglang-router": _sglang_router,
     "smg": _smg,
     "vllm-router": _vllm_router,
+    "dynamo": frontend,
 }
 """The command of each, behind its port; None: the gates, which `fleet.py` starts."""
 

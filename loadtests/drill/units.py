@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from loadtests.simunit.process import SimUnit
 from loadtests.vllm import processes as groups
@@ -17,8 +18,9 @@ from loadtests.vllm.install import set_up
 _START_PATIENCE_S = 600.0
 _CUT = "ip rule {} pref 50 from {} blackhole"
 """In the drill's own network: nothing that the address answers finds its way."""
-_ROLES = {"leader": "leader", "engine": "leader_engine", "follower-1": "follower_worker"}
-"""What a drill calls a real unit's processes, and what `loadtests.vllm` does."""
+_NODES = {"leader": "leader", "leader_engine": "engine", "follower_worker": "follower-1"}
+"""What `loadtests.vllm` calls the processes of a unit, and what a drill does, where it has a
+word of its own."""
 
 
 class SimDrillUnit:
@@ -70,28 +72,42 @@ class SimDrillUnit:
         self._unit.stop()
 
 
-class VllmDrillUnit:
-    """A real unit: a leader with its engine and worker, a headless follower with its own."""
+class UnitProcesses(Protocol):
+    """What a real unit consists of."""
+
+    def start(self) -> None:
+        """Start them, on the port that they had before."""
+
+    def wait_ready(self) -> None:
+        """Return when it takes requests. Raises RuntimeError."""
+
+    def pids(self) -> dict[str, int]:
+        """The process of each node."""
+
+    def stop(self) -> None:
+        """End every one, whatever state it is in."""
+
+
+class RealDrillUnit:
+    """A unit of an engine that nobody can ask to hurt itself."""
 
     host = vllm.HOST
 
-    def __init__(self, name: str, port: int) -> None:
-        self.name, self._port = name, port
-        self._unit = vllm.start(port)
-        self._pids: dict[str, int] = {}
-
-    @property
-    def url(self) -> str:
-        """Where its API is."""
-        return self._unit.url
+    def __init__(self, name: str, url: str, started: UnitProcesses) -> None:
+        self.name, self.url = name, url
+        self._processes = started
+        started.start()
 
     def node_pids(self) -> dict[str, int]:
         """A node for each process: they share a process table here."""
-        return {f"{self.name}-{role}": pid for role, pid in self._pids.items()}
+        return {f"{self.name}-{node}": pid for node, pid in self._processes.pids().items()}
 
     def signal(self, node: str, number: signal.Signals) -> None:
-        """A signal to one process. The follower's is its worker, which computes."""
-        os.kill(self._pids[_ROLES[node]], number)
+        """A signal to one process. A follower's is its worker, which computes."""
+        pids = self._processes.pids()
+        if node not in pids:
+            raise RuntimeError(f"{self.name} has no {node}; it has {', '.join(pids)}")
+        os.kill(pids[node], number)
 
     def command(self, fault: str, **_: float) -> None:
         """Nobody can ask it for a fault."""
@@ -100,7 +116,7 @@ class VllmDrillUnit:
     def restart(self) -> None:
         """New processes on the same port; returns when they have answered."""
         self.stop()
-        self._unit = vllm.start(self._port)
+        self._processes.start()
         self.wait_ready()
 
     def cut_off(self, *, undo: bool = False) -> None:
@@ -120,21 +136,46 @@ class VllmDrillUnit:
         return 0
 
     def wait_ready(self) -> None:
+        """Return when it takes requests. Raises RuntimeError."""
+        self._processes.wait_ready()
+
+    def stop(self) -> None:
+        """End every process of it."""
+        self._processes.stop()
+
+
+class VllmProcesses:
+    """A leader with its engine and worker, a headless follower with its own."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._unit: vllm.Unit
+        self._pids: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Start both."""
+        self._unit = vllm.start(self._port)
+
+    def wait_ready(self) -> None:
         """Return when it has answered. Raises RuntimeError."""
         give_up_at = time.monotonic() + _START_PATIENCE_S
         while not (self._unit.healthy() and self._unit.warmed_up()):
             if self._unit.lost() or time.monotonic() > give_up_at:
                 log = vllm.log_of(self._port, "leader")
-                raise RuntimeError(f"{self.name} did not start; the end of {log} says why")
+                raise RuntimeError(f"{self._unit.name} did not start; the end of {log} says why")
             time.sleep(0.5)
-        self._pids = self._unit.pids()
+        self._pids = {_NODES.get(role, role): pid for role, pid in self._unit.pids().items()}
+
+    def pids(self) -> dict[str, int]:
+        """Those that were there when it was ready: a dead one keeps its place."""
+        return self._pids
 
     def stop(self) -> None:
-        """End every process of it."""
+        """End all."""
         groups.stop({self._unit.leader, self._unit.follower})
 
 
-DrillUnit = SimDrillUnit | VllmDrillUnit
+DrillUnit = SimDrillUnit | RealDrillUnit
 
 
 def start_simulated(
@@ -148,9 +189,15 @@ def start_simulated(
 def start_vllm(names: Sequence[str], base_port: int) -> list[DrillUnit]:
     """Real units, which takes over a minute."""
     set_up()
-    units: list[VllmDrillUnit] = []
+    ports = enumerate(names, start=base_port)
+    return start_real({name: (f"http://{vllm.HOST}:{port}", VllmProcesses(port)) for port, name in ports})
+
+
+def start_real(started: Mapping[str, tuple[str, UnitProcesses]]) -> list[DrillUnit]:
+    """Units with these names, URLs and processes, all at the same time."""
+    units: list[RealDrillUnit] = []
     try:
-        units += [VllmDrillUnit(name, port) for port, name in enumerate(names, start=base_port)]
+        units += [RealDrillUnit(name, *each) for name, each in started.items()]
         for unit in units:
             unit.wait_ready()
     except BaseException:
