@@ -52,7 +52,7 @@ STEPS_LEAST = 8
 class Elsewhere(NamedTuple):
     """What other gates report of a unit: attempts, and tokens of prompts to be computed; and the worst that
     one of them has seen: the recent share of attempts that failed, how much slower than its cell it is, and
-    the usual gap between its tokens (0: unknown).
+    the usual gap between its tokens (0: unknown); `drained`: an operator has drained it at one of them.
     """
 
     in_flight: int = 0
@@ -60,6 +60,7 @@ class Elsewhere(NamedTuple):
     errors: float = 0.0
     degraded: float = 0.0
     itl_s: float = 0.0
+    drained: bool = False
 
 
 NOTHING_ELSEWHERE = Elsewhere()

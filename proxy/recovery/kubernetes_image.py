@@ -64,8 +64,10 @@ def rolled(before: ApiObject, pods: Sequence[ApiObject], action: SetImage, index
     for template in _templates(after):
         for container in _engines(template, action):
             container["image"] = action.image
-    strategy = after["spec"].setdefault("rolloutStrategy", {"type": "RollingUpdate"})
-    strategy.setdefault("rollingUpdateConfiguration", {})["partition"] = index
+    # A field may be there and null.
+    strategy = after["spec"].get("rolloutStrategy") or {"type": "RollingUpdate"}
+    rolling = (strategy.get("rollingUpdateConfiguration") or {}) | {"partition": index}
+    after["spec"]["rolloutStrategy"] = strategy | {"rollingUpdateConfiguration": rolling}
     if after["spec"] == before["spec"]:
         raise ValueError(f"groups from {index} on have image {action.image} already")
     return after
@@ -82,7 +84,8 @@ def _engines(template: ApiObject, action: SetImage) -> list[dict[str, Any]]:
     by the rule of kubectl. Raises ValueError when there is none.
     """
     containers = template["spec"]["containers"]
-    named = action.container or template.get("metadata", {}).get("annotations", {}).get(_MAIN)
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    named = action.container or annotations.get(_MAIN)
     if not named:
         return list(containers[:1])
     found = [container for container in containers if container["name"] == named]

@@ -46,7 +46,8 @@ class RollStatus(Enum):
 @dataclass(frozen=True, slots=True)
 class UnitRoll:
     """One unit of a roll. `since_ms`: when it came to its phase; `acted_ms`: when its command began;
-    `back`: it gets the old software. Times are of Redis's clock, or of this machine without Redis.
+    `back`: it gets the old software; `was_drained`: an operator had drained it, at some gate, before the roll
+    did. Times are of Redis's clock, or of this machine without Redis.
     """
 
     unit: str
@@ -55,6 +56,7 @@ class UnitRoll:
     since_ms: int = 0
     acted_ms: int = 0
     back: bool = False
+    was_drained: bool = False
     reason: str = ""
 
 
@@ -88,7 +90,8 @@ class RollRow(NamedTuple):
     """What is seen of one unit. `in_flight`: of all gates; `renewed_ms`: when its processes last started or
     it last came up; `errors`: the share of its recent requests that failed; `degraded`: how much slower than
     its cell it is; `answered`: there are answers to the known prompt to compare, its own since then and
-    another unit's, or nobody asks; `differs`: its answers to it are not those of others.
+    another unit's, or nobody asks; `differs`: its answers to it are not those of others; `drained`: at some
+    gate.
     """
 
     unit: str
@@ -102,6 +105,7 @@ class RollRow(NamedTuple):
     answered: bool = True
     differs: bool = False
     version: str = ""
+    drained: bool = False
 
 
 class CommandEnd(NamedTuple):

@@ -201,7 +201,13 @@ def _begun(roll: Roll, policy: RollPolicy, seen: Mapping[str, RollRow], now_ms: 
             break
         begin.add(each.unit)
     units = tuple(
-        replace(each, phase=Phase.DRAINING, since_ms=now_ms) if each.unit in begin else each
+        replace(each, phase=Phase.DRAINING, since_ms=now_ms, was_drained=_is_drained(seen.get(each.unit)))
+        if each.unit in begin
+        else each
         for each in roll.units
     )
     return replace(roll, units=units, reason=reason)
+
+
+def _is_drained(row: RollRow | None) -> bool:
+    return row is not None and row.drained

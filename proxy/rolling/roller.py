@@ -2,7 +2,8 @@
 
 1. A step is written down before it is done. So another gate can go on with it, and a gate that is no longer
    the conductor is refused before it does anything.
-2. Every gate keeps out of rotation what the roll says, whoever conducts.
+2. Every gate keeps out of rotation what the roll says, whoever conducts: also a unit that comes back at
+   another address. It drains each of them once, so that an operator can undrain one that has failed.
 3. Time, commands, log and store are passed in, so that a simulation can replace them.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellgate.proxy.config.roll_policy import RollPolicy
 from cellgate.proxy.logs.events import Action, ActionKind
@@ -19,7 +20,7 @@ from cellgate.proxy.logs.text import utc
 from cellgate.proxy.recovery.acting import NotActingError
 from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
 from cellgate.proxy.rolling.document import read_roll, roll_document, roll_view
-from cellgate.proxy.rolling.nouns import CommandEnd, Phase, Roll, RollRow, UnitRoll
+from cellgate.proxy.rolling.nouns import OUT, CommandEnd, Phase, Roll, RollRow, UnitRoll
 from cellgate.proxy.rolling.orders import (
     Order,
     OrderError,
@@ -31,6 +32,7 @@ from cellgate.proxy.rolling.orders import (
 from cellgate.proxy.rolling.roll_planner import advance
 from cellgate.proxy.rolling.shared import RollStore
 from cellgate.router.nouns import Verdict
+from cellgate.router.unit_state import UnitState
 
 PERIOD_S = 0.5
 ORDERS_A_LOOK = 16
@@ -44,7 +46,8 @@ RunAction = Callable[[RollPolicy, Roll, UnitRoll, int], Awaitable[RecoveryReport
 class RollPorts:
     """The environment of a roll. `rows` is what is seen of all units; those that are watched are compared
     with the others of their cell. `known` are all units with their cells, in order; `waits` returns why this
-    gate must not conduct; `record` appends to the audit log; `ask_answer` asks a unit the known prompt.
+    gate must not conduct; `state_of` has a unit of the Board; `record` appends to the audit log; `ask_answer`
+    asks a unit the known prompt.
     """
 
     now: Callable[[], float]
@@ -52,12 +55,23 @@ class RollPorts:
     rows: Callable[[Collection[str]], Iterable[RollRow]]
     known: Callable[[], Sequence[tuple[str, str]]]
     waits: Callable[[float], str]
+    state_of: Callable[[str], UnitState | None]
     set_drain: Callable[[str, bool], object]
     act: RunAction
     record: Callable[[str, Mapping[str, Any]], Awaitable[None]]
     ask_answer: Callable[[str], None]
     tell: Callable[[Action], None]
     new_id: Callable[[], str]
+
+
+class _Held(NamedTuple):
+    """A unit that this gate keeps out of rotation: the state that it has drained, for which roll and in which
+    direction, and whether it stays drained after that, because an operator had drained it here.
+    """
+
+    state: UnitState
+    turn: tuple[str, bool]
+    stays: bool
 
 
 class Roller:
@@ -72,13 +86,16 @@ class Roller:
         self._ports = ports
         self._due = 0.0
         self._text = b""
-        self._out: frozenset[str] = frozenset()
-        self._ends: dict[str, CommandEnd] = {}
+        self._out: dict[str, tuple[UnitRoll, tuple[str, bool]]] = {}
+        self._held: dict[str, _Held] = {}
+        self._ends: dict[str, tuple[int, CommandEnd]] = {}
+        """How the last command of each unit has ended here, and when it was begun."""
         self._look: asyncio.Task[None] | None = None
         self._commands: set[asyncio.Task[None]] = set()
 
     def tick(self, now: float) -> None:
-        """Look at the roll; must be called at least once a second."""
+        """Look at the roll; must be called at least once a second, and before a new unit can be UP."""
+        self._keep_out()
         if now < self._due:
             return
         self._due = now + PERIOD_S
@@ -124,11 +141,24 @@ class Roller:
                 self._tell("roll_failed", f"the roll in Redis cannot be read ({error}); this gate ignores it")
 
     def _apply(self, roll: Roll) -> None:
-        self.roll, out = roll, roll.out()
-        here = {unit for unit, _ in self._ports.known()}
-        for unit in sorted((out ^ self._out) & here):
-            self._ports.set_drain(unit, unit in out)
-        self._out = out
+        self.roll = roll
+        self._out = {each.unit: (each, (roll.id, each.back)) for each in roll.units if each.phase in OUT}
+        for unit in sorted(self._held.keys() - self._out.keys()):
+            if not self._held.pop(unit).stays:
+                self._ports.set_drain(unit, False)
+        self._keep_out()
+
+    def _keep_out(self) -> None:
+        """Drain units that the roll has out of rotation: each once, and again when it has become another one,
+        or is to go back.
+        """
+        for unit, (each, turn) in self._out.items():
+            state, held = self._ports.state_of(unit), self._held.get(unit)
+            if state is None or (held is not None and held.state is state and held.turn == turn):
+                continue
+            stays = held.stays if held is not None else each.was_drained and state.drained
+            self._held[unit] = _Held(state, turn, stays)
+            self._ports.set_drain(unit, True)
 
     # -- the conductor -------------------------------------------------------------------------------------
 
@@ -164,7 +194,7 @@ class Roller:
         watched = {each.unit for each in before.units if each.phase in (Phase.PROVING, Phase.SOAKING)}
         rows = list(self._ports.rows(watched))
         self._ask_for_answers(before, rows)
-        step = advance(before, self._policy, rows, self._ends, now_ms)
+        step = advance(before, self._policy, rows, self._ends_of(before), now_ms)
         if step.roll == before:
             return
         fence = await self._write(step.roll)
@@ -173,6 +203,11 @@ class Roller:
             task = asyncio.create_task(self._run(step.roll, each, fence))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
+
+    def _ends_of(self, roll: Roll) -> dict[str, CommandEnd]:
+        """The ends of commands that the roll has begun last: another gate may have begun one meanwhile."""
+        begun_ms = {each.unit: each.acted_ms for each in roll.units}
+        return {unit: end for unit, (at_ms, end) in self._ends.items() if at_ms == begun_ms.get(unit)}
 
     def _ask_for_answers(self, roll: Roll, rows: Sequence[RollRow]) -> None:
         """Let units that are to prove themselves answer the known prompt."""
@@ -202,8 +237,10 @@ class Roller:
             report = RecoveryReport(RecoveryResult.UNRECORDED, why)
         except asyncio.CancelledError:
             report = RecoveryReport(RecoveryResult.CUT_OFF, "the gate ended while it was running")
+        except Exception as error:
+            report = RecoveryReport(RecoveryResult.FAILED, f"the gate's own fault: {error!r}")
         is_ok = report.result in (RecoveryResult.OK, RecoveryResult.DRY_RUN)
-        self._ends[each.unit] = CommandEnd(is_ok, report.detail)
+        self._ends[each.unit] = each.acted_ms, CommandEnd(is_ok, report.detail)
         outcome = {"result": report.result.value, "detail": report.detail, "output": report.output}
         try:
             await self._record("end", about | outcome)

@@ -37,24 +37,6 @@ def roll_units(plane: Plane, policy: RollPolicy, store: RollStore, run: Act) -> 
     def rows(watched: Collection[str]) -> Iterator[RollRow]:
         return _rows(plane, watched, store.clock_ms())
 
-    async def act(policy: RollPolicy, roll: Roll, each: UnitRoll, fence: int) -> RecoveryReport:
-        action = policy.undo if each.back else policy.action
-        if action is None:
-            return RecoveryReport(RecoveryResult.FAILED, "no undo is configured; nothing was done")
-        remedy = Remedy(policy.audit, action, timeout_s=policy.timeout_s)
-        now = plane.now()
-        about = incident(
-            board.units[each.unit],
-            action_id=f"{roll.id}-{each.unit}{'-back' if each.back else ''}",
-            attempt=1,
-            down_at=now,
-            remedy=remedy,
-            now=now,
-            wall=time.time(),
-        )
-        reason = f"roll {roll.id}{', back' if each.back else ''}"
-        return await run(remedy, {**about, "reason": reason, "fence": fence})
-
     def known() -> list[tuple[str, str]]:
         units = [(state.unit.name, state.unit.cell) for state in board]
         return sorted(units, key=_number, reverse=True) if policy.highest_first else units
@@ -70,8 +52,9 @@ def roll_units(plane: Plane, policy: RollPolicy, store: RollStore, run: Act) -> 
         rows,
         known,
         waits,
+        lambda unit: board.units.get(unit),
         plane.set_drain,
-        act,
+        partial(_act, plane, run),
         audit.record,
         partial(_ask_answer, plane),
         plane.events.add,
@@ -80,6 +63,30 @@ def roll_units(plane: Plane, policy: RollPolicy, store: RollStore, run: Act) -> 
     roller = Roller(policy, store, ports)
     plane.ticker.looks.append(roller.tick)
     return roller
+
+
+async def _act(
+    plane: Plane, run: Act, policy: RollPolicy, roll: Roll, each: UnitRoll, fence: int
+) -> RecoveryReport:
+    """Run the command of a unit."""
+    action = policy.undo if each.back else policy.action
+    if action is None:
+        return RecoveryReport(RecoveryResult.FAILED, "no undo is configured; nothing was done")
+    remedy = Remedy(policy.audit, action, timeout_s=policy.timeout_s)
+    now, state = plane.now(), plane.board.units.get(each.unit)
+    if state is None:
+        return RecoveryReport(RecoveryResult.FAILED, "it is not there; nothing was done")
+    about = incident(
+        state,
+        action_id=f"{roll.id}-{each.unit}{'-back' if each.back else ''}",
+        attempt=1,
+        down_at=now,
+        remedy=remedy,
+        now=now,
+        wall=time.time(),
+    )
+    reason = f"roll {roll.id}{', back' if each.back else ''}"
+    return await run(remedy, {**about, "reason": reason, "fence": fence})
 
 
 def _ask_answer(plane: Plane, unit: str) -> None:
@@ -121,6 +128,7 @@ def _row(board: Board, state: UnitState, now: float, clock_ms: int) -> RollRow:
         degraded=max(state.outlier.degraded, elsewhere.degraded),
         differs=state.has_odd_answers(),
         version=state.build.version,
+        drained=state.drained or elsewhere.drained,
     )
 
 

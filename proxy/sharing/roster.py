@@ -94,7 +94,7 @@ class Roster:
             self._drop(key)
 
     def forget(self, before: float) -> None:
-        """Drop reports from before `at`: their gates have ended, or no longer have the unit."""
+        """Drop reports from before then: their gates have ended, or no longer have the unit."""
         for unit, gates in list(self._units.items()):
             for gate in [gate for gate, (_, at) in gates.items() if self._at(gate, at) < before]:
                 self._drop((unit, gate))
@@ -120,6 +120,7 @@ class Roster:
             max((report.errors for report in reports), default=0.0),
             max((report.degraded for report in reports), default=0.0),
             max((report.itl_s or 0.0 for report in reports), default=0.0),
+            any(report.drained for report in reports),
         )
 
     def expires_at(self, now: float) -> float:

@@ -238,6 +238,8 @@ class _Pace:
 def test_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
     roster = Roster("g0")
     for gate, errors, degraded in (("g1", 0.75, 0.0), ("g2", 0.0, 0.4)):
-        report = UnitReport("u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors)
+        report = UnitReport(
+            "u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors, drained=gate == "g2"
+        )
         roster.update(("u1", gate), Seen(report, 0.0), 10.0)
-    assert roster.elsewhere("u1", 10.1) == Elsewhere(errors=0.75, degraded=0.4, itl_s=0.75)
+    assert roster.elsewhere("u1", 10.1) == Elsewhere(errors=0.75, degraded=0.4, itl_s=0.75, drained=True)
