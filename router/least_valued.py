@@ -23,16 +23,16 @@ class Valued(NamedTuple):
 
 
 def least_valued(states: Sequence[UnitState]) -> Valued | None:
-    """Of these units of one pool, drained ones excepted; None: all are drained, or only one is usable.
+    """Of these units of one pool, drained ones excepted; None: at most one is left.
 
     One that is not usable is missed by nobody.
     """
     present = [state for state in states if not state.drained]
+    if len(present) < 2:
+        return None
     unusable = [state.unit.name for state in present if not state.is_usable()]
     if unusable:
         return Valued(min(unusable), 0.0)
-    if len(present) < 2:
-        return None
     fewest = sorted(present, key=lambda state: len(state.costs.prefixes))[:UNITS_MAX]
     held = {state.unit.name: state.costs.prefixes.recent(BLOCKS_MAX) for state in fewest}
     holders = Counter(block for blocks in held.values() for block in blocks)

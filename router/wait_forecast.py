@@ -196,7 +196,7 @@ def desired_units(found: Waits, usable: int, all_units: int, goal_s: float, satu
         return all_units
     if found.now > goal_s:
         return max(all_units, usable + 1)
-    if usable < all_units or found.fewer is None:
+    if usable < all_units or usable < 2 or found.fewer is None:
         return all_units
     is_calm = saturated * usable / (usable - 1) <= CALM
     return all_units - 1 if is_calm and found.fewer <= goal_s / 2.0 else all_units

@@ -57,7 +57,8 @@ class Scaling(Collector):
         self.waited: deque[tuple[tuple[str, float], float]] = deque(maxlen=REQUESTS_MAX)
         self._board = board
         self._queue = queue
-        self._waits: dict[str, Waits] = {}
+        self._waits: dict[str, tuple[int, Waits]] = {}
+        """By pool: with how many usable units they were computed."""
         self._due: list[str] = []
         self._look_at = 0.0
 
@@ -71,13 +72,21 @@ class Scaling(Collector):
             name = self._due.pop()
             for pool in self.pools():
                 if pool.name == name:
-                    self._waits[name] = waits(demand_of(self._requests(), pool.usable, now))
+                    found = waits(demand_of(self._requests(), pool.usable, now))
+                    self._waits[name] = len(pool.usable), found
 
     def _requests(self) -> Iterator[AnsweredRequest]:
         waited_s = dict(self.waited)
         for opened_at, first_at, ended_at, tokens, unit in self.answered:
             wait_s = waited_s.get((unit, opened_at), 0.0)
             yield AnsweredRequest(opened_at, first_at, ended_at, tokens, unit, wait_s)
+
+    def _forecast(self, pool: PoolUnits) -> Waits:
+        """The waits of a pool. With another number of units than they were computed with, only how long
+        requests wait now is known.
+        """
+        units, found = self._waits.get(pool.name, (0, Waits()))
+        return found if units == len(pool.usable) else Waits(now=found.now)
 
     def pools(self, model: str | None = None) -> list[PoolUnits]:
         """All pools; with a model, that of its requests."""
@@ -125,13 +134,13 @@ class Scaling(Collector):
             (
                 ((model, units), wait_s)
                 for model, pool in pools
-                for units, wait_s in self._waits.get(pool.name, Waits())._asdict().items()
+                for units, wait_s in self._forecast(pool)._asdict().items()
                 if wait_s is not None
             ),
         )
 
     def _pool_view(self, pool: PoolUnits, goal_s: float) -> dict[str, Any]:
-        found = self._waits.get(pool.name, Waits())
+        found = self._forecast(pool)
         least, saturated = least_valued(pool.all), saturation(pool.usable)
         return {
             "models": pool.models,

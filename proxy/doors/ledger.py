@@ -102,6 +102,11 @@ class LimitLedger:
             for kind, meter in account.meters.items():
                 yield f"{title}:{kind.field}:{int(meter.begins_at)}", meter
 
+    def running(self) -> list[tuple[str, Meter]]:
+        """Those whose window is not over: of the others, nothing is used until their next one begins."""
+        at = self._wall()
+        return [(counter, meter) for counter, meter in self.meters() if at < meter.ends_at]
+
     def stand_alone(self) -> None:
         """Nothing is shared from now on."""
         self.gates = 0

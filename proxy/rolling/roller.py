@@ -35,6 +35,10 @@ from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 
 PERIOD_S = 0.5
+WRITE_AGAIN_MS = 3600 * 1000
+"""A roll that keeps units out, or goes on, is written again so often: Redis forgets what is a day old, and
+gates that begin later must find it.
+"""
 ORDERS_A_LOOK = 16
 """So many orders are carried out in one look."""
 
@@ -86,6 +90,7 @@ class Roller:
         self._ports = ports
         self._due = 0.0
         self._text = b""
+        self._written_ms = 0
         self._out: dict[str, tuple[UnitRoll, tuple[str, bool]]] = {}
         self._held: dict[str, _Held] = {}
         self._ends: dict[str, tuple[int, CommandEnd]] = {}
@@ -171,6 +176,7 @@ class Roller:
                 await self._store.done(text)
             if self.roll is not None and not self.roll.is_over():
                 await self._advance(self.roll)
+            await self._write_again()
         except NotActingError:
             # Another gate conducts, or none is known to: what was not written is not done.
             return
@@ -216,10 +222,17 @@ class Roller:
             if row.unit in proving and row.verdict is Verdict.UP and not row.answered:
                 self._ports.ask_answer(row.unit)
 
+    async def _write_again(self) -> None:
+        """Nobody else may forget the roll. A failed unit that was undrained here is in nobody's way."""
+        if self.roll is None or self._store.clock_ms() - self._written_ms < WRITE_AGAIN_MS:
+            return
+        if not self.roll.is_over() or any(held.state.drained for held in self._held.values()):
+            await self._write(self.roll)
+
     async def _write(self, roll: Roll) -> int:
         text = roll_document(roll)
         fence = await self._store.write(text)
-        self._text = text
+        self._text, self._written_ms = text, self._store.clock_ms()
         self._apply(roll)
         return fence
 

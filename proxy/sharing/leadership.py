@@ -237,6 +237,10 @@ class Leadership:
                 known.written[name] = written
                 age_s = max(0.0, (redis_ms - _written_ms(written)) / 1000.0)
                 self._on_document(Document(scope, name, written.partition(b":")[2], age_s))
+        # Redis forgets what is old, and so must those who would write it again.
+        old = [name for name, written in known.written.items() if _written_ms(written) + KEEP_MS < redis_ms]
+        for name in old:
+            del known.written[name]
         # The newest holds: a gate that has missed it may have written an older one into an empty Redis.
         lost = [name for name, written in known.written.items() if found.get(name, b"") != written]
         known.missing = tuple(lost[:SLICE])

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
+from typing import NamedTuple
 
 from cellgate.proxy.doors.ledger import LimitLedger
 from cellgate.proxy.doors.meters import Meter
@@ -29,6 +30,18 @@ QUIET_BEATS = 4
 """A limit that nobody uses here is looked at once in so many periods."""
 KEPT_S = 60
 """How long a counter outlives its window, for clocks that differ."""
+
+
+class _Due(NamedTuple):
+    """A counter to be looked at, what to take of it, and the window that it is of: the meter may go on to the
+    next one before its turn comes, or before the answer does.
+    """
+
+    counter: str
+    meter: Meter
+    amount: int
+    begins_at: float
+    ends_at: float
 
 
 class SharedLimits:
@@ -96,28 +109,27 @@ class SharedLimits:
         due = list(self._due(gates))
         for part in _slices(due):
             commands: list[Command] = []
-            for counter, meter, amount in part:
-                name = self._names.limit(counter)
-                commands.append(("INCRBY", name, amount))
-                commands.append(("EXPIREAT", name, int(meter.ends_at) + KEPT_S))
-            begun = [meter.begins_at for _, meter, _ in part]
+            for each in part:
+                name = self._names.limit(each.counter)
+                commands.append(("INCRBY", name, each.amount))
+                commands.append(("EXPIREAT", name, int(each.ends_at) + KEPT_S))
             answers = await answered(client, commands, ANSWER_S)
-            for (_, meter, amount), begins_at, total in zip(part, begun, answers[::2], strict=True):
-                if meter.begins_at == begins_at:
-                    meter.took(amount, int(total))
+            for each, total in zip(part, answers[::2], strict=True):
+                if each.meter.begins_at == each.begins_at:
+                    each.meter.took(each.amount, int(total))
         if not due:
             # Whether it answers.
             await answered(client, [("PING",)], ANSWER_S)
         self._note(shares=True)
 
-    def _due(self, gates: int) -> Iterator[tuple[str, Meter, int]]:
-        """The limits to be looked at now, and what to take of each."""
-        for counter, meter in list(self._ledger.meters()):
+    def _due(self, gates: int) -> Iterator[_Due]:
+        """The limits to be looked at now."""
+        for counter, meter in self._ledger.running():
             if not meter.spent and not meter.taken:
                 continue
             amount = meter.to_take(gates)
             if amount or self._beats % QUIET_BEATS == 0:
-                yield counter, meter, amount
+                yield _Due(counter, meter, amount, meter.begins_at, meter.ends_at)
 
     def _note(self, *, shares: bool, why: str = "") -> None:
         """Say it once when it has changed."""
@@ -129,7 +141,7 @@ class SharedLimits:
             self._was_shared = shares
 
 
-def _slices(rows: Iterable[tuple[str, Meter, int]]) -> Iterator[list[tuple[str, Meter, int]]]:
+def _slices(rows: Iterable[_Due]) -> Iterator[list[_Due]]:
     rest = iter(rows)
     while part := list(islice(rest, SLICE)):
         yield part

@@ -63,6 +63,7 @@ class Store(OwnRoll):
         self.fleet = fleet
         self.leader = "g1"
         self.is_refusing = False
+        self.written = 0
 
     def clock_ms(self) -> int:
         return round(1000 * self.fleet.now)
@@ -70,6 +71,7 @@ class Store(OwnRoll):
     async def write(self, text: bytes) -> int:
         if self.is_refusing:
             raise NotActingError("gate g9 acts")
+        self.written += 1
         return await super().write(text)
 
 

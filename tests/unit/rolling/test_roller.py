@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
 from cellgate.proxy.rolling.nouns import Phase, RollStatus
 from cellgate.proxy.rolling.orders import OrderError
+from cellgate.proxy.rolling.roller import WRITE_AGAIN_MS
 from tests.unit.rolling.site import POLICY, Site
 
 
@@ -171,5 +173,27 @@ def test_the_end_of_an_earlier_command_is_not_taken_for_that_of_another_gate() -
         await site.wait(5)
         assert one.phases() == [Phase.ACTING]
         await other.roller.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_roll_is_written_again_while_it_goes_on_or_keeps_a_unit_out() -> None:
+    async def scenario() -> None:
+        site = Site("a")
+        one, _ = site.gates
+        one.report = RecoveryReport(RecoveryResult.FAILED, "it exited with 3")
+        one.roller._policy = replace(POLICY, undo=None)
+        await one.order("start")
+        await site.wait(1)
+        await one.order("pause")
+        while one.phases() != [Phase.FAILED]:
+            await site.wait(1)
+        for is_drained in (True, False):
+            site.store.written = 0
+            one.drain("a", is_drained)
+            for _ in range(5):
+                site.now += WRITE_AGAIN_MS / 1000
+                await site.wait(2)
+            assert site.store.written == (5 if is_drained else 0)
 
     asyncio.run(scenario())

@@ -51,3 +51,9 @@ def test_the_last_one_stays() -> None:
     found = board(a=[1], b=[2])
     found.drain("a", drained=True)
     assert least(found) is None
+
+
+def test_the_last_one_stays_also_when_it_does_not_work() -> None:
+    found = board(a=[1])
+    found.observe(Evidence("a", Sign.BAD, Strength.FATAL, "readiness", "refused", 2.0))
+    assert least(found) is None

@@ -107,6 +107,7 @@ def test_what_other_gates_send_takes_its_part() -> None:
         (Waits(0.4, 0.3, 0.3), 3, 4, 0.4, 4),
         (Waits(None, 0.3, 0.3), 1, 1, 0.1, 1),
         (Waits(), 4, 4, 0.0, 4),
+        (Waits(0.4, 0.3, 0.3), 1, 1, 0.1, 1),  # One was drained since.
     ],
 )
 def test_one_more_one_fewer_or_as_many(
