@@ -27,6 +27,11 @@ sys.exit(entry.{function}())
 """
 
 
+def is_here() -> bool:
+    """Whether this clone has it; a shallow one does not."""
+    return _git("cat-file", "-e", f"{name()}^{{commit}}").returncode == 0
+
+
 def unpack(folder: Path) -> Program:
     """Its gate, from its tree in `folder`. Raises RuntimeError when this clone does not have it."""
     archive = _git("archive", "--format=tar", name())

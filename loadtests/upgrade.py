@@ -60,6 +60,8 @@ async def run(between_s: float) -> tuple[list[str], str]:
                         problems.append(f"rolled {what}, gate {number + 1}: the gates do not hear each other")
                     await asyncio.sleep(between_s)
     failed = [answer.why() for answer in users.answers if answer.end() is not End.WHOLE]
+    if not users.answers:
+        problems.append("nobody asked for anything")
     summary = f"{len(failed)} of {len(users.answers)} requests failed; two gates, {last_release.name()[:12]}"
     return [*failed[:10], *problems], f"{summary} to this version and back"
 

@@ -174,6 +174,11 @@ class Drill:
             except RuntimeError:
                 print(*(f"engine {engine.name} printed:\n{engine.printed()}" for engine in self._engines))
                 raise
+        self.problems += [
+            f"{how}: only {broken[name]} streams of {name} were broken, {self._each} are wanted"
+            for name in self.names
+            if broken[name] < self._each
+        ]
 
     def report(self) -> None:
         """Print what was seen, also before an interrupt."""

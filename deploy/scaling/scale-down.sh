@@ -8,10 +8,13 @@ deployment=$1
 drained=$(cellgate drain --least-valued)
 unit=${drained%%:*}
 echo "$drained"
+# Its engine counts the requests of other gates, too; a unit that is gone has none.
 until cellgate units --output json | python3 -c "
 import json, sys
-busy = {u['name']: u['in_flight'] for u in json.load(sys.stdin)}
-sys.exit(busy.get('$unit', 0) > 0)"
+for unit in json.load(sys.stdin):
+    if unit['name'] == '$unit':
+        load = unit['load'] or {'running': 0, 'waiting': 0}
+        sys.exit(unit['in_flight'] + load['running'] + load['waiting'] > 0)"
 do
     sleep 5
 done

@@ -77,6 +77,8 @@ def _step(args: argparse.Namespace, workload: str, users: int) -> LoadStep:
     progress.phase(f"{workload}, {users} users")
     folder = args.out / f"{workload}-{users}"
     folder.mkdir(exist_ok=True)
+    # If Locust does not start, an earlier run must not speak for this one.
+    (folder / "requests.jsonl").unlink(missing_ok=True)
     before = target.failovers(args.admin)
     with (folder / "locust.log").open("wb") as log:
         environment = os.environ | {"OPENAI_API_KEY": args.api_key}
