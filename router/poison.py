@@ -59,7 +59,8 @@ class Fate(Enum):
 
 @dataclass(eq=False, slots=True)
 class Death:
-    """One death of a unit. `there` are the fingerprints of all it had, `died` of those that broke with it.
+    """One death of a unit, or of all at one place. `there` are the fingerprints of all it had, `died` of
+    those that broke with it.
 
     `works`: it had answered others in that life, or was just doing so. `lost_at`: when it came to be more
     than errors that its engine reported (None: these need not be its last words, and do not count); what came
@@ -69,6 +70,7 @@ class Death:
     """
 
     unit: str
+    place: str
     at: float
     there: frozenset[int]
     works: bool
@@ -82,7 +84,9 @@ class Death:
         """Whether a loss is of this death, and not of another one."""
         if self.lost_at is None:
             return loss.at - self.at <= JOINED_S
-        return loss.opened_at <= self.lost_at and loss.at - self.last_at <= JOINED_S
+        # A moved request may get another unit there, and break on a connection that was kept.
+        was_there = loss.opened_at <= self.lost_at or loss.unit != self.unit
+        return was_there and loss.at - self.last_at <= JOINED_S
 
     def who(self, now: float) -> Collection[int]:
         """The requests of this death, as far as known."""
@@ -93,11 +97,14 @@ class Death:
 class Loss:
     """A request has lost its unit. `tokens`: shown to its client in all; `shown`: of these by this unit.
 
+    `place` is where the unit is reached: units behind one gate are lost together when that gate is, which is
+    one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
     a unit that seems well, to which there is a bound of its own.
     """
 
     unit: str
+    place: str
     fingerprint: int
     model: str
     opened_at: float
@@ -175,7 +182,7 @@ class Ledger:
         self.last_at = -SPACE_S
         """When the last death was."""
         self._deaths: dict[str, Death] = {}
-        """The last one of each unit."""
+        """The last one of each place."""
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -196,9 +203,9 @@ class Ledger:
             del self.records[next(iter(self.records))]
         return self._fate(loss.fingerprint, record, loss.at)
 
-    def fell(self, unit: str, now: float) -> list[int]:
+    def fell(self, place: str, now: float) -> list[int]:
         """A unit is lost: recent errors of its engine count as its death. Returns the fingerprints to end."""
-        death = self._deaths.get(unit)
+        death = self._deaths.get(place)
         if death is None or now - death.last_at >= FALL_S:
             return []
         death.lost_at = now if death.lost_at is None else death.lost_at
@@ -216,7 +223,7 @@ class Ledger:
                 del self.records[fingerprint]
             elif record.trial is not None and (record.trial.closed or _is_past(record, record.trial, now)):
                 record.trial = None
-        self._deaths = {unit: death for unit, death in self._deaths.items() if now - death.at < MEMORY_S}
+        self._deaths = {place: death for place, death in self._deaths.items() if now - death.at < MEMORY_S}
 
     # -- what follows --------------------------------------------------------------------------------------
 
@@ -244,10 +251,10 @@ class Ledger:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
-        death = self._deaths.get(loss.unit)
+        death = self._deaths.get(loss.place)
         if death is None or not death.is_of(loss):
-            death = Death(loss.unit, loss.at, frozenset((*there(), loss.fingerprint)), works)
-            self._deaths[loss.unit] = death
+            death = Death(loss.unit, loss.place, loss.at, frozenset((*there(), loss.fingerprint)), works)
+            self._deaths[loss.place] = death
         death.last_at = self.last_at = loss.at
         return death
 

@@ -115,6 +115,7 @@ class Containment:
             return
         loss = Loss(
             state.unit.name,
+            state.unit.url,
             ask.fingerprint,
             ask.model or "",
             lease.opened_at,
@@ -126,7 +127,7 @@ class Containment:
         )
         self.counts["deaths"] += is_loss
         self.watchful = True
-        if self.ledger.lost(loss, lambda: _there(state), works=self._works(state)) is Fate.ENDS:
+        if self.ledger.lost(loss, partial(self._there, loss.place), works=self._works(state)) is Fate.ENDS:
             self._end(ask.fingerprint)
         self._serve_soon()
 
@@ -136,8 +137,8 @@ class Containment:
             for gone in self._answered_before.keys() - self._board.units.keys():
                 del self._answered_before[gone]
             self._answered_before[flip.unit] = self._answered(flip.unit)
-        elif flip.after in (Verdict.DOWN, Verdict.STARTING):
-            for fingerprint in self.ledger.fell(flip.unit, flip.at):
+        elif flip.after in (Verdict.DOWN, Verdict.STARTING) and flip.unit in self._board.units:
+            for fingerprint in self.ledger.fell(self._board.units[flip.unit].unit.url, flip.at):
                 self._end(fingerprint)
 
     def closed(self, lease: Lease, outcome: Outcome) -> None:
@@ -238,6 +239,15 @@ class Containment:
 
     # -- inside --------------------------------------------------------------------------------------------
 
+    def _there(self, place: str) -> list[int]:
+        """The prompts of all units that are reached there."""
+        return [
+            lease.ask.fingerprint
+            for state in self._board
+            if state.unit.url == place
+            for lease in state.leases
+        ]
+
     def _works(self, state: UnitState) -> bool:
         """Whether the unit has answered other requests since it came up, or is doing so now."""
         name = state.unit.name
@@ -290,8 +300,12 @@ class Containment:
             shut = self.ledger.suspected()
             answer = pick((*tried, *shut))
             return Refusal.HELD if shut and isinstance(answer, Refusal) else answer
-        units = {d.unit.name for d in self._board if d.is_usable() and d.serves(ask)}.difference(tried)
-        crowded = self.ledger.crowded(record, units)
+        at_hand = [
+            d.unit for d in self._board if d.is_usable() and d.serves(ask) and d.unit.name not in tried
+        ]
+        # What is reached where a unit has just died may be as dead.
+        dead = {unit.name for unit in at_hand if unit.url == record.marks[-1].death.place}
+        crowded = dead | self.ledger.crowded(record, {unit.name for unit in at_hand} - dead)
         answer = pick((*tried, *crowded)) if crowded else Refusal.FULL
         return answer if isinstance(answer, Lease) else pick(tried)
 
@@ -322,7 +336,3 @@ class Containment:
 def fingerprint_name(fingerprint: int) -> str:
     """A fingerprint as text, for people and other gates."""
     return f"{fingerprint:016x}"
-
-
-def _there(state: UnitState) -> list[int]:
-    return [lease.ask.fingerprint for lease in state.leases]

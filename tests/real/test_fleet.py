@@ -133,7 +133,7 @@ async def test_a_gate_killed_or_stopping_leaves_its_units_to_the_other(world: Wo
     await until(lambda: set(verdicts(third).values()) == {"up"}, lambda: third.log)
     gates[1].signal(signal.SIGTERM)
     await until(lambda: set(ways(router).values()) == {third.url}, lambda: router.log)
-    assert await asking == {200: 6 * RPS}
+    assert await asking == {200: 6 * RPS}, router.log
     assert await asked(router, 1.0) == {200: RPS}
 
 

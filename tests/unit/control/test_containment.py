@@ -1,4 +1,4 @@
-"""What containment keeps of units does not outlive them."""
+"""What containment keeps of units does not outlive them; and what dies with a gate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,37 @@ from typing import Any, cast
 
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.router.board import Board
 from cellgate.router.flip import Flip
-from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit, Verdict
 from tests.scenarios.day_sizes import sizes
 
 PASSED = Evidence("", Sign.GOOD, Strength.STRONG, "canary", "one token", 1.0)
+
+
+def test_a_prompt_whose_gate_was_killed_goes_to_another_one() -> None:
+    """A router reaches u1 and u2 by way of one gate: with it both are lost, and that is one death."""
+    board, now = Board(Rules()), 100.0
+    places = {"u1": "http://gate", "u2": "http://gate", "u3": "http://other"}
+    board.configure(Fleet(units=tuple(Unit(name, "a", url) for name, url in places.items())), now)
+    for state in board:
+        board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "one token", now))
+    tried: list[set[str]] = []
+
+    def pick(*given: Any, **_: Any) -> Refusal:
+        tried.append(set(given[2]))
+        return Refusal.FULL
+
+    events = EventLog(float, 2, log=lambda _level, _line: None)
+    contained = Containment(board, pick, events, lambda: now, lambda _: None, answered=lambda _: 0, ban_s=1.0)
+    ask = Ask(fingerprint=7)
+    for name in ("u1", "u2"):
+        lease = board.open(name, ask, now, retry=False)
+        contained.broke(lease, FailureKind.CLOSED_EARLY, 0, 0)
+    assert contained.bans.find(7, now) is None
+    contained.pick(ask, ("u1",), evicted=True, retry=False)
+    assert tried == [{"u1", "u2"}, {"u1"}]
 
 
 def test_a_thousand_units_that_came_and_went_leave_nothing() -> None:

@@ -47,13 +47,16 @@ class Scene:
         lived_s: float = 0.1,
         is_loss: bool = True,
         works: bool = True,
+        place: str = "",
     ) -> list[Fate]:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
         self.now += 5.0
         there = [*died, *survive]
         return [
             self.ledger.lost(
-                Loss(unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, is_loss),
+                Loss(
+                    unit, place or unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, is_loss
+                ),
                 lambda: there,
                 works=works,
             )
@@ -74,6 +77,15 @@ class Scene:
 
 def test_the_first_death_ends_nobody() -> None:
     assert Scene().dies("a", POISON) == [Fate.MOVES]
+
+
+def test_units_that_are_lost_with_their_gate_have_died_once() -> None:
+    """A router has them by way of other gates: a killed one breaks what it carried to each of its units."""
+    scene = Scene()
+    assert scene.dies("a", POISON, place="gate") == [Fate.MOVES]
+    scene.now -= 5.0 - 0.01
+    assert scene.dies("b", POISON, lived_s=0.005, place="gate") == [Fate.MOVES]
+    assert scene.dies("c", POISON, place="another gate") == [Fate.ENDS]
 
 
 def test_who_was_alone_at_both_of_two_deaths_ends() -> None:
@@ -213,7 +225,7 @@ def test_what_breaks_later_with_a_unit_that_died_met_the_same_death() -> None:
     scene = Scene()
     scene.dies("a", POISON, survive=(X,))
     late = scene.now + 1.2
-    loss = Loss("a", X, "m", scene.now - 3.0, late, tokens=5)
+    loss = Loss("a", "a", X, "m", scene.now - 3.0, late, tokens=5)
     assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
     assert scene.ledger.records[X].marks[0].death is scene.ledger.records[POISON].marks[0].death
 
