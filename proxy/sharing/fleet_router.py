@@ -16,6 +16,7 @@ from cellgate.proxy.sharing.fleet_evidence import FleetEvidence, is_own_finding
 from cellgate.proxy.sharing.fleet_units import FleetUnit, FleetUnits, found
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import Seen
+from cellgate.router.flip import Flip
 from cellgate.router.nouns import Strength, Verdict
 
 if TYPE_CHECKING:
@@ -44,7 +45,15 @@ class FleetRouter:
         feed.on_taken = self._apply_all
 
     def heard(self, _: Seen) -> None:
-        """A verdict has changed: apply all changes of this turn at once."""
+        """A verdict of another gate has changed: apply all changes of this turn at once."""
+        self._tick_soon()
+
+    def flipped(self, flip: Flip) -> None:
+        """A verdict has changed here: a unit whose gate refuses may have another gate."""
+        if flip.after is Verdict.DOWN:
+            self._tick_soon()
+
+    def _tick_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(lambda: self.tick(self._plane.now()))

@@ -179,5 +179,6 @@ def _route(plane: Plane, feed: Feed, gate: str, link_by: Callable[..., RedisLink
     # It has no units of its own to report.
     roster = Roster(gate)
     router = FleetRouter(plane, roster, feed)
+    plane.on_flip = router.flipped
     plane.ticker.looks.append(router.tick)
     return link_by(roster, tuple, router.heard, all_cells=True)

@@ -138,6 +138,23 @@ async def test_a_gate_killed_or_stopping_leaves_its_units_to_the_other(world: Wo
 
 
 @live_for(PROCESSES_S)
+async def test_a_killed_gate_that_had_all_units_is_left_at_once(world: World) -> None:
+    units = world.units("u1", "u2", "u3", "u4")
+    first = world.gate("first", units)
+    router = world.gate("router", {})
+    router.until_up(*units)
+    # Known to the router, which gives it units a while after it has come.
+    other = world.gate("other", units)
+    await until(lambda: set(verdicts(other).values()) == {"up"}, lambda: other.log)
+    assert set(ways(router).values()) == {first.url}
+    asking = asyncio.create_task(asked(router, 3.0))
+    await asyncio.sleep(1.0)
+    first.signal(signal.SIGKILL)
+    assert await asking == {200: 3 * RPS}, router.log
+    assert set(ways(router).values()) == {other.url}
+
+
+@live_for(PROCESSES_S)
 async def test_a_unit_that_dies_or_is_drained_at_its_gate_gets_nothing(world: World) -> None:
     units = world.units("a", "b")
     gates = {name: world.gate(name, {name: units[name]}) for name in units}
