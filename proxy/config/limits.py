@@ -97,7 +97,7 @@ class HardLimits:
     """The verdict of a guardrail, beside a request that it has written. A larger one is none."""
     guardrail_held_bytes: int = 1 << 20
     """An answer, or a part of one, that is held for a verdict. Its unit is paused; if all of it has to be
-    held, there is no verdict."""
+    held, or it is one event, there is no verdict."""
     poison_records: int = 4096
     """Prompts that were in flight when a unit died. The oldest is forgotten."""
     poison_bans: int = 1024

@@ -4,8 +4,10 @@ It stands between a response and its client. What the response writes is kept as
 it is allowed, so the rest of the gate knows nothing of it. Rules:
 1. One question at a time. A window is asked about when it has `window_bytes` of text, when its oldest part is
    `window_s` old, and at the end; what comes meanwhile belongs to the next one.
-2. What is denied is never sent: an answer of which nothing was sent becomes an error, a stream ends with one.
-3. What is held is bounded: the unit waits, or, if the whole answer has to be held, `fail` decides.
+2. A window ends with an event. Of an event that is not complete nothing is sent, because nobody has read it.
+3. What is denied is never sent: an answer of which nothing was sent becomes an error, a stream ends with one.
+4. What is held is bounded: the unit waits, or, if the whole answer has to be held, or one event is too large,
+   `fail` decides.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import GuardrailSettings
-from cellgate.proxy.guardrail.hook import Hook
+from cellgate.proxy.guardrail.hook import Hook, OnOpinion
 from cellgate.proxy.guardrail.opinion import ALLOWED, GuardAction, Opinion, denied, question
 from cellgate.proxy.guardrail.texts import WrittenText
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.framing import CHUNKED
 from cellgate.proxy.wire.heads import own_response
+from cellgate.proxy.wire.sse import BOM
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
 
 PHASE = "answer"
+_BLANKS = BOM + b" \t\r\n"
 CONTEXT_CHARS = 256
 """Of the text before a window, which is shown with it: what is denied may begin there."""
 
@@ -54,19 +57,20 @@ class Screen:
         self._loop = loop
         self._about = about
         self._has_sent = exchange.response.begun
-        self._is_whole = settings.answer == "whole" or not exchange.response.is_events
+        self._holds_all = settings.answer == "whole" or not exchange.response.is_events
         self._written = WrittenText(
             has_head=not self._has_sent,
             is_chunked=exchange.response.is_chunked,
             is_events=exchange.response.is_events,
         )
         self._held: list[bytes] = []
-        self._size = self._asked = 0
+        self._size = self._complete = self._asked = 0
+        """Bytes of all that is held; how many parts end with an event, and how many are asked about."""
         self._before = ""
         self._end: tuple[Request, bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_open = self._is_asking = False
-        """Open: everything passes from now on."""
+        self._is_open = self._is_asking = self._in_event = False
+        """Open: everything passes from now on. In an event: the client got a part of one, without verdict."""
 
     # -- what a response does with its client --------------------------------------------------------------
 
@@ -79,13 +83,17 @@ class Screen:
         if self._is_open:
             self._client.send(data)
             return
-        self._held.append(data)
-        self._size += len(data)
-        self._written.feed(data)
-        if self._size > LIMITS.guardrail_held_bytes:
-            self._overflow()
-        elif not self._is_whole:
+        whole, begun = self._written.feed(data)
+        self._size += len(whole) + len(begun)
+        if whole:
+            self._held.append(whole)
+            self._complete = len(self._held)
+        if begun:
+            self._held.append(begun)
+        if not self._holds_all:
             self._look()
+        elif self._is_full and not self._is_asking:
+            self._decide(self._told_all)
 
     def write(self, data: bytes, /) -> None:
         """The same."""
@@ -105,16 +113,29 @@ class Screen:
 
     # -- windows -------------------------------------------------------------------------------------------
 
+    @property
+    def _is_full(self) -> bool:
+        return self._size > LIMITS.guardrail_held_bytes
+
     def _look(self) -> None:
         """Ask, if it is time to."""
+        size, is_full = self._written.size, self._is_full
+        if is_full and self._end is None:
+            self._exchange.hold_back(True)
         if self._is_asking:
             return
-        if self._end is not None or self._written.size >= self._settings.window_bytes:
+        if self._end is not None or size >= self._settings.window_bytes or (is_full and size):
             self._ask()
-        elif self._has_sent and not self._written.size:
+        elif self._complete and not size and (self._has_sent or is_full):
             # Nothing of this was written by a model: comments, the begin of a message.
-            self._release(len(self._held))
-        elif self._timer is None:
+            self._release(self._complete)
+            self._look()
+        elif is_full:
+            # Held is one event, of which nobody can be shown a part.
+            self._asked = len(self._held)
+            self._written.forget_begun()
+            self._decide(self._told_begun)
+        elif self._timer is None and size:
             self._timer = self._loop.call_later(self._settings.window_s, self._due)
 
     def _due(self) -> None:
@@ -126,20 +147,39 @@ class Screen:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        asked = self._question()
-        self._asked = len(self._held)
+        if self._end is not None:
+            self._written.end()
+            self._complete = len(self._held)
+        asked, self._asked = self._question(), self._complete
         if asked is None:
             self._told(ALLOWED)
             return
         self._is_asking = True
         self._hook.ask(PHASE, asked, self._told)
 
+    def _decide(self, tell: OnOpinion) -> None:
+        """What is held is too large for a verdict."""
+        reached("guardrail_held_bytes")
+        self._is_asking = True
+        # Later, because the response is in the middle of its work.
+        self._loop.call_soon(tell, self._hook.failed(PHASE, "too_large"))
+
     def _question(self) -> bytes | None:
         """None: it is nothing that a guardrail could read."""
         if not self._exchange.response.is_events:
-            body = self._written.plain()
-            return None if body is None else question(PHASE, self._about, "body", body)
-        text = self._written.take()
+            return self._about_plain(self._written.plain())
+        return self._about_text(self._written.take())
+
+    def _about_plain(self, body: bytes) -> bytes | None:
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            # The begin of JSON, or what another parser may read as some.
+            is_like = body.lstrip(_BLANKS).startswith((b"{", b"["))
+            return self._about_text(body.decode("utf-8", "replace")) if is_like else None
+        return question(PHASE, self._about, "body", body)
+
+    def _about_text(self, text: str) -> bytes:
         about = {**self._about, "final": self._end is not None, "context": self._before}
         self._before = (self._before + text)[-CONTEXT_CHARS:]
         return question(PHASE, about, "text", orjson.dumps(text))
@@ -151,6 +191,16 @@ class Screen:
             self._go_on()
         else:
             self._refuse(denied(opinion, "answer") if isinstance(opinion, Opinion) else opinion)
+
+    def _told_begun(self, failed: Opinion | Failure) -> None:
+        """One event is too large to be held, so there is no verdict on what has come of it."""
+        if isinstance(failed, Failure):
+            self._refuse(failed)
+            return
+        self._is_asking = False
+        self._release(self._asked)
+        self._in_event = True
+        self._go_on()
 
     def _told_all(self, failed: Opinion | Failure) -> None:
         """The answer cannot be held, so there is no verdict."""
@@ -164,13 +214,14 @@ class Screen:
     def _release(self, count: int) -> None:
         """Send what was allowed."""
         allowed, self._held = self._held[:count], self._held[count:]
-        was_full = self._size > LIMITS.guardrail_held_bytes
+        self._in_event = self._in_event and not allowed
+        self._complete = max(0, self._complete - count)
         self._size -= sum(map(len, allowed))
         self._has_sent = self._has_sent or bool(allowed)
         for each in allowed:
             self._client.send(each)
-        if was_full and self._end is None:
-            self._exchange.client_paused(False)
+        if not self._is_full:
+            self._exchange.hold_back(False)
 
     def _go_on(self) -> None:
         end = self._end
@@ -180,17 +231,6 @@ class Screen:
             return
         self._is_open = True
         self._client.finish(end[0], keep_alive=end[1])
-
-    def _overflow(self) -> None:
-        """More is held than may be."""
-        if not self._is_whole:
-            self._exchange.client_paused(True)
-            self._look()
-        elif not self._is_asking:
-            reached("guardrail_held_bytes")
-            self._is_asking = True
-            # Later, because the response is in the middle of its work.
-            self._loop.call_soon(self._told_all, self._hook.failed(PHASE, "too_large"))
 
     def _pass_all(self) -> None:
         """Let everything pass."""
@@ -206,13 +246,13 @@ class Screen:
         response, end = self._exchange.response, self._end
         if end is None:
             # Nothing of it has left the gate, so there is no head yet.
-            response.begun = self._has_sent
+            response.begun, response.in_event = self._has_sent, self._in_event
             self._exchange.stop(failure)
             return
         shape, keep_alive = shape_of(response.route), end[1] and not self._has_sent
         if self._has_sent:
             event = shape.event(failure, 0)
-            self._client.send(CHUNKED.frame(event) if self._written.is_chunked else event)
+            self._client.send(self._written.framed(b"\n\n" + event if self._in_event else event))
         else:
             id_line = b"x-request-id: %b\r\n%b" % (response.request_id, response.lines)
             row = failure.kind.row

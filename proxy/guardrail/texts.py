@@ -7,8 +7,10 @@ from typing import Any
 
 import orjson
 
-from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
+from cellgate.proxy.wire.sse import end_of_events, payload, split
 
+_HEAD_END = b"\r\n\r\n"
 _DONE = b"[DONE]"
 _DEPTH = 8
 _NAMES = frozenset(
@@ -37,54 +39,71 @@ class WrittenText:
 
     def __init__(self, *, has_head: bool, is_chunked: bool, is_events: bool) -> None:
         self._has_head = has_head
-        self.is_chunked = is_chunked
+        self._is_chunked = is_chunked
         self._is_events = is_events
-        self._tail = b""
+        self._tail: list[bytes] = []
+        self._before = b"\n"
+        """The byte before the next one: a line end where an event may begin."""
         self._texts: list[str] = []
         self.size = 0
-        """About how many bytes of text there are."""
+        """About how many bytes of text there are, of whole events."""
 
-    def feed(self, data: bytes) -> None:
-        """Bytes that are sent next."""
-        if self._has_head:
-            data, self._has_head = data.partition(b"\r\n\r\n")[2], False
-        body = _unchunked(data) if self.is_chunked else data
-        if not self._is_events:
-            self._tail += body
-            self.size += len(body)
-            return
-        events, end, rest = (self._tail + body).rpartition(b"\n\n")
-        if len(rest) > LIMITS.event_bytes:
-            events, rest = events + end + rest, b""
-        self._tail = rest
-        if text := text_of(events):
-            self._texts.append(text)
-            self.size += len(text)
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Bytes that are sent next: up to the end of the last event that is complete with them, and the rest.
+        They stay as they are, unless an event ends within.
+        """
+        head, body = self._without_head(data)
+        is_last = False
+        if self._is_chunked:
+            body, is_last = unframed(body)
+        end = end_of_events(body, self._before) if self._is_events else 0
+        if not end:
+            if body:
+                self._tail.append(body)
+                self._before = body[-1:]
+            return (b"", data) if self._tail else (data, b"")
+        whole, rest = body[:end], body[end:]
+        self._read(whole)
+        self._tail, self._before = [rest] if rest else [], rest[-1:] or b"\n"
+        if not rest:
+            return data, b""
+        return head + self.framed(whole), self.framed(rest) + (LAST_CHUNK if is_last else b"")
+
+    def framed(self, body: bytes) -> bytes:
+        """A part of the body as it is sent."""
+        return CHUNKED.frame(body) if self._is_chunked else body
 
     def take(self) -> str:
-        """The text, which then is no longer there."""
+        """The text of whole events, which then is no longer there."""
         texts, self._texts, self.size = self._texts, [], 0
         return "".join(texts)
 
-    def plain(self) -> bytes | None:
-        """A plain body, whole, if it is JSON."""
-        try:
-            orjson.loads(self._tail)
-        except orjson.JSONDecodeError:
-            return None
-        self.size = 0
-        return self._tail
+    def end(self) -> None:
+        """The answer has ended: what there is of an event is all of it."""
+        if self._is_events:
+            self._read(b"")
+            self.forget_begun()
 
+    def forget_begun(self) -> None:
+        """What there is of an event that is not complete will not be shown."""
+        self._tail = []
 
-def _unchunked(data: bytes) -> bytes:
-    """The content of whole chunks (RFC 9112, 7.1)."""
-    parts, at = [], 0
-    while at < len(data):
-        end = data.index(b"\r\n", at)
-        size = int(data[at:end].partition(b";")[0], 16)
-        parts.append(data[end + 2 : end + 2 + size])
-        at = end + size + 4
-    return b"".join(parts)
+    def plain(self) -> bytes:
+        """A plain body, whole."""
+        return b"".join(self._tail)
+
+    def _without_head(self, data: bytes) -> tuple[bytes, bytes]:
+        if not self._has_head:
+            return b"", data
+        self._has_head = False
+        end = data.index(_HEAD_END) + len(_HEAD_END)
+        return data[:end], data[end:]
+
+    def _read(self, end: bytes) -> None:
+        """The event that has begun is complete with this `end`, which may have others behind it."""
+        if text := text_of(b"".join((*self._tail, end))):
+            self._texts.append(text)
+            self.size += len(text)
 
 
 def text_of(events: bytes) -> str:
@@ -93,11 +112,10 @@ def text_of(events: bytes) -> str:
 
 
 def _texts(events: bytes) -> Iterator[str]:
-    for line in events.splitlines():
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == _DONE:
+    whole, tail = split(events)
+    for event in (*whole, tail):
+        data = (payload(event) or b"").strip()
+        if not data or data == _DONE:
             continue
         try:
             yield from _written(orjson.loads(data), _DEPTH)

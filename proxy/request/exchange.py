@@ -53,7 +53,8 @@ class Exchange:
     `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
     whether a kept connection was stale; `stop_reading` stops the parsing of its body; `naming` has the names
     of its model, where the gate has names of its own, `admission` what its key may, where there are keys;
-    `leg` is that of its prompt, if another unit computes it.
+    `leg` is that of its prompt, if another unit computes it. Its unit waits while the client `is_slow`, and
+    while as much as may be `is_held` for a guardrail.
     """
 
     # From the naming of its model on, where the gate has names of its own.
@@ -65,6 +66,8 @@ class Exchange:
         "client",
         "continuation",
         "gate",
+        "is_held",
+        "is_slow",
         "leg",
         "naming",
         "request",
@@ -98,7 +101,7 @@ class Exchange:
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Stop | None = None
-        self.was_stale = False
+        self.was_stale = self.is_slow = self.is_held = False
 
     # -- events: states.py says what each means, the table what is done -------------------------------------
 
@@ -174,9 +177,20 @@ class Exchange:
 
     def client_paused(self, paused: bool) -> None:
         """The client reads slower than its unit writes, or reads again. This does not change the state."""
-        self.response.pause(paused=paused)
-        if self.attempt is not None:
-            self.attempt.pause(paused=paused)
+        self.is_slow = paused
+        self._mirror(paused=paused or self.is_held)
+
+    def hold_back(self, held: bool) -> None:
+        """A guardrail holds as much of the answer as may be held, or less again. The same."""
+        self.is_held = held
+        self._mirror(paused=held or self.is_slow)
+
+    def _mirror(self, *, paused: bool) -> None:
+        """Have the unit wait, or go on."""
+        if paused is not self.response.paused:
+            self.response.pause(paused=paused)
+            if self.attempt is not None:
+                self.attempt.pause(paused=paused)
 
     # -- the attempt in flight -----------------------------------------------------------------------------
 

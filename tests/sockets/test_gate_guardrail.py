@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,6 +43,8 @@ class Judge(ScriptedUnit):
     async def _play(self, request: Received) -> None:
         self.asked.append(orjson.loads(request.body))
         told = self._judge(self.asked[-1])
+        if inspect.isawaitable(told):
+            told = await told
         if told is None:
             await asyncio.sleep(60.0)
         request.write(whole(told if isinstance(told, bytes) else orjson.dumps(told)))
@@ -222,6 +225,61 @@ async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
             assert b"secret" not in reply.body.partition(b"guardrail_denied")[0].rpartition(b"data:")[0]
             assert (reply.whole, b"guardrail_denied" in reply.body) == (False, True)
             await here.until(lambda: here.outcomes == ["client_error"])
+
+
+@pytest.mark.parametrize("mode", ["whole", "windows"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("size", [1, 20_000])
+@live
+async def test_a_tool_call_is_seen_however_its_event_ends_and_comes(mode: Any, end: bytes, size: int) -> None:
+    arguments = {"function": {"arguments": "x" * size + "a secret" + "x" * size}}
+    call = orjson.dumps({"choices": [{"delta": {"tool_calls": [arguments]}}]})
+    event = b"data: " + call + 2 * end
+    first, done, half = word("first").replace(b"\n", end), b"data: [DONE]" + 2 * end, len(event) // 4
+
+    async def play(request: Received) -> None:
+        for part in (SSE_HEAD + chunk(first), chunk(event[:half]), chunk(event[half:])):
+            request.write(part)
+            await asyncio.sleep(0.05)
+        request.write(chunk(done) + LAST_CHUNK)
+
+    judge = Judge(no_secrets)
+    async with gate(judge, play, request=False, answer=mode, window_s=0.01) as (_here, client):
+        reply = await client.ask(chat())
+        assert b"guardrail_denied" in reply.body
+        assert b"x" not in reply.body.partition(b"guardrail_denied")[0].replace(b"text/", b"")
+        assert "".join(asked["text"] for asked in judge.asked) == "first" + arguments["function"]["arguments"]
+
+
+@live
+async def test_what_is_held_for_a_client_that_does_not_read_is_bounded() -> None:
+    event, wrote = word("x" * 60_000), 0
+
+    async def play(request: Received) -> None:
+        nonlocal wrote
+        request.write(SSE_HEAD)
+        while not request.connection.writer.is_closing():
+            request.write(chunk(event))
+            wrote += 1
+            await request.connection.writer.drain()
+
+    async def slowly(asked: dict[str, Any]) -> dict[str, str]:
+        await asyncio.sleep(0.05)
+        return ALLOW
+
+    async with gate(Judge(slowly), play, request=False, answer="windows") as (here, client):
+        client.send(chat())
+        await client.event()
+        client.stop_reading()
+        before = -1
+        while before < wrote and here.buffered() < 16 * LIMITS.guardrail_held_bytes:
+            before = wrote
+            await asyncio.sleep(0.5)
+        assert here.buffered() <= 2 * LIMITS.guardrail_held_bytes
+        # Nothing of it is lost: it reads on.
+        client.read_on()
+        for _ in range(before):
+            assert (await client.event()).endswith(event[-20:])
 
 
 @live
