@@ -21,7 +21,7 @@ Find = Callable[[str], list[tuple[int, int, str]]]
 
 PATTERNS = {
     "EMAIL": re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+\b"),
-    "CARD": re.compile(r"\b(?:\d[ -]?){13,19}\b"),
+    "CARD": re.compile(r"\b\d(?:[ -]?\d){12,18}\b"),
     "IBAN": re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"),
 }
 
@@ -43,10 +43,24 @@ def is_card(text: str) -> bool:
     return (sum(digits[::2]) + sum(doubled)) % 10 == 0
 
 
+def apart(found: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """The same in order; finds that overlap are one, with the name of the first: a card number may be a part
+    of an IBAN.
+    """
+    merged: list[tuple[int, int, str]] = []
+    for begin, end, name in sorted(found, key=lambda each: (each[0], -each[1])):
+        if merged and begin < merged[-1][1]:
+            first, last, its_name = merged[-1]
+            merged[-1] = first, max(last, end), its_name
+        else:
+            merged.append((begin, end, name))
+    return merged
+
+
 def masked(value: Any, find: Find) -> Any:
     """The same with personal data replaced, in all strings of `content`, `text`, `prompt` and `input`."""
     if isinstance(value, str):
-        for begin, end, name in sorted(find(value), reverse=True):
+        for begin, end, name in reversed(apart(find(value))):
             value = f"{value[:begin]}<{name}>{value[end:]}"
         return value
     if isinstance(value, list):

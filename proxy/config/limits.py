@@ -93,6 +93,10 @@ class HardLimits:
     """How long nothing may come on a WebSocket. It is closed."""
     guardrail_calls: int = 256
     """Questions to a guardrail in flight at one time, of one process. For more there is no verdict."""
+    guardrail_body_bytes: int = 8 << 20
+    """A body that a guardrail is asked about: it is copied. For a larger one there is no verdict."""
+    guardrail_bytes: int = 64 << 20
+    """The same of all questions in flight together. For more there is no verdict."""
     guardrail_reply_bytes: int = 65536
     """The verdict of a guardrail, beside a request that it has written. A larger one is none."""
     guardrail_held_bytes: int = 1 << 20

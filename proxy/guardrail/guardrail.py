@@ -16,7 +16,7 @@ import orjson
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.guardrail.hook import Hook
-from cellgate.proxy.guardrail.opinion import GuardAction, Opinion, denied, question
+from cellgate.proxy.guardrail.opinion import GuardAction, Opinion, denied
 from cellgate.proxy.guardrail.screen import Screen
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.ask import is_large, read_ask
@@ -57,8 +57,8 @@ class Guardrail:
             exchange.stop_reading = None
             guarded(exchange, exchange.screened, _after(exchange, ask, opinion))
 
-        about = question("request", about_request(exchange, ask), "body", body)
-        exchange.stop_reading = self._hook.ask("request", about, tell, max_bytes=LIMITS.json_bytes_on_loop)
+        about, most = about_request(exchange, ask), LIMITS.json_bytes_on_loop
+        exchange.stop_reading = self._hook.ask("request", about, "body", body, tell, max_bytes=most)
         return True
 
     def screen_answer(self, exchange: Exchange) -> None:

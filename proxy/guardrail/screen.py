@@ -20,7 +20,7 @@ import orjson
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.guardrail.hook import Hook, OnOpinion
-from cellgate.proxy.guardrail.opinion import ALLOWED, GuardAction, Opinion, denied, question
+from cellgate.proxy.guardrail.opinion import ALLOWED, GuardAction, Opinion, denied
 from cellgate.proxy.guardrail.texts import WrittenText
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
 
 PHASE = "answer"
+Asked = tuple[dict[str, Any], str, bytes]
+"""What a question says of its request, the name of what it is about, and that."""
 _BLANKS = BOM + b" \t\r\n"
 CONTEXT_CHARS = 256
 """Of the text before a window, which is shown with it: what is denied may begin there."""
@@ -155,7 +157,7 @@ class Screen:
             self._told(ALLOWED)
             return
         self._is_asking = True
-        self._hook.ask(PHASE, asked, self._told)
+        self._hook.ask(PHASE, *asked, self._told)
 
     def _decide(self, tell: OnOpinion) -> None:
         """What is held is too large for a verdict."""
@@ -164,25 +166,25 @@ class Screen:
         # Later, because the response is in the middle of its work.
         self._loop.call_soon(tell, self._hook.failed(PHASE, "too_large"))
 
-    def _question(self) -> bytes | None:
+    def _question(self) -> Asked | None:
         """None: it is nothing that a guardrail could read."""
         if not self._exchange.response.is_events:
             return self._about_plain(self._written.plain())
         return self._about_text(self._written.take())
 
-    def _about_plain(self, body: bytes) -> bytes | None:
+    def _about_plain(self, body: bytes) -> Asked | None:
         try:
             orjson.loads(body)
         except orjson.JSONDecodeError:
             # The begin of JSON, or what another parser may read as some.
             is_like = body.lstrip(_BLANKS).startswith((b"{", b"["))
             return self._about_text(body.decode("utf-8", "replace")) if is_like else None
-        return question(PHASE, self._about, "body", body)
+        return self._about, "body", body
 
-    def _about_text(self, text: str) -> bytes:
+    def _about_text(self, text: str) -> Asked:
         about = {**self._about, "final": self._end is not None, "context": self._before}
         self._before = (self._before + text)[-CONTEXT_CHARS:]
-        return question(PHASE, about, "text", orjson.dumps(text))
+        return about, "text", orjson.dumps(text)
 
     def _told(self, opinion: Opinion | Failure) -> None:
         self._is_asking = False

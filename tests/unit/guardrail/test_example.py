@@ -37,6 +37,14 @@ def test_requests_are_changed(example: ModuleType) -> None:
     assert example.verdict(plain, example.by_patterns) == {"action": "allow"}
 
 
+def test_finds_that_overlap_are_replaced_once(example: ModuleType) -> None:
+    text = "pay DE12 4111 1111 1111 1111 to jo@x.org and 5 more"
+    assert {"IBAN", "CARD"} <= {name for _, _, name in example.by_patterns(text)}
+    assert example.masked(text, example.by_patterns) == "pay <IBAN> to <EMAIL> and 5 more"
+    parts = [(4, 9, "B"), (2, 6, "A"), (9, 11, "C")]
+    assert example.masked("0123456789abc", lambda _: parts) == "01<A><C>bc"
+
+
 def test_answers_are_denied(example: ModuleType) -> None:
     asked = {"phase": "answer", "context": "write to jo@", "text": "x.org", "final": True}
     assert example.verdict(asked, example.by_patterns) == {"action": "deny", "reason": "it has EMAIL"}

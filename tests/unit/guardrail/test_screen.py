@@ -13,7 +13,7 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
-from cellgate.proxy.guardrail.hook import FAILED
+from cellgate.proxy.guardrail.hook import FAILED, OnOpinion
 from cellgate.proxy.guardrail.opinion import ALLOWED, GuardAction, Opinion
 from cellgate.proxy.guardrail.screen import Screen
 from cellgate.proxy.wire.failure import Failure
@@ -36,7 +36,7 @@ class Stage:
         self.is_held = False
         self.judge: Callable[[dict[str, Any]], Opinion] = lambda _: ALLOWED
         self.stopped: Failure | None = None
-        self._tells: list[Callable[[Opinion | Failure], None]] = []
+        self._tells: list[OnOpinion] = []
         self._due: list[Callable[[], None]] = []
         self._is_chunked = is_chunked
         self._head = HEAD
@@ -120,8 +120,8 @@ class Stage:
     def _failed(self, _phase: str, _how: str) -> Opinion | Failure:
         return ALLOWED if self._fail == "open" else FAILED
 
-    def _ask(self, _phase: str, asked: bytes, tell: Callable[[Opinion | Failure], None]) -> None:
-        self.asked.append(orjson.loads(asked))
+    def _ask(self, _phase: str, about: dict[str, Any], name: str, content: bytes, tell: OnOpinion) -> None:
+        self.asked.append({**about, name: orjson.loads(content)})
         self._tells.append(tell)
 
     def _later(self, _delay: float, call: Callable[..., None], *args: object) -> SimpleNamespace:
