@@ -729,22 +729,26 @@ class Reporter:
     """Composes reports in a thread, because a driver may keep a reader waiting: one at a time.
 
     `compose` is called in that thread, with whether ranks are to be asked. All who ask while it works get its
-    report.
+    report; those who want to know of ranks get the next one, unless it has them.
     """
 
     def __init__(self, compose: Callable[[bool], dict[str, Any]]) -> None:
         self._compose = compose
-        self._asking: list[Client] = []
+        self._asking: dict[Client, bool] = {}
+        """And whether they want to know of ranks."""
         self._is_composing = False
 
     def ask(self, client: Client, *, of_ranks: bool) -> None:
         """Send a report to a client, or 503 if there is none within REPORT_S."""
-        self._asking.append(client)
-        loop = asyncio.get_running_loop()
-        loop.call_later(REPORT_S, self._give_up, client)
+        self._asking[client] = of_ranks
+        asyncio.get_running_loop().call_later(REPORT_S, self._give_up, client)
         if not self._is_composing:
-            self._is_composing = True
-            threading.Thread(target=self._work, args=(loop, of_ranks), daemon=True).start()
+            self._begin(of_ranks)
+
+    def _begin(self, of_ranks: bool) -> None:
+        self._is_composing = True
+        args = asyncio.get_running_loop(), of_ranks
+        threading.Thread(target=self._work, args=args, daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop, of_ranks: bool) -> None:
         try:
@@ -752,17 +756,21 @@ class Reporter:
         except Exception as error:
             report = {"error": f"the report failed: {error!r}"}
         with suppress(RuntimeError):  # The loop has ended meanwhile.
-            loop.call_soon_threadsafe(self._done, report)
+            loop.call_soon_threadsafe(self._done, report, of_ranks)
 
-    def _done(self, report: dict[str, Any]) -> None:
+    def _done(self, report: dict[str, Any], of_ranks: bool) -> None:
         self._is_composing = False
-        asking, self._asking = self._asking, []
-        for client in asking:
-            client.reply(200, {"cellgate_agent": 1, **report})
+        asking, self._asking = self._asking, {}
+        for client, wants_ranks in asking.items():
+            if wants_ranks and not of_ranks:
+                self._asking[client] = True
+            else:
+                client.reply(200, {"cellgate_agent": 1, **report})
+        if self._asking:
+            self._begin(True)
 
     def _give_up(self, client: Client) -> None:
-        if client in self._asking:
-            self._asking.remove(client)
+        if self._asking.pop(client, None) is not None:
             client.reply(503, {"error": f"the report is not ready after {REPORT_S:g} s"})
 
 

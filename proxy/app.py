@@ -27,7 +27,7 @@ from cellgate.proxy.handover.view import InheritedView, drained, view_of
 from cellgate.proxy.ingress.alb_weight import AlbWeight
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
 from cellgate.proxy.kv_events.start import follow_kv_events
-from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.logs.defects import DEFECTS, report_defect
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.metrics.collectors import AgentCheckMetrics, AlbMetrics
@@ -253,9 +253,10 @@ class App:
 
     def _reloaded(self, task: asyncio.Task[str]) -> None:
         self._reloads.discard(task)
-        if not task.cancelled():
-            # What is wrong with the configuration is in the log.
-            task.exception()
+        error = None if task.cancelled() else task.exception()
+        # What is wrong with the configuration is in the log.
+        if isinstance(error, Exception) and not isinstance(error, ConfigError):
+            report_defect(task.get_loop(), "the configuration is not read again", error)
 
     async def _reload_settings(self, by: str) -> str:
         """Read the configuration again, because `by` says so; returns what changed. Raises ConfigError."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.unit_state import UnitState
@@ -25,58 +26,126 @@ _MISSING = "none"
 Stack = Mapping[str, str]
 
 
-def mixed(state: UnitState) -> str:
-    """How the nodes of a unit differ from its first one that reports, in words; empty: they do not."""
-    reports = [facts for facts in _reports(state) if facts.stack]
-    return _few(
-        f"{facts.node} has {words}"
-        for facts in reports[1:]
-        if (words := _few(differences(reports[0].stack, facts.stack, reports[0].node)))
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class Software:
+    """What of a stack is compared, and as a set, which is the same for the same software."""
+
+    compared: Mapping[str, str]
+    key: frozenset[tuple[str, str]]
+    is_headless: bool
 
 
-def odd_units(states: Iterable[UnitState]) -> dict[str, str]:
-    """For each unit that differs from others of its cell, role and models: how, in words. Drained ones are
-    left out, and each unit stands for itself by its first node that reports.
+@dataclass(slots=True)
+class _Unit:
+    """What was read of a unit: by node, in order, the report and what it says; and how its nodes differ."""
+
+    nodes: dict[str, tuple[NodeFacts, Software]] = field(default_factory=dict)
+    mixed: str = ""
+
+    def told(self) -> list[tuple[str, Software]]:
+        """That of the nodes that report any."""
+        return [(name, software) for name, (facts, software) in self.nodes.items() if facts.stack]
+
+
+class Stacks:
+    """The software of all units. What takes long is a generator: between two of its steps at most one stack
+    is read or compared, and none is read again that has not changed.
     """
-    groups: defaultdict[tuple[str, str, frozenset[str]], dict[str, Stack]] = defaultdict(dict)
-    for state in states:
-        first = next((facts.stack for facts in _reports(state) if facts.stack), None)
-        if first is not None and not state.drained:
-            groups[state.unit.cell, state.unit.role, state.base_models()][state.unit.name] = first
-    return {unit: words for stacks in groups.values() for unit, words in _odd(stacks)}
+
+    def __init__(self) -> None:
+        self._units: dict[UnitState, _Unit] = {}
+        self._softwares: dict[tuple[frozenset[tuple[str, str]], bool], Software] = {}
+        """One for all nodes that run the same, because a thousand equal sets take long to compare."""
+
+    def read(self, state: UnitState) -> Iterator[None]:
+        """Read what was reported of a unit since the last time."""
+        unit = self._units.setdefault(state, _Unit())
+        before, unit.nodes = unit.nodes, {}
+        has_changed = False
+        for facts in _reports(state):
+            known = before.get(facts.node)
+            if known is not None and (known[0] is facts or known[0].stack == facts.stack):
+                unit.nodes[facts.node] = facts, known[1]
+            else:
+                read, has_changed = software_of(facts.stack), True
+                unit.nodes[facts.node] = facts, self._softwares.setdefault((read.key, read.is_headless), read)
+            if known is None or known[0] is not facts:
+                yield
+        if has_changed or list(before) != list(unit.nodes):
+            yield from _compare_nodes(unit)
+
+    def mixed(self, state: UnitState) -> str:
+        """How the nodes of a unit differ from its first one that reports, in words; empty: they do not."""
+        return self._units[state].mixed if state in self._units else ""
+
+    def odd(self, states: Iterable[UnitState]) -> Iterator[tuple[UnitState, str]]:
+        """For each unit how it differs from others of its cell, role and models, in words; empty: it does
+        not. Drained ones are left out, and each unit stands for itself by its first node that reports.
+        """
+        groups: defaultdict[tuple[str, str, frozenset[str]], dict[UnitState, Software]] = defaultdict(dict)
+        for state in states:
+            found = self._units[state].told() if state in self._units else []
+            if found and not state.drained:
+                groups[state.unit.cell, state.unit.role, state.base_models()][state] = found[0][1]
+        for group in groups.values():
+            usual = usual_of({state.unit.name: software.key for state, software in group.items()})
+            [whose] = (software for state, software in group.items() if state.unit.name == usual)
+            for state, software in group.items():
+                yield state, _few(differences(whose, software, usual))
+
+    def keep(self, states: Iterable[UnitState]) -> None:
+        """Forget all other units."""
+        self._units = {state: self._units[state] for state in states if state in self._units}
+        used = (software for unit in self._units.values() for _, software in unit.nodes.values())
+        self._softwares = {(software.key, software.is_headless): software for software in used}
 
 
-def _odd(stacks: Mapping[str, Stack]) -> Iterator[tuple[str, str]]:
-    """Those that differ from the most common stack of a group, and how."""
-    keys = {unit: tuple(sorted(_compared(stack).items())) for unit, stack in stacks.items()}
+def _compare_nodes(unit: _Unit) -> Iterator[None]:
+    softwares, found = unit.told(), []
+    for name, software in softwares[1:]:
+        usual, first = softwares[0]
+        if words := _few(differences(first, software, usual)):
+            found.append(f"{name} has {words}")
+        yield
+    unit.mixed = _few(found)
+
+
+def usual_of(keys: Mapping[str, Hashable]) -> str:
+    """The unit that has the most common of these."""
     counts = Counter(keys.values())
-    if len(counts) < 2:
-        return
     # Of equally common ones, that of the first unit: every gate names the same.
-    usual = max(sorted(stacks), key=lambda unit: counts[keys[unit]])
-    for unit, stack in stacks.items():
-        if words := _few(differences(stacks[usual], stack, usual)):
-            yield unit, words
+    return max(sorted(keys), key=lambda unit: counts[keys[unit]])
 
 
-def differences(usual: Stack, stack: Stack, whose: str) -> list[str]:
-    """What differs from `usual`, the stack of `whose`: one phrase each, what people see first.
+def software_of(stack: Stack) -> Software:
+    """What of a stack is compared: no flags that are meant to differ."""
+    compared = {
+        name: value
+        for name, value in stack.items()
+        if not (name.startswith("flag ") and _OF_THE_NODE.search(name))
+    }
+    return Software(compared, frozenset(compared.items()), _HEADLESS in stack)
+
+
+def differences(usual: Software, software: Software, whose: str) -> list[str]:
+    """What differs from `usual`, that of `whose`: one phrase each, what people see first.
 
     A package, driver or image is compared where both are known; flags where both run the same program. What a
     headless engine has no flag for may be of the API, which it does not serve.
     """
-    one, other = _compared(usual), _compared(stack)
-    program = one.pop("program", None)
-    is_same_program = program is not None and program == other.pop("program", None)
+    if usual is software:
+        return []
+    one, other = usual.compared, software.compared
+    is_same_program = "program" in one and one["program"] == other.get("program")
     found = []
-    for name in sorted(one.keys() | other.keys(), key=lambda name: (name.startswith(_COMMAND), name)):
+    names = {name for name, _ in usual.key ^ software.key} - {"program"}
+    for name in sorted(names, key=lambda name: (name.startswith(_COMMAND), name)):
         before, after = one.get(name), other.get(name)
         if name.startswith(_COMMAND):
-            is_comparable = is_same_program and not (after is None and _HEADLESS in stack)
+            is_comparable = is_same_program and not (after is None and software.is_headless)
         else:
             is_comparable = bool(before and after)
-        if is_comparable and before != after:
+        if is_comparable:
             found.append(_phrase(name, before, after, whose))
     return found
 
@@ -90,14 +159,6 @@ def _phrase(name: str, before: str | None, after: str | None, whose: str) -> str
     if "#" in (before[:1], after[:1]):
         return f"another {shown} than {whose}"
     return f"{shown} {after or 'without a value'} ({whose}: {before or 'without a value'})"
-
-
-def _compared(stack: Stack) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in stack.items()
-        if not (name.startswith("flag ") and _OF_THE_NODE.search(name))
-    }
 
 
 def _reports(state: UnitState) -> list[NodeFacts]:

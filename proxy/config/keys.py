@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 PRIORITY_LAST = 1_000_000
-"""The priority that goes last."""
+"""The priority that goes last; less than nothing goes before, down to minus as much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ ORPHAN_S = 30.0
 
 
 class LinkWatch:
-    """The links of one gate. `steps` counts steps by pair and kind, `pairs` has what was transferred."""
+    """The links of one gate. `steps` counts steps by pair and kind, `pairs` has what was transferred; both of
+    units on the Board.
+    """
 
     def __init__(self, board: Board, events: EventLog, now: Callable[[], float]) -> None:
         self._board = board
@@ -29,13 +31,18 @@ class LinkWatch:
         self._orphaned_at: deque[float] = deque()
         self.steps: Counter[tuple[str, str, str]] = Counter()
         self.pairs: dict[tuple[str, str], PairTally] = {}
+        self._units = board.units
 
     def apply(self, step: SplitStep) -> None:
         """A step was reported."""
         now, pair = self._now(), (step.prefiller, step.decoder)
+        if self._units is not self._board.units:
+            # It was configured since.
+            self._forget_gone()
         self.steps[(*pair, step.kind)] += 1
         if step.kind == ORPHANED:
             self._orphaned_at.append(now)
+            self.orphans()
             return
         if step.kind == RELEASED:
             if self._orphaned_at:
@@ -58,3 +65,8 @@ class LinkWatch:
         while self._orphaned_at and self._now() - self._orphaned_at[0] > ORPHAN_S:
             self._orphaned_at.popleft()
         return len(self._orphaned_at)
+
+    def _forget_gone(self) -> None:
+        units = self._units = self._board.units
+        self.steps = Counter({key: n for key, n in self.steps.items() if {key[0], key[1]} <= units.keys()})
+        self.pairs = {pair: tally for pair, tally in self.pairs.items() if set(pair) <= units.keys()}

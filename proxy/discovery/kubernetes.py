@@ -34,7 +34,7 @@ class _GoneError(Exception):
 async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
     """The pods with these labels: once when listed, then at each change. The mapping is the same, changed.
 
-    `kubeconfig` empty: what this pod was given, else the user's file. Raises LostError.
+    `kubeconfig` empty: what this pod was given, else the user's file. Raises SourceError.
     """
     try:
         async with connected(kubeconfig) as connection:

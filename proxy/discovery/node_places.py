@@ -43,14 +43,20 @@ class NodePlaces:
             return {}
 
     async def _look_up(self, nodes: Iterable[str]) -> None:
-        try:
+        with suppress(ApiError):
             async with connected(self._kubeconfig) as api:
                 for node in nodes:
-                    found = await ask(api, ApiCall("get", NODES, name=node))
+                    try:
+                        found = await ask(api, ApiCall("get", NODES, name=node))
+                    except ApiError as error:
+                        if self._may_go_on(error):
+                            continue
+                        return
                     self._labels[node] = found["metadata"].get("labels", {})
-        except ApiError as error:
-            if error.status == FORBIDDEN:
-                self._may_ask = False
-                log_line(
-                    "warning", f"discovery: places of nodes are not known: {error}; units are found without"
-                )
+
+    def _may_go_on(self, error: ApiError) -> bool:
+        """Whether the next node may be asked for: one may be gone before its pods are."""
+        if error.status == FORBIDDEN:
+            self._may_ask = False
+            log_line("warning", f"discovery: places of nodes are not known: {error}; units are found without")
+        return self._may_ask and error.status > 0

@@ -145,14 +145,24 @@ class KubernetesLeases:
 
     async def _keep_looking(self) -> None:
         while True:
-            try:
-                for cell in sorted(self._cells | self._held.keys()):
-                    async with self._turn:
-                        await self._step(cell)
-                self.trouble = ""
-            except Exception as error:  # Whatever a server answers, this task has to go on.
-                self.trouble = _UNREACHED % _in_words(error)
+            self.trouble = await self._round()
             await asyncio.sleep(RENEW_S)
+
+    async def _round(self) -> str:
+        """One step for each cell; what was wrong first, empty: nothing. A Lease that the server refuses takes
+        none from other cells.
+        """
+        trouble = ""
+        for cell in sorted(self._cells | self._held.keys()):
+            try:
+                async with self._turn:
+                    await self._step(cell)
+            except Exception as error:  # Whatever a server answers, this task has to go on.
+                trouble = trouble or _UNREACHED % _in_words(error)
+                if isinstance(error, TimeoutError) or (isinstance(error, ApiError) and not error.status):
+                    # It does not answer: nor will it for the next cell.
+                    break
+        return trouble
 
     async def _step(self, cell: str) -> None:
         """Renew the Lease of a cell, or look who has it, and take it if nobody has it any more."""

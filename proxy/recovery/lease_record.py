@@ -25,7 +25,11 @@ CLAIMS_MAX = 256
 def lease_name(cell: str) -> str:
     """The name of a cell's Lease, a DNS subdomain (RFC 1123); another one for each cell."""
     plain = re.sub(r"[^a-z0-9-]", "-", cell.lower())
-    tail = "" if plain == cell else "-" + hashlib.sha256(cell.encode()).hexdigest()[:8]
+    tail = (
+        ""
+        if plain == cell and not plain.endswith("-")
+        else "-" + hashlib.sha256(cell.encode()).hexdigest()[:8]
+    )
     return f"cellgate-{plain[:180]}{tail}"
 
 

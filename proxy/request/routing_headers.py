@@ -7,6 +7,7 @@ from math import inf
 
 from xxhash import xxh3_64_hexdigest
 
+from cellgate.proxy.config.keys import PRIORITY_LAST
 from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import Fields
@@ -14,7 +15,6 @@ from cellgate.router.nouns import Ask
 
 NAME_CHARS = 256
 """The longest name of a session or tenant, in characters."""
-PRIORITY_MAX = 1_000_000
 
 _TENANT = Ask._fields.index("tenant")
 _new = tuple.__new__
@@ -85,9 +85,9 @@ def _priority(ask: Ask, value: str, _now: float) -> Ask:
     try:
         number = int(value)
     except ValueError:
-        number = PRIORITY_MAX + 1
-    if abs(number) > PRIORITY_MAX:
-        raise ValueError(f"an integer from {-PRIORITY_MAX} to {PRIORITY_MAX}, lower goes first")
+        number = PRIORITY_LAST + 1
+    if abs(number) > PRIORITY_LAST:
+        raise ValueError(f"an integer from {-PRIORITY_LAST} to {PRIORITY_LAST}, lower goes first")
     return ask._replace(priority=number)
 
 

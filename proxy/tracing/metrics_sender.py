@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from prometheus_client import Metric as Family
 
 from cellgate.proxy.config.settings import OtlpMetrics
+from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.tracing.collector_link import CollectorLink
 from cellgate.proxy.tracing.otlp_metrics import metrics_data
@@ -39,14 +40,18 @@ class MetricsSender:
         """Send the last numbers, and end. Takes EXPORT_TIMEOUT_S at most."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        with contextlib.suppress(TimeoutError):
+        # What is wrong was said before.
+        with contextlib.suppress(Exception):
             async with asyncio.timeout(EXPORT_TIMEOUT_S):
                 await self._send()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await self._send()
+            try:
+                await self._send()
+            except Exception as error:  # No number that cannot be read may end this task.
+                report_defect(asyncio.get_running_loop(), "the metrics for a collector", error)
 
     async def _send(self) -> None:
         families = [family async for family in self._metrics.families()]

@@ -64,6 +64,34 @@ def test_a_report_that_never_comes_is_given_up_and_harms_nobody(monkeypatch: pyt
         assert len(transport.written) == 1
 
 
+def test_who_wants_to_know_of_ranks_gets_no_report_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    composed: list[bool] = []
+
+    def compose(of_ranks: bool) -> dict[str, Any]:
+        composed.append(of_ranks)
+        may_go_on.wait()
+        return {"ranks": []} if of_ranks else {}
+
+    async def scenario() -> list[bytes]:
+        watched = watched_by(NotedTransport(), agent.Status("ok", "", ""))[0]
+        monkeypatch.setattr(watched.reporter, "_compose", compose)
+        transports = [NotedTransport() for _ in range(4)]
+        for transport, query in zip(transports, (b"", b"?ranks", b"", b"?ranks"), strict=True):
+            client = agent.Client(watched)
+            client.connection_made(transport)
+            client.data_received(b"GET /report%b HTTP/1.1\r\n\r\n" % query)
+        may_go_on.set()
+        async with asyncio.timeout(10.0):
+            while not all(transport.written for transport in transports):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return [b"".join(transport.written) for transport in transports]
+
+    replies = asyncio.run(scenario())
+    assert [b'"ranks"' in reply for reply in replies] == [False, True, False, True]
+    assert composed == [False, True], "one at a time, and no more than are needed"
+
+
 def test_ranks_are_asked_only_by_who_wants_to_know() -> None:
     ranks = [rank(n, "10.0.0.1", 10 - (n == 1)) for n in range(4)]
     with ras(status(communicator(ranks))) as server:

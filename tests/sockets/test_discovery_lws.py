@@ -228,8 +228,8 @@ def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def on_nodes(api: FakeKubernetes) -> None:
-    for number in range(2):
+def on_nodes(api: FakeKubernetes, first: int = 0) -> None:
+    for number in range(first, 2):
         labels = {"topology.kubernetes.io/region": "r", "topology.kubernetes.io/zone": f"r-{number}"}
         api.objects.put("nodes", "", {"metadata": {"name": f"n-{number}", "labels": labels}})
 
@@ -256,6 +256,15 @@ def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(tmp_pa
             assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
             rules = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-places-rbac.yaml"
             assert rights_used(api) == rights_given(rules) | {("list", "", "pods"), ("watch", "", "pods")}
+
+    asyncio.run(main())
+
+
+def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            on_nodes(api, first=1)
+            assert await placed(api, tmp_path) == [[(), ("r", "r-1")]] * 2
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.remedy import LeasePlace
-from cellgate.proxy.orchestrators.kubernetes_api import connected
+from cellgate.proxy.orchestrators.kubernetes_api import ApiError, connected
 from cellgate.proxy.recovery import kubernetes_leases
 from cellgate.proxy.recovery.acting import Claim, NotActingError
 from cellgate.proxy.recovery.kubernetes_leases import KubernetesLeases
@@ -208,3 +208,39 @@ def test_each_attempt_is_granted_once_while_gates_come_and_go(tmp_path: Path) ->
         assert granted[-1] > 5
 
     among(tmp_path, 3, scenario)
+
+
+def test_a_lease_that_is_refused_takes_none_from_other_cells(tmp_path: Path) -> None:
+    async def scenario(_api: FakeKubernetes, gates: list[Gate]) -> None:
+        (one,) = gates
+        step = one._step
+
+        async def refused(cell: str) -> None:
+            if cell == "A":
+                raise ApiError("leases is invalid", 422)
+            await step(cell)
+
+        one._step = refused  # type: ignore[method-assign]
+        one.stand_for({"A", "East"})
+        await acting(gates)
+        await until(lambda: one.trouble == "which gate acts is not known: leases is invalid")
+
+    among(tmp_path, 1, scenario)
+
+
+def test_a_server_that_does_not_answer_is_not_asked_for_every_cell(tmp_path: Path) -> None:
+    async def scenario(_api: FakeKubernetes, gates: list[Gate]) -> None:
+        (one,) = gates
+        await acting(gates)
+        asked: list[str] = []
+
+        async def away(cell: str) -> None:
+            asked.append(cell)
+            raise TimeoutError
+
+        one._step = away  # type: ignore[method-assign]
+        one.stand_for({"A", "B", "East"})
+        assert await one._round() == "which gate acts is not known: the API server does not answer"
+        assert set(asked) == {"A"}
+
+    among(tmp_path, 1, scenario)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from cellgate.router.board import Board
 from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
-from cellgate.router.stacks import SHOWN_MAX, Stack, differences, mixed, odd_units
+from cellgate.router.stacks import SHOWN_MAX, Stack, Stacks, software_of
+from cellgate.router.stacks import differences as software_differences
+from cellgate.router.unit_state import UnitState
 
 USUAL = {
     "program": "vllm",
@@ -14,6 +16,23 @@ USUAL = {
     "flag --tp": "8",
     "flag --dtype": "#1",
 }
+
+
+def differences(usual: Stack, stack: Stack, whose: str) -> list[str]:
+    return software_differences(software_of(usual), software_of(stack), whose)
+
+
+def mixed(state: UnitState) -> str:
+    stacks = Stacks()
+    list(stacks.read(state))
+    return stacks.mixed(state)
+
+
+def odd_units(found: Board) -> dict[str, str]:
+    stacks = Stacks()
+    for state in found:
+        list(stacks.read(state))
+    return {state.unit.name: words for state, words in stacks.odd(found) if words}
 
 
 def board(**stacks: tuple[Stack, ...]) -> Board:
@@ -96,3 +115,22 @@ def test_drained_units_and_those_of_other_models_are_left_out() -> None:
 def test_many_differences_are_a_short_sentence() -> None:
     many = {f"flag --{n}": "1" for n in range(50)}
     assert mixed(board(a=(USUAL, USUAL | many)).units["a"]).endswith(f"and {50 - SHOWN_MAX} more")
+
+
+def test_what_changes_is_compared_anew() -> None:
+    found = board(a=(USUAL, USUAL | {"driver nvidia": "550"}, USUAL))
+    stacks, state = Stacks(), found.units["a"]
+
+    def mixed_now() -> str:
+        list(stacks.read(state))
+        return stacks.mixed(state)
+
+    assert mixed_now() == "a-1 has driver nvidia 550 (a-0: 570)"
+    state.facts.take(NodeFacts("a", "a-1", 1.0, USUAL))
+    assert mixed_now() == ""
+    state.facts.take(NodeFacts("a", "a-0", 1.0, USUAL | {"driver nvidia": "550"}))
+    assert mixed_now().startswith("a-1 has driver nvidia 570 (a-0: 550), a-2 has")
+    del state.facts.nodes["a-0"]
+    assert mixed_now() == ""
+    state.facts.forget()
+    assert mixed_now() == ""
