@@ -79,7 +79,7 @@ class Plane:
     """The control plane of one gate. `front` must be set before it begins.
 
     `publish` is called with whether the gate is ready, and with the body and header lines of /readyz;
-    `unit_tls` is for https units. `on_flip` is called for each change of verdict, `on_fleet` for each new
+    `unit_tls` is for https units. `on_flip` is called for each change of verdict, `on_fleet` are for each new
     fleet, `on_units` when units have changed (True: replicas must have the change before the call returns).
     """
 
@@ -123,7 +123,7 @@ class Plane:
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
-        self.on_fleet: Callable[[Fleet], None] = lambda _fleet: None
+        self.on_fleet: list[Callable[[Fleet], object]] = []
         self.on_units: Callable[[bool], None] = lambda _at_once: None
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
@@ -310,9 +310,7 @@ class Plane:
     # -- for operators, and sources of units ---------------------------------------------------------------
 
     def configure(self, fleet: Fleet) -> str:
-        """Apply a fleet, at start or while running; requests in flight continue. Returns what changed, as
-        text.
-        """
+        """Apply a fleet while requests in flight continue; returns what changed, as text."""
         old = {state.unit.name: state for state in self.board}
         added, removed, probed_anew = self.board.configure(fleet, self.now())
         for unit in removed:
@@ -323,7 +321,8 @@ class Plane:
             self.prober.start(unit)
         self._publish_soon()
         self.room()
-        self.on_fleet(fleet)
+        for told in self.on_fleet:
+            told(fleet)
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
         names += [f"{u.name} has other probes now" for u in probed_anew]
         return ", ".join(names) or "no unit added or removed"

@@ -99,8 +99,7 @@ class Roller:
         self._commands: set[asyncio.Task[None]] = set()
 
     def tick(self, now: float) -> None:
-        """Look at the roll; must be called at least once a second, and before a new unit can be UP."""
-        self._keep_out()
+        """Look at the roll; must be called at least once a second."""
         if now < self._due:
             return
         self._due = now + PERIOD_S
@@ -108,6 +107,18 @@ class Roller:
         self._read()
         if self._store.conducts() and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._conduct())
+
+    def keep_out(self) -> None:
+        """Drain units that the roll has out of rotation: each once, and again when it has become another one,
+        or is to go back. Must be called with each new fleet: one canary brings a new unit UP.
+        """
+        for unit, (each, turn) in self._out.items():
+            state, held = self._ports.state_of(unit), self._held.get(unit)
+            if state is None or (held is not None and held.state is state and held.turn == turn):
+                continue
+            stays = held.stays if held is not None else each.was_drained and state.drained
+            self._held[unit] = _Held(state, turn, stays)
+            self._ports.set_drain(unit, True)
 
     async def order(self, order: Order) -> None:
         """Ask for something. Raises OrderError."""
@@ -151,19 +162,7 @@ class Roller:
         for unit in sorted(self._held.keys() - self._out.keys()):
             if not self._held.pop(unit).stays:
                 self._ports.set_drain(unit, False)
-        self._keep_out()
-
-    def _keep_out(self) -> None:
-        """Drain units that the roll has out of rotation: each once, and again when it has become another one,
-        or is to go back.
-        """
-        for unit, (each, turn) in self._out.items():
-            state, held = self._ports.state_of(unit), self._held.get(unit)
-            if state is None or (held is not None and held.state is state and held.turn == turn):
-                continue
-            stays = held.stays if held is not None else each.was_drained and state.drained
-            self._held[unit] = _Held(state, turn, stays)
-            self._ports.set_drain(unit, True)
+        self.keep_out()
 
     # -- the conductor -------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ def roll_units(plane: Plane, policy: RollPolicy, store: RollStore, run: Act) -> 
     )
     roller = Roller(policy, store, ports)
     plane.ticker.looks.append(roller.tick)
+    plane.on_fleet.append(lambda _fleet: roller.keep_out())
     return roller
 
 

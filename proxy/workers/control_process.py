@@ -77,7 +77,8 @@ class ControlProcess:
         self._log_dropped = 0
         """Lines that workers' access logs have lost."""
         plane.front = self
-        plane.on_fleet, plane.on_units = self._take_fleet, self._units_changed
+        plane.on_fleet.append(self._take_fleet)
+        plane.on_units = self._units_changed
         plane.metrics.include(AccessLogMetrics(lambda: self._log_dropped))
         plane.ticker.looks += [self._push, self._tell_pulse]
 

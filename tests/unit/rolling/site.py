@@ -44,6 +44,7 @@ class Site:
         self.places[unit] += 1
         for gate in self.gates:
             gate.board.configure(Fleet(units=tuple(self.fleet())), self.now)
+            gate.roller.keep_out()
 
     async def wait(self, wait_s: float) -> None:
         for _ in range(round(wait_s)):

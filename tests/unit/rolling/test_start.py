@@ -34,6 +34,7 @@ def ports(board: Board) -> RollPorts:
         set_drain=None,
         events=SimpleNamespace(add=None),
         ticker=SimpleNamespace(looks=[]),
+        on_fleet=[],
     )
     return roll_units(plane, POLICY, OwnRoll(), cast("Any", never))._ports
 
