@@ -59,3 +59,5 @@ PREFILLED, LEG_LOST, TRANSFERRED, LINK_FAILED, UNFIT, ORPHANED, RELEASED = STEPS
 )
 """The prompt was computed; the prefiller failed; the decoder has sent its first token; the blocks did not
 arrive; the request cannot be split; blocks were computed that nobody will fetch; those were released."""
+ORPHAN_S = 30.0
+"""Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""

@@ -13,10 +13,7 @@ from cellgate.proxy.logs.text import one_line
 from cellgate.proxy.metrics.splits import PairTally
 from cellgate.router.board import Board
 from cellgate.router.links import AVOID_S
-from cellgate.router.split_nouns import ORPHANED, RELEASED, TRANSFERRED, SplitStep
-
-ORPHAN_S = 30.0
-"""Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""
+from cellgate.router.split_nouns import ORPHAN_S, ORPHANED, RELEASED, TRANSFERRED, SplitStep
 
 
 class LinkWatch:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from cellgate.proxy.config.keys import Key
 from cellgate.proxy.doors.bill import Accounts, Bill
 from cellgate.proxy.doors.habits import Habits
+from cellgate.proxy.logs.record import LEFT_STATUS
 from cellgate.proxy.wire.failure import UNCHARGED, Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome
 
@@ -22,8 +23,6 @@ _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
 _OK = Outcome.OK
 _TENANT = Ask._fields.index("tenant")
 _new = tuple.__new__
-_LEFT = 499
-"""The status of a request whose client left before anything was sent."""
 
 
 class Doorway(Protocol):
@@ -119,7 +118,7 @@ class KeyAdmission:
         if usage is not None:
             prompt, completion = usage.prompt_tokens, usage.answer_tokens
             self._habits.learn(self._estimated, prompt, completion)
-        elif record.events or record.outcome is _OK or (record.status == _LEFT and record.attempts):
+        elif record.events or record.outcome is _OK or (record.status == LEFT_STATUS and record.attempts):
             # Its engine has computed, and did not say how much.
             prompt, completion = charged[0], record.events
         else:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from cellgate.router.nouns import Outcome
 
+LEFT_STATUS = 499
+"""The status in the record of a request whose client left before it was sent one."""
+
 
 class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.

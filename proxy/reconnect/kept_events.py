@@ -60,12 +60,15 @@ class KeptEvents:
         rest, self._tail = self._tail, b""
         return rest
 
+    def has_after(self, number: int) -> bool:
+        """Whether all events behind this one are kept."""
+        return 0 <= self.last - number <= len(self._events)
+
     def after(self, number: int) -> bytes | None:
         """The events behind this one, with their ids; None: they are not kept any more, or never were."""
-        missing = self.last - number
-        if not 0 <= missing <= len(self._events):
+        if not self.has_after(number):
             return None
-        return b"".join(list(self._events)[len(self._events) - missing :])
+        return b"".join(list(self._events)[len(self._events) - (self.last - number) :])
 
     def _numbered(self, event: bytes) -> bytes:
         self.last += 1

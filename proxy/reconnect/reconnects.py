@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
@@ -41,6 +40,8 @@ class Reconnects:
         self._host = host
         self._resume_s = resume_s
         self._streams: dict[bytes, ResumableStream] = {}
+        self._away: dict[bytes, ResumableStream] = {}
+        """Those that nobody is connected to, from the one that was left first."""
         self._lost: list[ResumableStream] = []
         self.bytes = 0
         """What all of them take."""
@@ -67,7 +68,7 @@ class Reconnects:
         last_id = _last_event_id(request)
         if last_id:
             return self._back(client, request, last_id)
-        if not self.keeps or request.http10:
+        if not self.keeps or request.http10 or not self._has_room():
             return self._host.exchange(client, request)
         token = self.new_token()
         stem = b"%d.%b." % (self.place, token)
@@ -100,11 +101,25 @@ class Reconnects:
         self.bytes += size
         while self.bytes > LIMITS.kept_streams_bytes:
             reached("kept_streams_bytes")
-            stream = min(self._streams.values(), key=lambda stream: stream.left_at, default=None)
-            if stream is None or stream.left_at == inf:
+            if not self._away:
                 return False
-            self.lose(stream)
+            self._lose_first()
         return True
+
+    def freed(self, stream: ResumableStream, size: int) -> None:
+        """The stream keeps so many bytes less, unless it was forgotten."""
+        if stream.token in self._streams:
+            stream.size -= size
+            self.bytes -= size
+
+    def left(self, stream: ResumableStream) -> None:
+        """Nobody is connected to it any more."""
+        if stream.token in self._streams:
+            self._away[stream.token] = stream
+
+    def joined(self, stream: ResumableStream) -> None:
+        """A client is back."""
+        self._away.pop(stream.token, None)
 
     def lose(self, stream: ResumableStream) -> None:
         """Its client is away, and cannot come back. It ends with the next tick, because this may be called
@@ -115,8 +130,22 @@ class Reconnects:
 
     def forget(self, stream: ResumableStream) -> None:
         """Nobody can come back to it any more."""
+        self._away.pop(stream.token, None)
         if self._streams.pop(stream.token, None) is not None:
             self.bytes -= stream.size
+
+    def _has_room(self) -> bool:
+        """Whether one more stream may be kept, after the one that was left first has made room."""
+        if len(self._streams) < LIMITS.kept_streams:
+            return True
+        reached("kept_streams")
+        if not self._away:
+            return False
+        self._lose_first()
+        return True
+
+    def _lose_first(self) -> None:
+        self.lose(next(iter(self._away.values())))
 
     # -- with each tick ------------------------------------------------------------------------------------
 
@@ -125,11 +154,11 @@ class Reconnects:
         lost, self._lost = self._lost, []
         for stream in lost:
             stream.stop()
-        for stream in [stream for stream in self._streams.values() if stream.left_at < inf]:
+        for stream in list(self._away.values()):
             if now - stream.left_at > self._resume_s:
                 stream.stop()
-            elif not stream.is_over:
-                stream.inner.tick(now)
+            else:
+                stream.tick(None, now)
 
     def close(self) -> None:
         """The gate ends."""

@@ -22,6 +22,8 @@ from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
 if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
 
+STREAM_BYTES = 4096
+"""What a stream takes beside its events and the body of its request."""
 _HEAD_END = b"\r\n\r\n"
 _IS_EVENTS = (b"\r\ncontent-type: text/event-stream", b"\r\ntransfer-encoding: chunked\r\n")
 
@@ -37,6 +39,15 @@ class StreamOwner(Protocol):
     def grown(self, size: int) -> bool:
         """A stream keeps so many more bytes, or fewer; whether there is room for them."""
 
+    def freed(self, stream: ResumableStream, size: int) -> None:
+        """The stream keeps so many bytes less, unless it was forgotten."""
+
+    def left(self, stream: ResumableStream) -> None:
+        """Nobody is connected to it any more."""
+
+    def joined(self, stream: ResumableStream) -> None:
+        """A client is back."""
+
     def lose(self, stream: ResumableStream) -> None:
         """Its client is away and cannot come back: it is to end."""
 
@@ -47,9 +58,9 @@ class StreamOwner(Protocol):
 class ResumableStream:
     """One stream; `token` is what a client must know to come back, `credentials` what it must show again.
 
-    `inner` is the exchange that answers the request. `left_at` is since when nobody is connected, or since
-    when it is over, which a client may not have read yet: infinity while somebody reads it. `head` is what
-    each client of it gets first, empty until it is known.
+    `inner` is the exchange that answers the request, until it is over. `left_at` is since when nobody is
+    connected, or since when it is over, which a client may not have read yet: infinity while somebody reads
+    it. `head` is what each client of it gets first, empty until it is known.
     """
 
     __slots__ = (
@@ -57,6 +68,7 @@ class ResumableStream:
         "_is_kept",
         "_is_paused",
         "_owner",
+        "_request_bytes",
         "_seen",
         "_sent_at_leaving",
         "_stem",
@@ -75,8 +87,6 @@ class ResumableStream:
         "token",
     )
 
-    inner: ClientExchange
-
     def __init__(
         self, owner: StreamOwner, client: ResponseClient, request: Request, stem: bytes, token: bytes
     ) -> None:
@@ -94,20 +104,23 @@ class ResumableStream:
         self.head = b""
         self.is_over = self.is_whole = False
         self.left_at = inf
-        self.size = request.body_size
+        self.inner: ClientExchange | None = None
+        self._request_bytes = request.body_size
+        self.size = STREAM_BYTES + request.body_size
 
     # -- connections ---------------------------------------------------------------------------------------
 
     def begin(self, connection: Connected, make: Callable[[ResumableStream], ClientExchange]) -> None:
         """The request has come on this connection; `make` makes the exchange that answers it."""
         self._connection = connection
-        self.inner = make(self)
-        self.inner.start()
+        inner = self.inner = make(self)
+        inner.start()
 
     def go_on(self, connection: Connected, missing: bytes) -> None:
         """A client is back, on this connection: send what it has `missing`, then what comes."""
         before, self._connection = self._connection, connection
         self.left_at = inf
+        self._owner.joined(self)
         if before is not None:
             before.client.cut()
             self._set_paused(paused=False)
@@ -132,6 +145,7 @@ class ResumableStream:
             self.stop()
             return
         self.left_at, self._sent_at_leaving = self._owner.now(), self.kept.last
+        self._owner.left(self)
         self._set_paused(paused=False)
 
     def pause(self, connection: Connected, *, paused: bool) -> None:
@@ -139,10 +153,15 @@ class ResumableStream:
         if connection is self._connection:
             self._set_paused(paused=paused)
 
-    def tick(self, connection: Connected, now: float) -> None:
-        """Time has passed for a connection."""
-        if connection is self._connection:
+    def tick(self, connection: Connected | None, now: float) -> None:
+        """Time has passed for a connection; None: for those that are away."""
+        if connection is self._connection and self.inner is not None:
             self.inner.tick(now)
+
+    def crashed(self, error: Exception) -> None:
+        """A callback of a connection has failed."""
+        if self.inner is not None:
+            self.inner.crashed(error)
 
     def let_go(self) -> bytes:
         """It is kept no more, and a client that is connected reads on: first the event that has begun, which
@@ -155,12 +174,13 @@ class ResumableStream:
     def stop(self) -> None:
         """Nobody comes back to it."""
         self._owner.forget(self)
-        if not self.is_over:
-            self.is_over = True
-            self.inner.client_left()
+        self.is_over = True
+        inner, self.inner = self.inner, None
+        if inner is not None:
+            inner.client_left()
 
     def _set_paused(self, *, paused: bool) -> None:
-        if paused is not self._is_paused and not self.is_over:
+        if paused is not self._is_paused and self.inner is not None:
             self._is_paused = paused
             self.inner.client_paused(paused)
 
@@ -181,8 +201,9 @@ class ResumableStream:
             self._connection.client.send(data)
 
     def finish(self, _request: Request, *, keep_alive: bool) -> None:
-        """The answer is complete."""
-        self.is_over = True
+        """The answer is complete: what it was made with is not needed any more."""
+        self.is_over, self.inner = True, None
+        self._owner.freed(self, self._request_bytes)
         connection = self._connection
         if connection is not None:
             self._end(connection, keep_alive=keep_alive)
@@ -229,11 +250,12 @@ class ResumableStream:
 
     def _may_come_back(self) -> bool:
         """Whether all is kept that was not sent to a client that is away."""
-        return self._is_kept and self.kept.after(self._sent_at_leaving) is not None
+        return self._is_kept and self.kept.has_after(self._sent_at_leaving)
 
     def _end(self, connection: Connected, *, keep_alive: bool) -> None:
         self._connection = None
         self.left_at = self._owner.now()
+        self._owner.left(self)
         connection.client.finish(connection.request, keep_alive=keep_alive)
 
 
@@ -258,7 +280,7 @@ class Connected:
         self._begin(self)
 
     def crashed(self, error: Exception) -> None:
-        self.stream.inner.crashed(error)
+        self.stream.crashed(error)
         self.client.give_up(self, self.request)
 
     def client_left(self) -> None:

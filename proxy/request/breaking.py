@@ -32,7 +32,7 @@ _IN_THE_MIDDLE = (
 def try_again(exchange: Exchange, failure: Failure) -> None:
     """The unit failed before the commit: retry on another one, if the rules allow it."""
     lease = exchange.in_flight().lease
-    if lease.split is not None and failure.kind in OF_LINKS:
+    if lease.split is not None and exchange.leg is not None and failure.kind in OF_LINKS:
         link_failed(exchange, failure.message)
         if not lease.split.together:
             compute_here(exchange)

@@ -53,8 +53,8 @@ class Exchange:
     `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
     whether a kept connection was stale; `stop_reading` stops the parsing of its body; `naming` has the names
     of its model, where the gate has names of its own, `admission` what its key may, where there are keys;
-    `leg` is that of its prompt, if another unit computes it. Its unit waits while the client `is_slow`, and
-    while as much as may be `is_held` for a guardrail.
+    `leg` is that of its prompt, while another unit computes it. Its unit waits while the client `is_slow`,
+    and while as much as may be `is_held` for a guardrail.
     """
 
     # From the naming of its model on, where the gate has names of its own.
@@ -223,5 +223,6 @@ class Exchange:
 
     def _drop_leg(self) -> None:
         """Nothing will be made of its prompt."""
-        if self.leg is not None:
-            self.leg.drop()
+        leg, self.leg = self.leg, None
+        if leg is not None:
+            leg.drop()

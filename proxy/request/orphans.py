@@ -13,11 +13,9 @@ from cellgate.proxy.wire.call import Call
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
 from cellgate.router.board import Board
-from cellgate.router.split_nouns import ORPHANED, RELEASED, SplitStep
+from cellgate.router.split_nouns import ORPHAN_S, ORPHANED, RELEASED, SplitStep
 from cellgate.router.unit_state import UnitState
 
-ORPHAN_S = 30.0
-"""An engine frees blocks that were not fetched for this long, and the release is given up."""
 AT_ONCE = 64
 """So many releases are under way at once; further orphans are left to their engine."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.logs.record import LEFT_STATUS, Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.response_host import ResponseHost
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
     from cellgate.router.unit_state import UnitState
 
-_CLIENT_LEFT = 499
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
 
@@ -338,7 +337,7 @@ class Response:
     def left(self) -> None:
         """End the response: the client has left."""
         if not self.sent:
-            self.status = _CLIENT_LEFT
+            self.status = LEFT_STATUS
         self.end(Outcome.CLIENT_LEFT, "client_left")
 
     def end(self, outcome: Outcome, code: str = "") -> None:

@@ -34,7 +34,7 @@ def prefilled(exchange: Exchange, turn: Handoff | Rendezvous | None) -> None:
     if not leg.split.together:
         _expect(exchange, lease)
     if turn is None:
-        lease.split = None
+        lease.split = exchange.leg = None
         begin(exchange, lease, fresh=False)
         return
     is_resumed = exchange.continuation is not None
@@ -61,8 +61,10 @@ def tick(exchange: Exchange, now: float) -> None:
 
 
 def arrived(exchange: Exchange, lease: Lease) -> None:
-    """The decoder has sent something: it has the blocks."""
-    leg = exchange.leg
+    """The decoder has sent something: it has the blocks. The leg with its copies of the prompt is not kept as
+    long as the stream.
+    """
+    leg, exchange.leg = exchange.leg, None
     assert leg is not None
     if exchange.response.status >= 400:
         # An error for the client: no blocks were needed.
@@ -102,7 +104,7 @@ def _was_overtaken(lease: Lease, sent_at: float) -> bool:
 
 def link_failed(exchange: Exchange, reason: str) -> None:
     """The blocks have not arrived."""
-    leg = exchange.leg
+    leg, exchange.leg = exchange.leg, None
     assert leg is not None
     split = leg.split
     step = SplitStep(LINK_FAILED, split.prefiller, leg.decoder.unit, split.tokens, reason=reason)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from random import Random
 
+from cellgate.proxy.request.prefill_leg import PrefillLeg
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit
 from tests.sim.timing import Timing
@@ -31,6 +33,14 @@ async def busy(stage: Stage, *, users: int = 8, tokens: int = 400) -> asyncio.Fu
 
 def transfers(stage: Stage) -> int:
     return sum(stage.world.transfers.fetched.values())
+
+
+def legs_kept(stage: Stage) -> int:
+    """Legs that anything still holds, with their copies of a prompt."""
+    gc.collect()
+    units = [*stage.gate.board.units.values()]
+    legs = [each for each in gc.get_objects() if isinstance(each, PrefillLeg)]
+    return sum(leg.decoder.unit_state in units for leg in legs)
 
 
 async def fill_decoder(stage: Stage, *, stream: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cellgate.router.split_nouns import LINK_FAILED, PREFILLED
 from tests.scenarios.harness import COMPLETIONS, Stage
 from tests.scenarios.splits import (
     LONG,
@@ -18,6 +19,7 @@ from tests.scenarios.splits import (
     hang_link,
     kill_decoder,
     kill_prefiller,
+    legs_kept,
     stage_of,
     transfers,
 )
@@ -39,6 +41,25 @@ def test_a_long_prompt_is_computed_by_the_prefiller_and_answered_by_the_decoder(
         assert visit.unit == "b"
         assert stage.world.transfers.fetched == {("a", "b"): 1}
         assert stage.world.transfers.held() == 0
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("fault", [None, LinkFault.CUT, LinkFault.EMPTY])
+def test_a_leg_is_not_kept_as_long_as_the_stream(fault: LinkFault | None) -> None:
+    stage = stage_of("pd")
+
+    async def scenario() -> None:
+        answers = await busy(stage)
+        if fault is not None:
+            stage.world.transfers.faults["a", "b"] = fault
+        asked = stage.crowd(2, prompt_tokens=LONG, stream=True, max_tokens=2000)
+        await asyncio.sleep(5.0)
+        assert stage.gate.plane.link_watch.steps["a", "b", PREFILLED if fault is None else LINK_FAILED]
+        assert not asked.done()
+        assert legs_kept(stage) == 0
+        await asked
+        await answers
 
     stage.play(scenario())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cellgate.proxy.control.link_watch import ORPHAN_S, LinkWatch
+from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.router.board import Board
 from cellgate.router.nouns import Fleet, Rules, Unit
-from cellgate.router.split_nouns import ORPHANED, TRANSFERRED, SplitStep
+from cellgate.router.split_nouns import ORPHAN_S, ORPHANED, TRANSFERRED, SplitStep
 
 
 class Site:
