@@ -38,7 +38,6 @@ from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
 from cellgate.router.unit_state import Lease, UnitState
-from cellgate.router.weights import shares
 
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
@@ -205,6 +204,7 @@ class Board:
             if state.leases:
                 state.step_times.mark(now)
                 state.show_plain(now)
+                state.costs.learn_plain()
             state.raise_limit()
             state.prefilling += BATCH_SHARE * (bool(state.costs.backlog.queued_tokens) - state.prefilling)
             if state.leases or state.batch > 0.01:
@@ -266,14 +266,10 @@ class Board:
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""
-        states = [
-            state
+        return sum(
+            state.costs.rates.prefill_tokens_s.value
             for name, state in self.units.items()
             if state.is_usable() and (pool is None or self.pools.has(pool, name))
-        ]
-        parts = shares([(state.weight, state.costs.rates.speeds) for state in states])
-        return sum(
-            state.costs.rates.prefill_tokens_s.value * part for state, part in zip(states, parts, strict=True)
         )
 
     def is_sure_of(self, pool: str) -> bool:

@@ -5,8 +5,7 @@
     others beside it      their steps get longer by one sequence, and pause while its prompt is computed
     later requests        what it evicts from the prefix cache; less, for what they will find there
 
-All of that is divided by the unit's share (weight, slow start, degraded); then latency, errors, doubt and
-distance are added.
+Latency, errors, doubt and distance are added.
 
 `forecast` combines what changes slowly, a few times a second and at each report; `terms` adds this gate's
 present requests. Rules: a cost is positive and finite; more work never makes it less; a unit without reports
@@ -28,7 +27,6 @@ from cellgate.router.rates import Rates
 KV_MAX_S = 60.0
 """The longest predicted wait for KV cache: for an ask that does not fit at all."""
 
-_SHARE_MIN = 1e-3
 _TOKENS_MAX = 1e9
 
 
@@ -80,13 +78,12 @@ class OtherLoad(NamedTuple):
 class Facts(NamedTuple):
     """The state of a unit apart from this gate's own work there.
 
-    `share` is its weight now (slow start and degradation included), `error_share` 0 to 1, `far_s` what being
-    in another cell costs, `kv_tokens` the size of its KV cache (0: unknown), `written_tokens` as Work has it.
+    `error_share` is 0 to 1, `far_s` what being in another cell costs, `kv_tokens` the size of its KV cache
+    (0: unknown), `written_tokens` as Work has it.
     """
 
     rates: Rates
     report: OtherLoad | None = None
-    share: float = 1.0
     error_share: float = 0.0
     far_s: float = 0.0
     kv_tokens: int = 0
@@ -113,7 +110,7 @@ class Expected(NamedTuple):
 
 class Forecast(NamedTuple):
     """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each
-    uncached token, decoding step, and sequence in it, over the unit's share; `tokens_s` is its prefill rate;
+    uncached token, decoding step, and sequence in it; `tokens_s` is its prefill rate;
     `beside_s` is what an uncached token costs each sequence there.
     """
 
@@ -166,8 +163,7 @@ class Price(NamedTuple):
 class Cost(NamedTuple):
     """Predicted seconds, term by term; `total_s` is their sum, and what policies compare.
 
-    `shared_s` is what is not charged (see Expected), and so never above 0. Those up to `shared_s` are already
-    divided by the unit's share.
+    `shared_s` is what is not charged (see Expected), and so never above 0.
     """
 
     total_s: float
@@ -286,7 +282,7 @@ def _written(units: Sequence[Facts]) -> list[float]:
 
 
 def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> Forecast:
-    rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
+    rates, own = facts.rates, facts.report or usual
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
     base_s, sequence_s = rates.steps.reckoned
@@ -295,10 +291,10 @@ def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) 
     errors = facts.error_share
     return Forecast(
         tokens_s=tokens_s,
-        token_s=1.0 / tokens_s / share,
-        step_s=base_s / share,
-        sequence_s=max(sequence_s, rules.sequence_share * base_s) / share,
-        beside_s=rules.prefill_beside / tokens_s / share,
+        token_s=1.0 / tokens_s,
+        step_s=base_s,
+        sequence_s=max(sequence_s, rules.sequence_share * base_s),
+        beside_s=rules.prefill_beside / tokens_s,
         seats=facts.seats,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),

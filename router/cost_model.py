@@ -83,11 +83,15 @@ class Quote(NamedTuple):
 
 
 class Attempted(Hashable, Protocol):
-    """An attempt on a unit, the key of its job: a lease. `committed`: it has sent something."""
+    """An attempt on a unit, the key of its job: a lease. `committed`: it has sent something; `beside` is
+    there once it is closed.
+    """
 
     ask: Ask
     job: Job
     committed: bool
+    opened_at: float
+    beside: Beside
 
 
 class CostModel:
@@ -101,6 +105,7 @@ class CostModel:
         "forecast",
         "known",
         "kv_tokens",
+        "last_plain",
         "other_gates",
         "prefixes",
         "rates",
@@ -119,6 +124,8 @@ class CostModel:
         self.errors = Errors()
         self.seats = Seats()
         self.kv_tokens = 0
+        self.last_plain: tuple[Attempted, Usage | None, float] | None = None
+        """The plain answer that ended last, and when, until something was learnt from it."""
         self.set_forecast(forecast([Facts(rates)], COSTS)[0])
         self.size(unit, None, ALL_BLOCKS)
         if unit.prefill_tokens_s:
@@ -285,6 +292,25 @@ class CostModel:
             batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
             self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
+    def learn_plain(self) -> None:
+        """A tick has passed: learn from the plain answer that ended last.
+
+        When it showed its first token is not known, so this counts only while no stream has shown more. All
+        the time of an answer of one token went before it; of a longer one, as much as was predicted.
+        """
+        if self.last_plain is None:
+            return
+        attempt, usage, at = self.last_plain
+        self.last_plain = None
+        if usage is None or self.rates.followed:
+            return
+        ttft_s, took_s = attempt.job.ttft_s, at - attempt.opened_at
+        if usage.answer_tokens > 1:
+            if ttft_s < PREFILL_MOST * took_s:
+                self.streamed(usage.answer_tokens - 1, took_s - ttft_s, attempt.beside)
+        elif took_s > 0.0:
+            self.rates.plain_tokens_s.learn(self.rates.prefill_tokens_s.value * ttft_s / took_s)
+
     def used(self, ask: Ask, job: Job, usage: Usage) -> None:
         """An answer has reported its usage."""
         if usage.cached_tokens is not None and job.record:
@@ -327,15 +353,12 @@ class CostModel:
         self.backlog.forget_peak()
         self.kv_tokens = 0
 
-    def facts(
-        self, load: Load | None, elsewhere: Elsewhere | None, share: float, far_s: float, now: float
-    ) -> Facts:
+    def facts(self, load: Load | None, elsewhere: Elsewhere | None, far_s: float, now: float) -> Facts:
         """What a forecast is made from."""
         told = self.other_gates.hear(_told(load, elsewhere), now)
         return Facts(
             self.rates,
             _report(load, told, self.backlog.queued, now),
-            share,
             self.errors.share(now),
             far_s,
             self.kv_tokens,

@@ -2,7 +2,8 @@
 
 A unit that was slow once would otherwise never get the request that shows its present speed. The cost is
 limited to a share of all waiting time: each pick adds to a budget, and exploring a unit takes out its
-predicted additional cost. So a unit that seems ten times slower is explored rarely. Asks with a deadline
+predicted additional cost. So a unit that seems ten times slower is explored rarely. Once, a unit is tried
+whatever the budget is: when it seems slower because of its weight, and was never tried. Asks with a deadline
 never explore.
 """
 
@@ -47,7 +48,12 @@ class Explorer:
             if idle_s > longest_s and row.has_room and not row.in_flight and state.unit.cell == cell:
                 longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
-        if chosen is best or regret_s > self.purse_s:
+        if chosen is best or (regret_s > self.purse_s and not self._is_guessed(chosen, best)):
             return best
-        self.purse_s -= max(regret_s, 0.0)
+        self.purse_s = max(self.purse_s - max(regret_s, 0.0), 0.0)
         return chosen
+
+    def _is_guessed(self, row: Candidate, best: Candidate) -> bool:
+        """Whether a unit is dearer for its weight alone: it has had no request since it came up."""
+        state = self._board.units[row.unit]
+        return state.last_lease_at <= state.risen_at and state.weight < self._board.units[best.unit].weight

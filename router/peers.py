@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 
 from cellgate.router.cost import COSTS, forecast
 from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere
 from cellgate.router.nouns import Rules
 from cellgate.router.outliers import Speed, compare, fade
-from cellgate.router.rates import learn_of_peers
+from cellgate.router.peer_rates import Peer, learn_of_peers
 from cellgate.router.unit_state import UnitState
-from cellgate.router.weights import shares
 
 PEERS_S = 1.0
 """How often units take over estimates from their peers."""
@@ -22,9 +22,21 @@ up together, that would take the loop for seconds: they wait for the next tick.
 
 def learn(states: Iterable[UnitState], since_s: float) -> None:
     """Let units take over estimates from peers, `since_s` after the last time."""
+    states = list(states)
+    _watch(states)
     learn_of_peers(
-        [((d.base_models(), d.weight, d.unit.prefill_tokens_s), d.costs.rates) for d in states], since_s
+        [Peer((d.base_models(), d.unit.prefill_tokens_s), d.weight, d.costs.rates) for d in states], since_s
     )
+
+
+def _watch(states: Iterable[UnitState]) -> None:
+    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
+    first answers may take a minute.
+    """
+    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
+    for state in islice(new, AT_ONCE):
+        if (speed := state.speed()) is not None:
+            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
 
 
 def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
@@ -32,10 +44,7 @@ def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now:
     share = ALL_BLOCKS // max(len(states), 1)
     for state in states:
         state.costs.size(state.unit, state.load, share)
-    facts = [
-        d.costs.facts(d.load, others.get(d.unit.name), part, d.far_s, now)
-        for d, part in zip(states, shares([(d.weight, d.costs.rates.speeds) for d in states]), strict=True)
-    ]
+    facts = [d.costs.facts(d.load, others.get(d.unit.name), d.far_s, now) for d in states]
     for state, one in zip(states, forecast(facts, COSTS), strict=True):
         state.costs.set_forecast(one)
 

@@ -12,12 +12,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from math import exp, inf, log
-from statistics import median
 
 from cellgate.router.latency import Latency
-from cellgate.router.weights import Speeds
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -36,8 +33,6 @@ ALIKE = 1.4
 _UNSURE = 5.0
 """After so many samples, estimates may be twice as far apart as after very many (as logarithms)."""
 _GUESS = 0.5
-_FADE_S = 300.0
-"""What was confirmed so long ago counts half."""
 _FADED = 3.0
 """But never less than so many samples: one is an accident."""
 _WINDOW_TOKENS = 2048
@@ -66,10 +61,10 @@ def alike(own: float, usual: float, seen: int) -> float:
 class Estimate:
     """A positive number that follows its samples in the logarithm. `usual` is what units of its kind have."""
 
-    __slots__ = ("_guesses", "_high", "_is_given", "_low", "_weight", "seen", "usual", "value")
+    __slots__ = ("_first", "_guesses", "_high", "_is_given", "_low", "_weight", "seen", "usual", "value")
 
     def __init__(self, first: float, low: float, high: float) -> None:
-        self._low, self._high = low, high
+        self._first, self._low, self._high = first, low, high
         self.seen = 0
         self._weight = 0.0
         self._guesses = 0.0
@@ -93,6 +88,11 @@ class Estimate:
             self.value = min(max(value, self._low), self._high)
             self._guesses, self._is_given = _GUESS, is_given
 
+    def presume(self, times: float) -> None:
+        """Nothing was ever measured of any unit: set so many times the initial estimate."""
+        if not (self.seen or self.usual or self._is_given):
+            self.value = min(max(self._first * times, self._low), self._high)
+
     def learn(self, sample: float) -> None:
         """Add one sample; anything but a positive number is ignored."""
         if not 0.0 < sample < inf:
@@ -113,6 +113,8 @@ class Estimate:
 
     def reset(self) -> None:
         """Treat the measured value as an estimate from now on."""
+        if self.seen and not self.usual:
+            self.usual = self.value
         self.seen, self._weight = 0, 0.0
 
     def _move(self, by: float) -> None:
@@ -163,11 +165,25 @@ class Steps:
             self.base_s = self._bounded(base_s)
             self.per_sequence_s = self._usual * self.base_s
 
+    def presume(self, times: float) -> None:
+        """As for an Estimate, of its speed."""
+        if not (self.seen or self.usual_s):
+            self.base_s = self._bounded(FIRST_STEP_S / times)
+            self.per_sequence_s = SEQUENCE_SHARE * self.base_s
+
     def fade(self, keep: float) -> None:
         """As for an Estimate."""
         if self._n > _FADED:
             self._n, self._x, self._y = self._n * keep, self._x * keep, self._y * keep
             self._xx, self._xy = self._xx * keep, self._xy * keep
+
+    def reset(self) -> None:
+        """As for an Estimate."""
+        if self.seen and not self.usual_s:
+            self.usual_s = self.base_s
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self.seen = 0
+        self._usual = min(self.share, 1.0)
 
     def at(self, batch: float) -> float:
         """Seconds a step with so many sequences."""
@@ -213,12 +229,15 @@ class Rates:
         "bytes_per_token",
         "followed",
         "latency",
+        "plain_tokens_s",
         "prefill_tokens_s",
         "steps",
     )
 
     def __init__(self) -> None:
         self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        """The prefill rate as plain answers of one token show it: good for comparing units, and no more."""
         self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
         self.steps = Steps()
         self.latency = Latency()
@@ -227,12 +246,6 @@ class Rates:
         self._tokens, self._busy_s = 0, 0.0
         self._alone_tokens, self._alone_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
-
-    @property
-    def speeds(self) -> Speeds:
-        """How fast it prefills and decodes, to be set beside other units'."""
-        prefill, steps = self.prefill_tokens_s, self.steps
-        return prefill.value if prefill.seen else None, 1.0 / steps.at(SPEED_BATCH) if steps.seen else None
 
     def prefilled(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
         """So many uncached tokens, right behind others, were computed in so many seconds.
@@ -291,10 +304,9 @@ class Rates:
         self._span_tokens, self._span_s = 0, 0.0
         self.latency.reset()
         self.prefill_tokens_s.reset()
+        self.plain_tokens_s.reset()
         self.bytes_per_token.reset()
-        base_s, share = self.steps.base_s, self.steps.share
-        self.steps = Steps()
-        self.steps.guess(base_s, share)
+        self.steps.reset()
 
 
 class Errors:
@@ -322,37 +334,3 @@ class Errors:
         """An attempt succeeded."""
         if self._share:
             self._share, self._at = self.share(now) / 2.0, now
-
-
-def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) -> None:
-    """Have units guess what units of their kind have seen, or all; and what they saw themselves fade a
-    little.
-    """
-    keep = 0.5 ** (elapsed_s / _FADE_S)
-    kinds: dict[Hashable, list[Rates]] = {}
-    for kind, rates in units:
-        kinds.setdefault(kind, []).append(rates)
-        for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
-            estimate.fade(keep)
-    everyone = [rates for _, rates in units]
-    for peers in kinds.values():
-        for name in ("prefill_tokens_s", "bytes_per_token", "latency"):
-            _guess(*([getattr(rates, name) for rates in some] for some in (peers, everyone)))
-        _guess_steps([rates.steps for rates in peers], [rates.steps for rates in everyone])
-
-
-def _guess(peers: Sequence[Estimate | Latency], everyone: Sequence[Estimate | Latency]) -> None:
-    seen = [estimate.value for estimate in peers if estimate.seen]
-    seen = seen or [estimate.value for estimate in everyone if estimate.seen]
-    if seen:
-        usual = median(seen)
-        for estimate in peers:
-            estimate.guess(usual)
-
-
-def _guess_steps(peers: Sequence[Steps], everyone: Sequence[Steps]) -> None:
-    seen = [steps for steps in peers if steps.seen] or [steps for steps in everyone if steps.seen]
-    if seen:
-        base_s, share = median(s.base_s for s in seen), median(s.share for s in seen)
-        for steps in peers:
-            steps.guess(base_s, share)

@@ -40,6 +40,12 @@ def _weights() -> Fleet:
     return Fleet("weights", (*places, *(Place(MODEL, unit_of(n)) for n in (2, 3))))
 
 
+def _wrong_weights() -> Fleet:
+    """As fast as each other, whatever an operator has believed."""
+    weights = enumerate((4.0, 0.5, 1.0))
+    return Fleet("wrong_weights", tuple(Place(FAST, unit_of(n, weight=weight)) for n, weight in weights))
+
+
 def _far() -> Fleet:
     near = [Place(MODEL, unit_of(n)) for n in range(3)]
     far = [Place(MODEL, unit_of(n, "b"), network_s=0.03) for n in (3, 4)]
@@ -72,6 +78,7 @@ FLEETS: dict[str, Fleet] = {
         fleet("kv_bound", [replace(MODEL, kv_tokens=45_000)] * 4),
         fleet("long_contexts", [LONG_CONTEXTS] * 4),
         _weights(),
+        _wrong_weights(),
         _far(),
         replace(_FOUR, name="joins", joining=frozenset({3}), changes=(Change(0.3, 3, True),)),
         replace(_FOUR, name="dies", changes=(Change(0.3, 2, False), Change(0.6, 2, True))),

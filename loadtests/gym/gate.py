@@ -199,12 +199,15 @@ class Gate:
             state.costs.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
         else:
             state.step_times.answered(now - lease.opened_at)
+        usage = None
         if request.usage or lease.ask.stream:
             self.board.answer_lengths.learn(lease.ask.model, sequence.answer_tokens)
         if request.usage:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
             state.costs.used(lease.ask, lease.job, usage)
             state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
+        if not lease.ask.stream:
+            state.costs.last_plain = lease, usage, now
         times = (lease.opened_at, lease.first_at, now)
         self.served.append(AnsweredRequest(*times, lease.job.uncached_tokens, lease.unit, call.waited_s))
         if not nothing_to_learn(state.case):

@@ -170,6 +170,18 @@ def test_gates_do_not_all_choose_the_unit_that_was_idle_a_moment_ago(load: str, 
     assert median(ttft_s[GATE]) < 1.3 * median(ttft_s["leastconn"])
 
 
+@pytest.mark.parametrize(
+    ("load", "at"), [("shared_ramp", 0.9), ("decode_heavy", 0.5), ("rag", 0.5), ("classify", 0.7)]
+)
+def test_weights_that_are_wrong_are_believed_for_a_moment_only(load: str, at: float) -> None:
+    """Least connections goes by them for ever; believed as long, they cost the gate more."""
+    [run] = play(Cell(load, "wrong_weights", at), 1, (GATE,), 1200).runs[GATE]
+    [even] = play(Cell(load, "wrong_weights", at), 1, ("leastconn",), 1200).runs["leastconn"]
+    mean_s = [fmean(c.ended_at - c.came_at for c in one.calls) for one in (run, even)]
+    assert mean_s[0] < 0.95 * mean_s[1]
+    assert max(run.per_unit) < 1.35 * min(run.per_unit)
+
+
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--loads", "agents", "--at=0.8", "--seeds", "1", "--requests", "300", "--jobs", "1"]
     code = main([*options, "--markdown", "--detail"])

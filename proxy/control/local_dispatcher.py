@@ -193,19 +193,24 @@ class LocalDispatcher:
     def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation ended without a failure: it shows progress, and the cost model learns from it."""
         state, now = lease.unit_state, self._now() if at is None else at
+        costs, ask = state.costs, lease.ask
         state.life_at = max(state.life_at, now)
-        state.costs.errors.worked(now)
-        # Some engines put several tokens into an event.
-        tokens = usage.answer_tokens if usage is not None else events
-        if not lease.ask.stream:
-            state.step_times.answered(now - lease.opened_at)
-        elif not lease.was_paused:
-            state.costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
-        if usage is not None or lease.ask.stream:
-            self._board.answer_lengths.learn(lease.ask.model, tokens)
+        costs.errors.worked(now)
         if usage is not None:
-            state.costs.used(lease.ask, lease.job, usage)
-            state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
+            # Some engines put several tokens into an event.
+            tokens = usage.answer_tokens
+            costs.used(ask, lease.job, usage)
+            costs.computed(ask, usage, lease.opened_at, lease.first_at)
+            self._board.answer_lengths.learn(ask.model, tokens)
+        else:
+            tokens = events
+            if ask.stream:
+                self._board.answer_lengths.learn(ask.model, tokens)
+        if not ask.stream:
+            state.step_times.answered(now - lease.opened_at)
+            costs.last_plain = lease, usage, now
+        elif not lease.was_paused:
+            costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
         self._routing.completed(lease, usage, tokens)
         self._answered((lease.opened_at, lease.first_at, now, lease.job.uncached_tokens, lease.unit))
         if not nothing_to_learn(state.case):

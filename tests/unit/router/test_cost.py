@@ -74,7 +74,6 @@ facts = st.builds(
     Facts,
     rates=st.builds(rates, st.floats(1e-3, 1e12), st.floats(1e-9, 1e3), st.floats(0, 1)),
     report=reports,
-    share=st.floats(0, 1e6),
     error_share=st.floats(0, 0.99),
     far_s=st.floats(0, 10),
     kv_tokens=st.sampled_from([0, 1, 1000, 2_000_000]),
@@ -112,13 +111,9 @@ def test_more_work_or_less_cache_is_never_cheaper(
 
 
 @law
-@given(unit=facts, times=st.floats(1.0, 100.0), errors=st.floats(0, 0.99), prompt=sizes)
-def test_more_weight_is_never_dearer_and_more_errors_are_never_cheaper(
-    unit: Facts, times: float, errors: float, prompt: int
-) -> None:
+@given(unit=facts, errors=st.floats(0, 0.99), prompt=sizes)
+def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) -> None:
     backlog = busy(1000)
-    heavier = cost_of(unit._replace(share=unit.share * times), backlog, prompt).total_s
-    assert heavier <= cost_of(unit, backlog, prompt).total_s * (1 + 1e-12)
     low, high = sorted((errors, unit.error_share))
     calm, failing = (
         cost_of(unit._replace(error_share=share), backlog, prompt).total_s for share in (low, high)
@@ -221,14 +216,6 @@ def test_a_cache_into_which_little_was_written_is_the_better_place_for_something
         [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
     )
     assert large.evict_share < small.evict_share
-
-
-def test_weight_divides_the_work_and_not_the_penalties() -> None:
-    whole = cost_of(Facts(rates(), share=1.0, error_share=0.5, far_s=2.0), busy(1000))
-    half = cost_of(Facts(rates(), share=0.5, error_share=0.5, far_s=2.0), busy(1000))
-    assert half[1:9] == pytest.approx([2 * term for term in whole[1:9]])
-    assert half[9:] == whole[9:]
-    assert (whole.error_s, whole.far_s) == (5.0, 2.0)
 
 
 def test_a_unit_that_fails_everything_looks_busy_however_idle_it_is() -> None:

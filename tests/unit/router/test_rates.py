@@ -16,7 +16,6 @@ from cellgate.router.rates import (
     Estimate,
     Rates,
     Steps,
-    learn_of_peers,
 )
 
 law = settings(derandomize=True, deadline=None, max_examples=200)
@@ -128,37 +127,6 @@ def test_a_guess_holds_until_something_was_seen() -> None:
     fed(3000.0, 5, rates)
     rates.prefill_tokens_s.guess(9000.0)
     assert rates.prefill_tokens_s.value == pytest.approx(3000.0, rel=0.2)
-
-
-def test_units_that_differ_stay_different_however_little_they_get() -> None:
-    """An hour with a prompt now and then, and nothing else."""
-    fast, slow = fed(20_000.0, 20), fed(2_500.0, 20)
-    for _ in range(60):
-        for _ in range(60):
-            learn_of_peers([("m", fast), ("m", slow)], 1.0)
-        fed(20_000.0, 1, fast)
-        fed(2_500.0, 1, slow)
-    assert fast.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.1)
-    assert slow.prefill_tokens_s.value == pytest.approx(2_500.0, rel=0.1)
-
-
-def test_what_was_seen_long_ago_gives_way_sooner() -> None:
-    fresh, stale = fed(1_000.0, 50), fed(1_000.0, 50)
-    for _ in range(1800):
-        learn_of_peers([("m", stale)], 1.0)
-    assert stale.prefill_tokens_s.value == fresh.prefill_tokens_s.value
-    for rates in (fresh, stale):
-        fed(16_000.0, 5, rates)
-    assert stale.prefill_tokens_s.value > 1.25 * fresh.prefill_tokens_s.value
-
-
-def test_what_the_operator_gives_is_replaced_by_what_is_seen_and_by_no_peer() -> None:
-    peer, given = fed(14_000.0, 5), Rates()
-    given.prefill_tokens_s.guess(2_000.0, is_given=True)
-    learn_of_peers([("m", peer), ("m", given)], 1.0)
-    assert given.prefill_tokens_s.value == 2_000.0
-    fed(4_000.0, 20, given)
-    assert given.prefill_tokens_s.value == pytest.approx(4_000.0, rel=0.1)
 
 
 def test_who_may_have_waited_for_a_seat_says_nothing_of_the_rate() -> None:

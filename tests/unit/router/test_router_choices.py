@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from cellgate.policies import POLICIES
 from cellgate.router.answers import MODELS_MAX, AnswerLengths
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
 from cellgate.router.cost import COSTS
-from cellgate.router.cost_model import SURE
+from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.explore import SHARE
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
@@ -21,7 +23,6 @@ from cellgate.router.router import Router
 from cellgate.router.seats import Seats
 from cellgate.router.step_times import StepTimes
 from cellgate.router.unit_state import Lease
-from cellgate.router.weights import Speeds, shares
 
 NOW = 100.0
 SYSTEM = tuple(range(1, 33))
@@ -44,6 +45,16 @@ def router_of(*units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | Non
         costs.rates.followed = SURE
     board.tick(NOW)
     return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(rules or FairRules()))
+
+
+def unknown(*units: Unit) -> Router:
+    """Units that are UP, of which nothing is known but their weights."""
+    board = Board(Rules(slow_start_s=0.001))
+    board.configure(Fleet((), units), NOW - 10.0)
+    for each in units:
+        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+    board.tick(NOW)
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
 
 
 def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
@@ -151,25 +162,6 @@ def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed(
     assert len(answers._means) <= MODELS_MAX
 
 
-def test_a_weight_says_only_what_the_learnt_speed_does_not() -> None:
-    def as_fast(times: float) -> Speeds:
-        return times, times
-
-    unknown: Speeds = (None, None)
-    assert shares([(1.0, as_fast(5.0)), (1.0, as_fast(20.0))]) == [1.0, 1.0]
-    assert shares([(2.0, unknown), (1.0, unknown)]) == [1.0, 0.5]
-    assert shares([(2.0, as_fast(20.0)), (1.0, as_fast(10.0))]) == [1.0, 1.0]
-    assert shares([(1.0, as_fast(10.0)), (0.1, as_fast(10.0))]) == [1.0, 0.1]
-    assert shares([(2.0, as_fast(1.0)), (1.0, as_fast(10.0))]) == [1.0, 0.05]
-
-
-def test_a_weight_is_explained_by_one_speed_where_the_load_shows_no_other() -> None:
-    """With prompts of a few tokens all units prefill as fast; with answers of one token none decodes."""
-    assert shares([(2.0, (1000.0, 20.0)), (1.0, (1000.0, 10.0))]) == [1.0, 1.0]
-    assert shares([(2.0, (1000.0, None)), (1.0, (500.0, None))]) == [1.0, 1.0]
-    assert shares([(2.0, (1000.0, None)), (1.0, (None, 10.0))]) == [1.0, 0.5]
-
-
 # -- trying units -------------------------------------------------------------------------------------------
 
 
@@ -193,6 +185,115 @@ def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
         counts[lease.unit] += 1
         router.board.close(lease, now + 1.0)
     assert 0 < counts["u3"] <= 400 * SHARE, counts
+
+
+def picks_in_turn(router: Router, count: int, every_s: float = 0.5) -> list[str]:
+    """The units that requests get that come one after the other."""
+    units = []
+    for number in range(count):
+        now = NOW + every_s * number
+        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
+        units.append(lease.unit)
+        router.board.close(lease, now + 0.1)
+    return units
+
+
+def test_a_unit_that_seems_slow_for_its_weight_is_tried_at_once_and_once() -> None:
+    """The budget would allow it after some hundred requests."""
+    router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
+    tried = picks_in_turn(router, 100)
+    assert tried.count("b") == 1
+    assert "b" in tried[:2]
+
+
+def test_a_unit_that_is_known_to_be_slow_is_not_tried_for_nothing_because_of_its_weight() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
+    slow(router, "b", TOKENS_S / 20, 0.2)
+    router.board.units["b"].last_lease_at = NOW - 3.0
+    assert "b" not in picks_in_turn(router, 50)
+
+
+def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured() -> None:
+    router = unknown(*(unit(f"u{n}", weight=weight) for n, weight in enumerate((4.0, 0.5, 1.0))))
+    for state in router.board:
+        for _ in range(20):
+            state.costs.rates.prefilled(4096, 4096 / TOKENS_S)
+            state.costs.rates.steps.learn(0.008, 8.0)
+    router.board.tick(NOW + 2.0)
+    for number in range(60):
+        pick(router, Ask("m", True, 100, prompt_bytes=400), NOW + 2.0 + 0.001 * number)
+    assert all(18 <= state.in_flight <= 22 for state in router.board), [s.in_flight for s in router.board]
+
+
+# -- what is learnt before, and without, an answer's end ----------------------------------------------------
+
+
+def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b"))
+    a, b = router.board.units.values()
+    for name in ("a", "b"):
+        lease = router.board.open(name, Ask("m", True, 100, prompt_bytes=400), NOW, retry=False)
+        lease.commit(NOW + 0.01)
+    router.board.tick(NOW + 0.5)
+    for state in (a, b):
+        state.gaps_ms[19] += 200
+        state.batch = 1.0
+    router.board.tick(NOW + 1.5)
+    assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
+    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+    router.board.tick(NOW + 3.0)
+    assert a.costs.rates.steps.seen == 1, "streams that end say it better"
+
+
+def plain_answers(router: Router, name: str, took_s: float, tokens: int, count: int = 30) -> None:
+    """Plain answers of a unit, one after the other."""
+    state = router.board.units[name]
+    for number in range(count):
+        now = NOW + 10.0 * number
+        ask = Ask("m", False, 1000, prompt_bytes=4000, max_tokens=max(tokens, 1))
+        lease = router.board.open(name, ask, now, retry=False)
+        router.board.tick(now + 0.5 * took_s)
+        lease.commit(now + took_s)
+        router.board.close(lease, now + took_s)
+        state.costs.last_plain = lease, Usage(1000, tokens), now + took_s
+        other = router.board.open(name, ask, now + took_s, retry=False)
+        router.board.tick(now + took_s + 0.01)
+        router.board.close(other, now + took_s + 0.01)
+
+
+def test_plain_answers_of_one_token_show_that_a_weight_is_wrong() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b"))
+    a, b = router.board.units.values()
+    assert a.costs.forecast.tokens_s == 4.0 * b.costs.forecast.tokens_s
+    for name in ("a", "b"):
+        plain_answers(router, name, took_s=0.08, tokens=0)
+    router.board.forecast(NOW + 1000.0)
+    assert a.costs.forecast.tokens_s == b.costs.forecast.tokens_s
+    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+
+
+def test_plain_answers_teach_steps_as_long_as_no_stream_does() -> None:
+    router = unknown(unit("a"), unit("b"))
+    a, b = router.board.units.values()
+    a.costs.rates.followed = SURE
+    for name in ("a", "b"):
+        plain_answers(router, name, took_s=10.0, tokens=200)
+    assert not a.costs.rates.steps.seen
+    assert b.costs.rates.steps.at(1.0) == pytest.approx(10.0 / 200, rel=0.1)
+
+
+def test_a_plain_answer_without_usage_or_of_few_tokens_teaches_nothing() -> None:
+    router = unknown(unit("a"))
+    state = router.board.units["a"]
+    for usage in (None, Usage(1000, 3)):
+        lease = router.board.open("a", Ask("m", False, 1000, prompt_bytes=4000), NOW, retry=False)
+        lease.commit(NOW + 1.0)
+        router.board.close(lease, NOW + 1.0)
+        state.costs.last_plain = lease, usage, NOW + 1.0
+        state.costs.learn_plain()
+        assert state.costs.last_plain is None
+    assert not state.costs.rates.steps.seen
+    assert not state.costs.rates.plain_tokens_s.seen
 
 
 def test_no_unit_of_another_cell_is_tried() -> None:
