@@ -50,10 +50,6 @@ class Key:
     limits: LimitRules = LimitRules()
     expires_at: float = inf
 
-    def may_use(self, model: str) -> bool:
-        """Whether it is for this model, by the name that clients write."""
-        return self.models is None or model in self.models
-
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:

@@ -141,6 +141,7 @@ class Plane:
             self._loop,
             connect_timeout_s=self.settings.timeouts.connect_s,
             tls=tls,
+            own_keys=self.settings.keys is not None,
             on_broken=self.suspect_restart,
             on_gate_fault=self.gate_fault,
         )
@@ -317,6 +318,7 @@ class Plane:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
             self.answer_check.forget(unit.name)
+        self.reach.renew()
         for unit in (*added, *probed_anew):
             self.prober.start(unit)
         self._publish_soon()

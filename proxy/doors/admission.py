@@ -34,19 +34,21 @@ class Doorway(Protocol):
 
 class KeyAdmission:
     """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown. It
-    observes the request (request/observer.py): its unit gets the unit's own key.
+    observes the request (request/observer.py), to account for it.
     """
+
+    unit_lines: bytes = b""
 
     __slots__ = (
         "_at",
         "_charged",
+        "_charged_as",
         "_door",
         "_estimated",
         "_habits",
         "_usage",
         "digest",
         "key",
-        "unit_lines",
         "visitor",
     )
 
@@ -61,32 +63,34 @@ class KeyAdmission:
         self._at = at
         self._charged: tuple[int, int] | None = None
         self._usage: Usage | None = None
-        self.unit_lines = b""
 
     # -- what it may do ------------------------------------------------------------------------------------
 
-    def admit(self, ask: Ask) -> Ask | Failure:
+    def admit(self, ask: Ask, body_priority: int, *, generates: bool) -> Ask | Failure:
         """The ask with its tenant; or why the key does not allow it."""
         key = self.key
-        if ask.model is not None and key.models is not None and ask.model not in key.models:
-            reason = f"this key is not for model {ask.model!r}; it is for {', '.join(sorted(key.models))}"
+        if key.models is not None and ask.model not in key.models and (ask.model is not None or generates):
+            asked = "a request that names no model" if ask.model is None else f"model {ask.model!r}"
+            reason = f"this key is not for {asked}; it is for {', '.join(sorted(key.models))}"
             return Failure(FailureKind.MODEL_NOT_ALLOWED, reason, param="model")
         low, high = key.priority
-        if not low <= ask.priority <= high:
-            reason = f"this key allows priorities from {low} to {high}, and the request has {ask.priority}"
+        # The gate goes by a header, and the engine by the body.
+        if not (low <= body_priority <= high and low <= ask.priority <= high):
+            found = f"{body_priority}, or {ask.priority} by a header"
+            reason = f"this key allows priorities from {low} to {high}, and the request has {found}"
             return Failure(FailureKind.PRIORITY_NOT_ALLOWED, reason, param="priority")
         # As _replace does, in a quarter of the time.
         return _new(Ask, (*ask[:_TENANT], key.tenant.name, *ask[_TENANT + 1 :]))
 
-    def may_use(self, model: str) -> bool:
-        """Whether the key may use a model, by the name that clients write."""
-        return self.key.may_use(model)
+    def may_fall_back(self, model: str) -> bool:
+        """Whether another model may serve it."""
+        return self.key.models is None or model in self.key.models
 
     # -- what it uses --------------------------------------------------------------------------------------
 
     def charge(self, ask: Ask) -> Charge:
         """What it is expected to take. It is settled at its end."""
-        self._estimated = ask.prompt_tokens
+        self._estimated, self._charged_as = ask.prompt_tokens, ask.model or ""
         self._charged = prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens)
         self._door.in_flight[self] = None
         return self.key.name, prompt, completion, self._at
@@ -101,7 +105,7 @@ class KeyAdmission:
         if charged is None or (more := response.events - charged[1]) <= 0:
             return
         self._charged = charged[0], response.events
-        self._door.accounts.spent(self.key.name, self.key.tenant.name, response.model, more)
+        self._door.accounts.spent(self.key.name, self.key.tenant.name, self._charged_as, more)
 
     def over(self, record: Finished, _at: float) -> None:
         """The response has ended."""
@@ -128,6 +132,7 @@ class KeyAdmission:
             key.name,
             key.tenant.name,
             record.model,
+            self._charged_as,
             record.route,
             record.status,
             self._at,
@@ -137,10 +142,8 @@ class KeyAdmission:
 
     # -- what else it observes -----------------------------------------------------------------------------
 
-    def attempted(self, lease: Lease, _before: int) -> None:
-        """The unit gets a key of its own."""
-        api_key = lease.unit_state.unit.api_key
-        self.unit_lines = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
+    def attempted(self, lease: Lease, before: int) -> None:
+        """A unit was found."""
 
     def waited(self, since: float, until: float) -> None:
         """It was queued."""

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 class Bill(NamedTuple):
     """What one request was charged with, and what it has used. Tokens are whole numbers.
 
+    `model` has answered; `model_charged` is the one whose price it was charged with: another one, if it was
+    served by a fallback.
+
     `at` is when it was charged, in seconds since 1970; `is_estimated`: its engine has not said what it used.
     """
 
@@ -15,6 +18,7 @@ class Bill(NamedTuple):
     key: str
     tenant: str
     model: str
+    model_charged: str
     route: str
     status: int
     at: float

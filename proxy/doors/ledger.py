@@ -73,7 +73,7 @@ class LimitLedger:
         return plan.lines(at)
 
     def spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
-        """The answer of a request in flight has so many tokens more than it was charged with."""
+        """The answer of a request in flight has so many tokens more than it was charged with, for `model`."""
         plan = self._plans.get((key, tenant)) or self._plan(key, tenant)
         plan.correct((0, tokens, self._money(model, 0, tokens)), self._wall())
 
@@ -82,7 +82,7 @@ class LimitLedger:
         plan = self._plans.get((bill.key, bill.tenant)) or self._plan(bill.key, bill.tenant)
         more_prompt = bill.prompt_tokens - bill.prompt_charged
         more_completion = bill.completion_tokens - bill.completion_charged
-        money = self._money(bill.model, more_prompt, more_completion) if self._prices else 0
+        money = self._more_money(bill, more_prompt, more_completion) if self._prices else 0
         plan.correct((0, more_prompt + more_completion, money), bill.at)
         plan.release()
         self.counts.used(bill)
@@ -131,6 +131,13 @@ class LimitLedger:
         price = self._prices.get(model, _FREE)
         return round(prompt * price.prompt + completion * price.completion)
 
+    def _more_money(self, bill: Bill, more_prompt: int, more_completion: int) -> int:
+        """What a request has cost more than it was charged with."""
+        if bill.model == bill.model_charged:
+            return self._money(bill.model, more_prompt, more_completion)
+        charged = self._money(bill.model_charged, bill.prompt_charged, bill.completion_charged)
+        return self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) - charged
+
     def _refusal(self, plan: LimitPlan, amounts: Amounts, at: float, tenant: str) -> Failure:
         account, kind = plan.lacking(amounts)
         lines = plan.lines(at)
@@ -143,6 +150,12 @@ class LimitLedger:
 
     def _over(self, account: Account, kind: MeterKind, amounts: Amounts, at: float, lines: bytes) -> Failure:
         meter, what = account.meters[kind], _WORDS[kind.measure]
+        if amounts[kind.measure] > meter.limit:
+            message = (
+                f"this request needs {amounts[kind.measure]:,} {what}, more than {account.title} may use "
+                f"in a {kind.period.value} ({kind.field}: {meter.limit:,}); send a shorter one"
+            )
+            return Failure(FailureKind.OVER_BUDGET, message, lines=lines)
         # What other gates hold and do not need comes back within a second.
         wait_s = 1 if amounts[kind.measure] <= meter.left else max(1, ceil(meter.ends_at - at))
         message = (

@@ -10,8 +10,6 @@ from math import inf
 from cellgate.proxy.doors.account import Account, Amounts, Measure, MeterKind
 from cellgate.proxy.doors.meters import Meter, Period
 
-_PLENTY = 1 << 62
-"""More than any limit has."""
 _NAMES = {Measure.REQUESTS: b"requests", Measure.TOKENS: b"tokens"}
 _LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%ds\r\n"
 
@@ -28,7 +26,7 @@ class LimitPlan:
             (meter, int(kind.measure)) for account in accounts for kind, meter in account.meters.items()
         )
         self._ends_at = 0.0
-        self._shown: list[tuple[Meter, ...]] = []
+        self._shown: list[tuple[Meter, tuple[Meter, ...]]] = []
         self._template = b""
         for measure, name in _NAMES.items():
             meters = tuple(
@@ -38,7 +36,7 @@ class LimitPlan:
                 if kind.period is Period.MINUTE and kind.measure is measure
             )
             if meters:
-                self._shown.append(meters)
+                self._shown.append((meters[0], meters[1:]))
                 self._template += _LINES % (name, name, name)
 
     def charge(self, amounts: Amounts, at: float, gates: int) -> bool:
@@ -104,9 +102,9 @@ class LimitPlan:
         values: list[int] = []
         # All of these windows end at once.
         reset_s = int(self._shown[0][0].ends_at - at) + 1
-        for meters in self._shown:
-            least, left = meters[0], _PLENTY
-            for meter in meters:
+        for least, others in self._shown:
+            left = least.held - least.spent + least.free
+            for meter in others:
                 rest = meter.held - meter.spent + meter.free
                 if rest < left:
                     least, left = meter, rest

@@ -129,7 +129,7 @@ class WebTokens:
         if self._is_lost:
             log_line("info", f"keys of JSON Web Tokens: {self._settings.jwks_url} answers again")
         self._is_lost = False
-        if keys.keys() != self._keys.keys():
+        if _material(keys) != _material(self._keys):
             # A key that was withdrawn must not live on in what it has signed.
             self._verified.clear()
         self._keys = keys
@@ -142,6 +142,11 @@ class WebTokens:
                 "error", f"keys of JSON Web Tokens: {where} is no set of keys ({why}); the old ones hold"
             )
         self._is_lost = True
+
+
+def _material(keys: PublicKeys) -> dict[str | None, object]:
+    """The keys themselves: an issuer may give a new one the id of an old one."""
+    return {name: key.key for name, key in keys.items()}
 
 
 def _public_keys(page: bytes) -> PublicKeys:

@@ -41,6 +41,7 @@ _REFUSED = Failure(
     "protocol upgrades are not supported; see `realtime` in the configuration",
 )
 _TOO_EARLY = Failure(FailureKind.BAD_REQUEST, "the client sent messages before the WebSocket was open")
+_TWO_MODELS = Failure(FailureKind.BAD_REQUEST, "the query names more than one model; name one", param="model")
 _TOO_MANY = Failure(
     FailureKind.NO_RESOURCES, f"this process has {LIMITS.realtime_sessions} sessions; retry elsewhere"
 )
@@ -89,11 +90,15 @@ class RealtimeSession:
         gate, request = self._gate, self.request
         if gate.door is not None and not self._enter(gate.door):
             return
+        models = _models(request.target)
+        if len(models) > 1:
+            self._refuse(_TWO_MODELS)
+            return
         ask = gate.routing_headers.apply(
-            Ask(model=_model(request.target)), request.routing, request.received_at
+            Ask(model=models[0] if models else None), request.routing, request.received_at
         )
         if self._admission is not None and isinstance(ask, Ask):
-            ask = self._admission.admit(ask)
+            ask = self._admission.admit(ask, 0, generates=True)
         if isinstance(ask, Failure):
             self._refuse(ask)
             return
@@ -171,6 +176,9 @@ class RealtimeSession:
             return
         self.selection.given = None
         self._lease, found.on_evict = found, self._evicted
+        self._sent_at = self._gate.now()
+        for observer in self.response.observers:
+            observer.attempted(found, self.response.attempts)
         self.response.attempts += 1
         self._connecting = asyncio.get_running_loop().create_task(self._connect(found))
         self._connecting.add_done_callback(self._connected)
@@ -189,7 +197,7 @@ class RealtimeSession:
         if failure is not None:
             self._failed(failure)
             return
-        self._sent_at, self._head = self._gate.now(), b""
+        self._head = b""
         lines = pool.lines + _UPGRADE
         self._unit.write(head_for_unit(self.request, self._client, self.response, lines, self._target, 0))
 
@@ -311,10 +319,10 @@ class RealtimeSession:
             self.response.end(outcome)
 
 
-def _model(target: bytes) -> str | None:
-    """The model that the query names."""
+def _models(target: bytes) -> list[str]:
+    """The models that the query names."""
     pairs = parse_qsl(target.partition(b"?")[2].decode("latin-1"))
-    return next((value for name, value in pairs if name == "model" and len(value) <= LIMITS.name_chars), None)
+    return [value for name, value in pairs if name == "model" and len(value) <= LIMITS.name_chars]
 
 
 def _with_model(target: bytes, model: str) -> bytes:

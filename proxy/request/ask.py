@@ -91,8 +91,7 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         blocks,
         user[: LIMITS.name_chars] if isinstance(user, str) else "",
         "",
-        # The engine checks whether it understands the request.
-        priority if isinstance(priority, int) else 0,
+        0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
         inf,
         WAYS[route](data) if stream and route in WAYS else 0,
         fingerprint,
@@ -101,6 +100,18 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         route in SPLIT_ROUTES,
     )
     return _new(Ask, ask)
+
+
+def _engines_integer(value: object) -> int:
+    """What engines take this for where an integer belongs (pydantic reads "-1" and -1.0 as -1).
+
+    0: they refuse it.
+    """
+    try:
+        number = float(value) if isinstance(value, (str, float)) else 0.0
+    except ValueError:
+        return 0
+    return int(number) if number.is_integer() else 0
 
 
 def _is_text(body: bytes, limit: int) -> bool:

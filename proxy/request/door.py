@@ -30,16 +30,18 @@ class Visitor(Protocol):
 class Admission(Observer, Protocol):
     """What one request may do, by its key. It observes the request, to account for it."""
 
-    def admit(self, ask: Ask) -> Ask | Failure:
-        """The ask as the key allows it, with its tenant; or why it does not."""
+    def admit(self, ask: Ask, body_priority: int, *, generates: bool) -> Ask | Failure:
+        """The ask as the key allows it, with its tenant; or why it does not. `body_priority` is what the
+        body says for the engine; `generates`: it makes a model compute.
+        """
 
     def charge(self, ask: Ask) -> Charge:
         """What the request is charged with. Called once, when a unit is about to be found for it; it is
         settled at its end.
         """
 
-    def may_use(self, model: str) -> bool:
-        """Whether the key may use a model, by the name that clients write."""
+    def may_fall_back(self, model: str) -> bool:
+        """Whether another model may serve it."""
 
 
 class Door(Protocol):

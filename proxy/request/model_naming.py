@@ -58,6 +58,9 @@ def fall_back(exchange: Exchange, failure: Failure) -> bool:
     if exchange.response.begun or exchange.request.is_placed:
         return False
     before, model = naming.name, naming.next()
+    admission = exchange.admission
+    while model is not None and admission is not None and not admission.may_fall_back(naming.name):
+        model = naming.next()
     if model is None:
         return False
     tally(FALLBACKS, before, naming.name)

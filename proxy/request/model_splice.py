@@ -7,6 +7,8 @@ might change what its prompt cache knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import islice
 
 import orjson
 
@@ -16,18 +18,22 @@ _MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")', re.DOTA
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _OPENS, _CLOSES = b"{[", b"}]"
 _BACKSLASH = ord("\\")
+_SPANS_MAX = 64
+"""So many mentions of one model are looked at. A request has one; more are in what it quotes."""
+_TOKENS_MAX = 20_000
+"""So many strings and brackets are read to find the outermost one: about 5 ms."""
 
 Span = tuple[int, int]
 
 
 def with_model(body: bytes, old: str, new: str) -> bytes | None:
     """`body`, a JSON object, with the model `new` instead of `old`. None: it was not found, because it stands
-    in the middle of a large body, or its key is written in an unusual way.
+    in the middle of a large body, behind too much else, or its key is written in an unusual way.
     """
     window = LIMITS.model_search_bytes
     spans = _spans(body, 0, window, old)
     if len(spans) > 1 or len(body) > window:
-        spans = [span for span in spans if _is_outermost(body, span[0])]
+        spans = _outermost(body, spans)
     if not spans and len(body) > window:
         spans = _spans(body, max(window, len(body) - window), len(body), old)
         if len(spans) > 1:
@@ -48,13 +54,22 @@ def _spans(body: bytes, begin: int, end: int, name: str) -> list[Span]:
         # After a backslash the quote is part of a string that ends in `model`.
         if body[match.start() - 1] != _BACKSLASH and orjson.loads(match[1]) == name:
             found.append(match.span(1))
+            if len(found) == _SPANS_MAX:
+                break
     return found
 
 
-def _is_outermost(body: bytes, at: int) -> bool:
-    """Whether what stands there belongs to the outermost object."""
-    depth = 0
-    for match in _TOKEN.finditer(body, 0, at):
-        mark = match[0]
-        depth += (mark in _OPENS) - (mark in _CLOSES) if len(mark) == 1 else 0
-    return depth == 1
+def _outermost(body: bytes, spans: Iterable[Span]) -> list[Span]:
+    """Those that belong to the outermost object, as far as the body is read: once, whatever stands in it."""
+    found, depth, at, left = [], 0, 0, _TOKENS_MAX
+    for span in spans:
+        for match in islice(_TOKEN.finditer(body, at, span[0]), left):
+            mark = match[0]
+            depth += (mark in _OPENS) - (mark in _CLOSES) if len(mark) == 1 else 0
+            left -= 1
+        if not left:
+            break
+        at = span[0]
+        if depth == 1:
+            found.append(span)
+    return found

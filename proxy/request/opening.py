@@ -8,7 +8,7 @@ from cellgate.proxy.request.door import OPEN_ROUTES
 from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
 from cellgate.proxy.request.reading import begin_reading
-from cellgate.proxy.request.routes import OWN, why_refused
+from cellgate.proxy.request.routes import OWN, WORK, why_refused
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -70,10 +70,10 @@ def ask(exchange: Exchange, asked: Ask | Failure) -> None:
     """The request is parsed."""
     gate = exchange.gate
     if isinstance(asked, Ask):
-        request = exchange.request
+        request, read = exchange.request, asked
         asked = gate.routing_headers.apply(asked, request.routing, request.received_at)
         if exchange.admission is not None and isinstance(asked, Ask):
-            asked = exchange.admission.admit(asked)
+            asked = exchange.admission.admit(asked, read.priority, generates=exchange.route.kind in WORK)
         if gate.models is not None and isinstance(asked, Ask):
             if exchange.route.name == "model" and (card := gate.local_endpoints.model(request.path)):
                 exchange.state = OVER
@@ -86,10 +86,11 @@ def ask(exchange: Exchange, asked: Ask | Failure) -> None:
         return
     exchange.selection.ask = asked
     exchange.response.model = asked.model or ""
+    if gate.guard is not None and gate.guard.screen_request(exchange, asked):
+        return
     if exchange.admission is not None:
         exchange.selection.charge = exchange.admission.charge(asked)
-    if gate.guard is None or not gate.guard.screen_request(exchange, asked):
-        find_unit(exchange)
+    find_unit(exchange)
 
 
 def screened(exchange: Exchange, asked: Ask | Failure) -> None:
@@ -99,6 +100,9 @@ def screened(exchange: Exchange, asked: Ask | Failure) -> None:
         exchange.response.refuse(asked)
         return
     exchange.selection.ask = asked
+    # Only now: a request that was denied has used nothing.
+    if exchange.admission is not None:
+        exchange.selection.charge = exchange.admission.charge(asked)
     find_unit(exchange)
 
 

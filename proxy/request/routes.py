@@ -31,6 +31,8 @@ class RouteKind(Enum):
 # A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.LOCAL
 DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
+WORK = (GENERATE, UNLISTED)
+"""What may make a model compute."""
 
 
 @dataclass(frozen=True, slots=True)

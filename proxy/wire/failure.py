@@ -211,8 +211,8 @@ TABLE: dict[FailureKind, FailureRow] = {
 }
 
 
-UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET)
-"""A request that fails like this has used nothing of its limits."""
+UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTROL_PROCESS)
+"""A request that fails like this was charged nothing, so nothing is given back."""
 
 
 @dataclass(frozen=True, slots=True)

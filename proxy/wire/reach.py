@@ -15,6 +15,7 @@ from cellgate.proxy.wire.heads import UNIT_FIELD
 from cellgate.proxy.wire.net import UnitNet
 from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.rota import ReadScheduler
+from cellgate.router.nouns import Unit
 from cellgate.router.unit_state import UnitState
 
 
@@ -26,7 +27,7 @@ class ProbeTransport(NamedTuple):
 
 
 class UnitPools:
-    """Pools by unit.
+    """Pools by unit. `own_keys`: requests get the unit's own key, because those of clients end at the gate.
 
     `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
     why the gate could not open one.
@@ -38,12 +39,14 @@ class UnitPools:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
+        own_keys: bool,
         on_broken: Callable[[UnitState], None],
         on_gate_fault: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self.tls = tls
+        self._own_keys = own_keys
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
@@ -64,12 +67,25 @@ class UnitPools:
                 on_broken=lambda: self._on_broken(state),
                 on_gate_fault=self._on_gate_fault,
             )
-            if state.unit.engine == VIA_GATE:
-                pool.lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(state.unit).encode())
+            pool.lines = self._lines(pool, state.unit)
             self._pools[state] = pool
         # Which engine it is may be found out late, and change.
         pool.closes_after_stream = state.engine in CLOSING
         return pool
+
+    def renew(self) -> None:
+        """Units were configured anew: their keys may be others."""
+        for state, pool in self._pools.items():
+            pool.lines = self._lines(pool, state.unit)
+
+    def _lines(self, pool: Pool, unit: Unit) -> bytes:
+        """What the head of each request to the unit begins with."""
+        lines = b"host: %b\r\n" % pool.authority
+        if unit.engine == VIA_GATE:
+            lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(unit).encode())
+        if self._own_keys and unit.api_key:
+            lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
+        return lines
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:
         """How the probes of a unit reach it."""

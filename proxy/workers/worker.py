@@ -66,6 +66,7 @@ class Worker:
             loop,
             connect_timeout_s=settings.timeouts.connect_s,
             tls=None if tls is None else tls.units,
+            own_keys=settings.keys is not None,
             on_broken=self._reports.restart_suspected,
             on_gate_fault=self._reports.gate_fault,
         )
@@ -178,6 +179,7 @@ class Worker:
         for state in self._replica.take_fleet(version, fleet, self._now()):
             self._unit_pools.leave(state)
             self._status.forget(state)
+        self._unit_pools.renew()
 
     def _take_units(self, units: list[ReplicaUnit]) -> None:
         for state in self._replica.take_units(units):

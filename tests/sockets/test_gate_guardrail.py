@@ -41,6 +41,10 @@ class Judge(ScriptedUnit):
         self.asked: list[dict[str, Any]] = []
 
     async def _play(self, request: Received) -> None:
+        if not request.body:
+            # A probe of another test, whose unit had this port before.
+            request.write(whole(status="404 Not Found"))
+            return
         self.asked.append(orjson.loads(request.body))
         told = self._judge(self.asked[-1])
         if inspect.isawaitable(told):

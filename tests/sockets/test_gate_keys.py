@@ -14,6 +14,8 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import KeySettings
+from cellgate.router.nouns import Fleet
+from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
@@ -56,7 +58,7 @@ async def test_a_key_comes_in_by_either_header_and_its_unit_gets_none_of_it(tmp_
 async def test_a_unit_gets_its_own_key(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
         state = next(iter(here.plane.board))
-        state.unit = replace(state.unit, api_key="unit-key")
+        here.plane.configure(Fleet(units=(replace(state.unit, api_key="unit-key"),)))
         assert (await client.ask(chat(head=BEARER))).status == 200
         assert here.unit.requests[0].get("authorization") == "Bearer unit-key"
 
@@ -96,11 +98,42 @@ async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> Non
     async with keyed(tmp_path, STREAM, *lines) as here, here.client() as client:
         reply = await client.ask(chat(head="Authorization: Bearer sk-other\r\n"))
         assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
-        for request in (chat(head=BEARER, priority=-1), chat(head=f"{BEARER}x-priority: 6\r\n")):
+        for request in (
+            chat(head=BEARER, priority=-1),
+            chat(head=f"{BEARER}x-priority: 6\r\n"),
+            # The gate would go by the header, and the engine by the body, which reads all of these.
+            chat(head=f"{BEARER}x-priority: 5\r\n", priority=-100),
+            chat(head=BEARER, priority="-100"),
+            chat(head=BEARER, priority=-100.0),
+        ):
             reply = await client.ask(request)
             assert (reply.status, code(reply.body)) == (403, "priority_not_allowed")
         assert (await client.ask(chat(head=BEARER, priority=5))).status == 200
         assert here.received == 1
+
+
+@live
+async def test_a_key_for_some_models_is_for_no_request_without_one(tmp_path: Path) -> None:
+    """Its engine would take its only model, or one that stands where the gate does not look."""
+    lines = [line(models=["tiny"]), line("any", "sk-any")]
+    async with keyed(tmp_path, STREAM, *lines, pass_unlisted=True) as here, here.client() as client:
+        for path in ("/v1/chat/completions", "/v1/audio/transcriptions", "/unlisted"):
+            reply = await client.ask(post(b'{"messages": []}', BEARER, path))
+            assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
+        assert here.received == 0
+        assert (await client.ask(get("/v1/models", BEARER))).status == 200
+        reply = await client.ask(post(b'{"messages": []}', "Authorization: Bearer sk-any\r\n"))
+        assert reply.status == 200
+
+
+@live
+async def test_a_key_falls_back_to_none_but_its_models(tmp_path: Path) -> None:
+    lines = [line(models=["large", "tiny"]), line("one", "sk-one", models=["large"])]
+    fallbacks = {"large": ("other", "tiny")}
+    async with keyed(tmp_path, STREAM, *lines, fallback=fallbacks) as here, here.client() as client:
+        reply = await client.ask(chat(model="large", head=BEARER))
+        assert (reply.status, reply.get("x-cellgate-model")) == (200, "tiny")
+        assert (await client.ask(chat(model="large", head="Authorization: Bearer sk-one\r\n"))).status == 404
 
 
 @live
@@ -206,7 +239,7 @@ async def test_a_limit_of_requests_is_told_and_kept(tmp_path: Path) -> None:
 
 @live
 async def test_tokens_are_charged_by_estimate_and_settled_by_usage(tmp_path: Path) -> None:
-    lines = line(tenant="team"), '{"tenant": "team", "limits": {"tokens_per_minute": 100}}'
+    lines = line(tenant="team"), '{"tenant": "team", "limits": {"tokens_per_minute": 110}}'
     async with keyed(tmp_path, whole(USAGE), *lines) as here, here.client() as client:
         replies = [await client.ask(chat(stream=False, max_tokens=12, head=BEARER)) for _ in range(4)]
         assert [reply.status for reply in replies] == [200, 200, 200, 429]
@@ -214,6 +247,31 @@ async def test_tokens_are_charged_by_estimate_and_settled_by_usage(tmp_path: Pat
         assert 'cellgate_tenant_prompt_tokens_total{model="tiny",tenant="team"} 90.0' in page
         assert 'cellgate_tenant_completion_tokens_total{model="tiny",tenant="team"} 36.0' in page
         assert 'cellgate_limited_requests_total{limit="tokens_per_minute",tenant="team"} 1.0' in page
+
+
+@live
+async def test_what_no_limit_has_room_for_is_told_so_and_not_to_retry(tmp_path: Path) -> None:
+    limited = line(limits={"tokens_per_minute": 100})
+    async with keyed(tmp_path, whole(USAGE), limited) as here, here.client() as client:
+        reply = await client.ask(chat(max_tokens=101, head=BEARER, prompt="x" * 4000))
+        assert (reply.status, reply.get("x-should-retry")) == (429, "false")
+        assert b"more than key alice may use in a minute" in reply.body
+
+
+@live
+async def test_what_a_guardrail_denied_gives_nothing_back(tmp_path: Path) -> None:
+    limited = line(limits={"tokens_per_minute": 110})
+    judge = Judge(no_secrets)
+    async with (
+        judged(judge) as guardrail,
+        keyed(tmp_path, whole(USAGE), limited, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        asks = chat(stream=False, max_tokens=12, head=BEARER)
+        denied = chat(stream=False, head=BEARER, user="secret")
+        assert [(await client.ask(asks)).status for _ in range(3)] == [200, 200, 200]
+        assert [(await client.ask(denied)).status for _ in range(3)] == [400, 400, 400]
+        assert (await client.ask(asks)).status == 429
 
 
 @live

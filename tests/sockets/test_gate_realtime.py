@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import KeySettings
+from cellgate.proxy.realtime import realtime_session
 from cellgate.proxy.realtime.tunnel import FrameEnds, close_frame
-from cellgate.router.nouns import Evidence, Sign, Strength
+from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 from tests.wire.client import Client, chat, get
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import STREAM, Received, whole
@@ -112,6 +118,55 @@ async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
             assert b"x-cellgate-model: tiny" in await begun(client, get("/v1/realtime?model=gpt&x=1", HELLO))
             assert here.unit.requests[0].target == "/v1/realtime?model=tiny&x=1"
             client.abort()
+
+
+@live
+async def test_two_models_are_one_too_many() -> None:
+    """A key might be for the first, and the engine take the last."""
+    async with stage(echo, realtime=True) as here, here.client() as client:
+        reply = await client.ask(get("/v1/realtime?model=tiny&model=large", HELLO))
+        assert (reply.status, here.received) == (400, 0)
+
+
+@live
+async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What counts is when it got a unit, not when it came."""
+    monkeypatch.setattr(realtime_session, "SWITCH_S", 0.3)
+    async with stage(echo, realtime=True) as here, here.client() as first:
+        state = next(iter(here.plane.board))
+        state.unit = replace(state.unit, max_in_flight=1)
+        await begun(first)
+        async with here.client() as client:
+            client.send(ASK)
+            await asyncio.sleep(0.5)
+            pool = here.gateway.pool(state)
+            open_now = pool.open
+
+            async def open_late(*given: Any) -> Any:
+                await asyncio.sleep(0.1)
+                for session in list(here.gateway._sessions):
+                    session.tick(here.gateway.now())
+                return await open_now(*given)
+
+            monkeypatch.setattr(pool, "open", open_late)
+            first.abort()
+            async with asyncio.timeout(5.0):
+                assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+            client.abort()
+
+
+@live
+async def test_with_keys_its_unit_gets_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "keys.jsonl"
+    file.write_text(orjson.dumps({"key": "a", "sha256": sha256(b"sk-a").hexdigest()}).decode())
+    async with stage(echo, realtime=True, keys=KeySettings(str(file))) as here, here.client() as client:
+        state = next(iter(here.plane.board))
+        here.plane.configure(Fleet(units=(replace(state.unit, api_key="unit-key"),)))
+        await begun(client, get("/v1/realtime?model=tiny", f"{HELLO}Authorization: Bearer sk-a\r\n"))
+        assert here.unit.requests[0].get("authorization") == "Bearer unit-key"
+        client.abort()
 
 
 @live

@@ -12,12 +12,14 @@ from typing import Any
 
 import jwt
 import orjson
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cellgate.proxy.config.settings import JwtSettings, KeySettings
+from cellgate.proxy.doors import web_tokens
 from tests.wire.client import chat
 from tests.wire.stage import Stage, live, stage
-from tests.wire.unit import STREAM, ScriptedUnit, listening, whole
+from tests.wire.unit import STREAM, Received, Script, ScriptedUnit, listening, whole
 
 ISSUER, AUDIENCE = "https://login.example", "cellgate"
 SIGNER, STRANGER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -37,7 +39,7 @@ def token(key: Any = SIGNER, algorithm: str = "ES256", kid: str = "one", **claim
 
 
 @asynccontextmanager
-async def issued(tmp_path: Path, served: bytes, *lines: str) -> AsyncIterator[Stage]:
+async def issued(tmp_path: Path, served: Script, *lines: str) -> AsyncIterator[Stage]:
     """A stage that takes tokens of an issuer whose page of keys is this."""
     file = tmp_path / "keys.jsonl"
     file.write_text("\n".join(lines or (TENANT,)))
@@ -90,3 +92,27 @@ async def test_a_key_of_the_file_counts_while_the_page_is_none(tmp_path: Path) -
         async with issued(tmp_path, served, *lines) as here:
             assert await status(here, token()) == 401
             assert await status(here, "sk-1") == 200
+
+
+@live
+async def test_a_token_ends_with_its_key_though_the_next_one_has_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An issuer whose keys have no ids, or always the same one."""
+    monkeypatch.setattr(web_tokens, "SOONEST_S", 0.05)
+    pages, asked = [page(), page(STRANGER)], asyncio.Event()
+
+    async def serve(request: Received) -> None:
+        body = pages.pop(0)
+        request.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        if not pages:
+            asked.set()
+
+    async with issued(tmp_path, serve) as here:
+        old = token()
+        assert await status(here, old) == 200
+        # An unknown id lets the gate ask again.
+        assert await status(here, token(kid="another")) == 401
+        await asked.wait()
+        await asyncio.sleep(0.1)
+        assert [await status(here, shown) for shown in (old, token(STRANGER))] == [401, 200]

@@ -15,7 +15,7 @@ from cellgate.proxy.doors.usage_log import UsageRow, usage_line
 
 JULY = 1_751_328_000.0
 """2025-07-01T00:00:00Z."""
-BILL = Bill("r", "alice", "team", "tiny", "chat", 200, 0.0, 0, 0, 30, 12, False)
+BILL = Bill("r", "alice", "team", "tiny", "tiny", "chat", 200, 0.0, 0, 0, 30, 12, False)
 
 
 def test_a_new_key_is_shown_once_and_its_line_is_appended(

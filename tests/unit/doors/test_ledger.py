@@ -8,6 +8,7 @@ import pytest
 
 from cellgate.proxy.config.keys import Key, KeyRing, LimitRules, TenantRules, TokenPrice
 from cellgate.proxy.doors.bill import Bill
+from cellgate.proxy.doors.habits import Habits
 from cellgate.proxy.doors.ledger import LimitLedger
 from cellgate.proxy.doors.metrics import DoorCounts
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -47,7 +48,7 @@ class Desk:
 
     def settle(self, charged: tuple[int, int], used: tuple[int, int], at: float = AT) -> None:
         """End one."""
-        self.ledger.settle(Bill("r", "k", "t", "m", "chat", 200, at, *charged, *used, False))
+        self.ledger.settle(Bill("r", "k", "t", "m", "m", "chat", 200, at, *charged, *used, False))
 
 
 def test_what_was_charged_too_much_comes_back_and_what_was_too_little_is_taken() -> None:
@@ -126,10 +127,32 @@ def test_clients_are_told_the_limit_with_the_least_left() -> None:
     ]
 
 
+def test_a_fallback_costs_what_it_costs() -> None:
+    big, small = TokenPrice(10.0, 10.0), TokenPrice(1.0, 1.0)
+    desk = Desk(ring(tenant=LimitRules(cost_per_day=1.0), big=big, m=small))
+    bill = Bill("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
+    desk.ledger.admit(("k", 40_000, 10_000, desk.now), ASK._replace(model="big"))
+    desk.ledger.settle(bill)
+    # 0.05 is spent: 900,000 tokens of the cheap model cost 0.9, 960,000 would be too much.
+    assert desk.kind(prompt=960_000) is FailureKind.OVER_BUDGET
+    assert desk.kind(prompt=900_000) is None
+
+
+def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
+    habits = Habits()
+    for _ in range(60):
+        habits.learn(1, 40, 5)
+    assert habits.expect(1, 0)[0] == 40
+    assert 10_000 < habits.expect(10_000, 0)[0] < 10_200
+    for _ in range(60):
+        habits.learn(10_000, 15_000, 5)
+    assert habits.expect(10_000, 0)[0] == pytest.approx(15_000, rel=0.05)
+
+
 def test_models_that_no_configuration_names_share_a_label() -> None:
     counts = DoorCounts(lambda: frozenset({"m"}))
     bill: dict[str, Any] = {"model": "m", "prompt_tokens": 1, "completion_tokens": 2}
-    usual = Bill("r", "k", "t", "m", "chat", 200, AT, 0, 0, 1, 2, False)
+    usual = Bill("r", "k", "t", "m", "m", "chat", 200, AT, 0, 0, 1, 2, False)
     for model in ("m", "adapter-1", "adapter-2"):
         counts.used(usual._replace(**bill | {"model": model}))
     rows = {
