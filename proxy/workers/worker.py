@@ -62,14 +62,7 @@ class Worker:
         self._replica = replica = BoardReplica(settings.rules)
         self._dispatcher = RemoteDispatcher(replica.board, self.control, loop.time)
         self._reports = RemoteReports(self.control, replica, loop.time)
-        self._unit_pools = UnitPools(
-            loop,
-            connect_timeout_s=settings.timeouts.connect_s,
-            tls=None if tls is None else tls.units,
-            own_keys=settings.keys is not None,
-            on_broken=self._reports.restart_suspected,
-            on_gate_fault=self._reports.gate_fault,
-        )
+        self._unit_pools = self._make_unit_pools(settings, loop, tls)
         self._load_lines = LoadLines()
         self.gateway = Gateway(
             settings,
@@ -171,6 +164,18 @@ class Worker:
         """The first message to a control process: the replica and the open leases."""
         greeting: list[Message] = [(ToControl.HELLO, self._replica.known(), self._dispatcher.greeting())]
         return [*greeting, (ToControl.ACCEPTING,)] if self._accepts else greeting
+
+    def _make_unit_pools(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, tls: LiveTls | None
+    ) -> UnitPools:
+        return UnitPools(
+            loop,
+            connect_timeout_s=settings.timeouts.connect_s,
+            tls=None if tls is None else tls.units,
+            own_keys=settings.keys is not None,
+            on_broken=self._reports.restart_suspected,
+            on_gate_fault=self._reports.gate_fault,
+        )
 
     def _hear(self, message: Message) -> None:
         self._handlers[message[0]](*message[1:])
