@@ -303,8 +303,9 @@ class Containment:
         at_hand = [
             d.unit for d in self._board if d.is_usable() and d.serves(ask) and d.unit.name not in tried
         ]
-        # What is reached where a unit has just died may be as dead.
-        dead = {unit.name for unit in at_hand if unit.url == record.marks[-1].death.place}
+        # What is reached by way of the gate with which a unit was lost may be as dead.
+        death = record.marks[-1].death
+        dead = {unit.name for unit in at_hand if unit.url == death.place and unit.name != death.unit}
         crowded = dead | self.ledger.crowded(record, {unit.name for unit in at_hand} - dead)
         answer = pick((*tried, *crowded)) if crowded else Refusal.FULL
         return answer if isinstance(answer, Lease) else pick(tried)
