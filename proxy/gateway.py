@@ -15,7 +15,6 @@ from contextlib import suppress
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
-from cellgate.proxy.doors.credentials import KEY_FIELDS
 from cellgate.proxy.guardrail.guardrail import make_guardrail
 from cellgate.proxy.ingress.envoy_health import response_line
 from cellgate.proxy.ingress.haproxy_agent import GATE
@@ -47,7 +46,7 @@ from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.client import ClientExchange, ResponseClient
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import Fields
+from cellgate.proxy.wire.heads import KEY_FIELDS, Fields
 from cellgate.proxy.wire.idle import first_to_close
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reach import UnitPools

@@ -8,6 +8,7 @@ from cellgate.proxy.config.keys import Key
 from cellgate.proxy.doors.bill import Accounts, Bill
 from cellgate.proxy.doors.habits import Habits
 from cellgate.proxy.logs.record import LEFT_STATUS
+from cellgate.proxy.request.routes import IN_PATH, NOWHERE, model_in
 from cellgate.proxy.wire.failure import UNCHARGED, Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome
 
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from cellgate.proxy.metrics.continuations import ContinuationResult
     from cellgate.proxy.request.dispatcher import Charge
     from cellgate.proxy.request.door import Visitor
+    from cellgate.proxy.request.routes import ModelPlace
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import Lease
 
 _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
 _OK = Outcome.OK
 _TENANT = Ask._fields.index("tenant")
+_BEHIND_TENANT = _TENANT + 1
 _new = tuple.__new__
 
 
@@ -66,21 +69,31 @@ class KeyAdmission:
 
     # -- what it may do ------------------------------------------------------------------------------------
 
-    def admit(self, ask: Ask, body_priority: int, *, generates: bool) -> Ask | Failure:
+    def admit(self, ask: Ask, body_priority: int, place: ModelPlace) -> Ask | Failure:
         """The ask with its tenant; or why the key does not allow it."""
         key = self.key
-        if key.models is not None and ask.model not in key.models and (ask.model is not None or generates):
-            asked = "a request that names no model" if ask.model is None else f"model {ask.model!r}"
-            reason = f"this key is not for {asked}; it is for {', '.join(sorted(key.models))}"
-            return Failure(FailureKind.MODEL_NOT_ALLOWED, reason, param="model")
+        models = key.models
+        if models is not None and (ask.model not in models or place is IN_PATH):
+            refusal = self._barred(ask.model, models, place)
+            if refusal is not None:
+                return refusal
         low, high = key.priority
-        # The gate goes by a header, and the engine by the body.
-        if not (low <= body_priority <= high and low <= ask.priority <= high):
-            found = f"{body_priority}, or {ask.priority} by a header"
-            reason = f"this key allows priorities from {low} to {high}, and the request has {found}"
+        # The gate goes by a header, and the engine by the body, if that has one.
+        if not low <= ask.priority <= high or (body_priority and not low <= body_priority <= high):
+            priority = body_priority if low <= ask.priority <= high else ask.priority
+            reason = f"this key allows priorities from {low} to {high}, and the request has {priority}"
             return Failure(FailureKind.PRIORITY_NOT_ALLOWED, reason, param="priority")
         # As _replace does, in a quarter of the time.
-        return _new(Ask, (*ask[:_TENANT], key.tenant.name, *ask[_TENANT + 1 :]))
+        return _new(Ask, (*ask[:_TENANT], key.tenant.name, *ask[_BEHIND_TENANT:]))
+
+    def _barred(self, model: str | None, models: frozenset[str], place: ModelPlace) -> Failure | None:
+        """Why a key for some models is not for this one, or for a request that names none."""
+        named = {model, model_in(self.visitor.request.path) if place is IN_PATH else None} - {None}
+        if named <= models and (named or place is NOWHERE):
+            return None
+        asked = f"model {', '.join(map(repr, named - models))}" if named else "a request that names no model"
+        reason = f"this key is not for {asked}; it is for {', '.join(sorted(models))}"
+        return Failure(FailureKind.MODEL_NOT_ALLOWED, reason, param="model")
 
     def may_fall_back(self, model: str) -> bool:
         """Whether another model may serve it."""
@@ -90,7 +103,8 @@ class KeyAdmission:
 
     def charge(self, ask: Ask) -> Charge:
         """What it is expected to take. It is settled at its end."""
-        self._estimated, self._charged_as = ask.prompt_tokens, ask.model or ""
+        self._estimated = ask.prompt_tokens
+        self._charged_as = ask.model or ""
         self._charged = prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens)
         self._door.in_flight[self] = None
         return self.key.name, prompt, completion, self._at
@@ -118,16 +132,19 @@ class KeyAdmission:
         del self.visitor
 
     def _bill(self, record: Finished, charged: tuple[int, int]) -> Bill:
-        usage, key = self._usage, self.key
+        usage = self._usage
+        key = self.key
         if usage is not None:
-            prompt, completion = usage.prompt_tokens, usage.answer_tokens
+            prompt = usage.prompt_tokens
+            completion = usage.answer_tokens
             self._habits.learn(self._estimated, prompt, completion)
         elif record.events or record.outcome is _OK or (record.status == LEFT_STATUS and record.attempts):
             # Its engine has computed, and did not say how much.
             prompt, completion = charged[0], record.events
         else:
             prompt = completion = 0
-        who = (
+        # The fields stand in their order.
+        bill = (
             record.request_id,
             key.name,
             key.tenant.name,
@@ -136,9 +153,13 @@ class KeyAdmission:
             record.route,
             record.status,
             self._at,
+            charged[0],
+            charged[1],
+            prompt,
+            completion,
+            usage is None,
         )
-        # The fields stand in their order.
-        return _new(Bill, (*who, *charged, prompt, completion, usage is None))
+        return _new(Bill, bill)
 
     # -- what else it observes -----------------------------------------------------------------------------
 

@@ -26,7 +26,9 @@ class Habits:
         """Tokens of a prompt and of its answer, which has at most `max_tokens` (0: any number)."""
         completion = round(self.completion)
         prompt = round(estimated * self.ratio + self.besides)
-        return prompt if prompt > 0 else 0, min(completion, max_tokens) if max_tokens else completion
+        if prompt < 0:
+            prompt = 0
+        return prompt, min(completion, max_tokens) if max_tokens else completion
 
     def learn(self, estimated: int, prompt: int, completion: int) -> None:
         """A request was answered, and its engine has said what it took."""

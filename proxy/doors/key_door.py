@@ -78,7 +78,8 @@ class KeyDoor:
         if not shown:
             message = "no API key: send one, as Authorization: Bearer KEY, or as x-api-key: KEY"
             return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
-        digest, at = sha256(shown).digest(), self._wall()
+        digest = sha256(shown).digest()
+        at = self._wall()
         key = self._ring.keys.get(digest)
         if key is None and self._tokens is not None:
             key = self._tokens.key(shown, digest, self._ring)

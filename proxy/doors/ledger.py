@@ -82,12 +82,26 @@ class LimitLedger:
         plan = self._plans.get((bill.key, bill.tenant)) or self._plan(bill.key, bill.tenant)
         more_prompt = bill.prompt_tokens - bill.prompt_charged
         more_completion = bill.completion_tokens - bill.completion_charged
-        money = self._more_money(bill, more_prompt, more_completion) if self._prices else 0
+        if not self._prices:
+            money = 0
+        elif bill.model == bill.model_charged:
+            money = self._money(bill.model, more_prompt, more_completion)
+        else:
+            charged = self._money(bill.model_charged, bill.prompt_charged, bill.completion_charged)
+            money = self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) - charged
         plan.correct((0, more_prompt + more_completion, money), bill.at)
         plan.release()
         self.counts.used(bill)
         if self._record is not None:
             self._record(bill, self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) / MICRO)
+
+    def settle_unknown(self, bill: Bill) -> None:
+        """A request is over that was not charged here: an earlier control process did that, or nobody. It
+        gets nothing back, and what it has used is charged now.
+        """
+        if bill.prompt_tokens or bill.completion_tokens:
+            self._plan(bill.key, bill.tenant).enter()
+            self.settle(bill._replace(prompt_charged=0, completion_charged=0))
 
     def abandon(self, key: str, tenant: str) -> None:
         """A request that was charged will never be settled: its worker has ended."""
@@ -130,13 +144,6 @@ class LimitLedger:
         """In millionths: a price is for a million tokens."""
         price = self._prices.get(model, _FREE)
         return round(prompt * price.prompt + completion * price.completion)
-
-    def _more_money(self, bill: Bill, more_prompt: int, more_completion: int) -> int:
-        """What a request has cost more than it was charged with."""
-        if bill.model == bill.model_charged:
-            return self._money(bill.model, more_prompt, more_completion)
-        charged = self._money(bill.model_charged, bill.prompt_charged, bill.completion_charged)
-        return self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) - charged
 
     def _refusal(self, plan: LimitPlan, amounts: Amounts, at: float, tenant: str) -> Failure:
         account, kind = plan.lacking(amounts)

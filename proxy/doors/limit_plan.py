@@ -73,6 +73,11 @@ class LimitPlan:
                 spent = meter.spent + amount
                 meter.spent = spent if spent > 0 else 0
 
+    def enter(self) -> None:
+        """A request is there that no limit was asked about."""
+        for account in self._bounded:
+            account.in_flight += 1
+
     def release(self) -> None:
         """A request is over."""
         for account in self._bounded:

@@ -25,9 +25,10 @@ class LimitedDispatcher:
 
     def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
         """A lease, or why there is none. Pending: the waiter gets the result later, once."""
-        if request.charge is None:
+        charge = request.charge
+        if charge is None:
             return self._acquire(request, waiter)
-        lines = self._ledger.admit(request.charge, request.ask)
+        lines = self._ledger.admit(charge, request.ask)
         if isinstance(lines, Failure):
             return lines
         found = self._acquire(request, _Labelled(waiter, lines) if lines else waiter)

@@ -1,8 +1,8 @@
 """Meters: how much of a limit was used in a window of the clock. Pure; amounts are whole numbers.
 
-A meter stands alone, or is one of several gates that share a counter (sharing/limits.py). A sharing meter
-spends only what it holds: slices that were taken from the counter in the background, so no request waits for
-them. Rules:
+A meter stands alone, or is one of several gates that share a counter (sharing/shared_limits.py). A sharing
+meter spends only what it holds: slices that were taken from the counter in the background, so no request
+waits for them. Rules:
 1. `spent` never passes `held`, but by one request, and only where nobody holds the rest: a slice may be
    smaller than a request.
 2. In a new window, until the counter has answered, each gate holds half of its even share.

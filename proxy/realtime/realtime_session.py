@@ -15,6 +15,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.realtime.tunnel import GOING_AWAY, POLICY, TRY_AGAIN, FrameEnds, Side, close_frame
 from cellgate.proxy.request.forwarding import head_for_unit
 from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.routes import IN_BODY
 from cellgate.proxy.request.selection import Selection
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import connect_failure
@@ -94,11 +95,11 @@ class RealtimeSession:
         if len(models) > 1:
             self._refuse(_TWO_MODELS)
             return
-        ask = gate.routing_headers.apply(
-            Ask(model=models[0] if models else None), request.routing, request.received_at
-        )
+        # One that is too long is no model, as in a body.
+        model = models[0] if models and 0 < len(models[0]) <= LIMITS.name_chars else None
+        ask = gate.routing_headers.apply(Ask(model=model), request.routing, request.received_at)
         if self._admission is not None and isinstance(ask, Ask):
-            ask = self._admission.admit(ask, 0, generates=True)
+            ask = self._admission.admit(ask, 0, IN_BODY)
         if isinstance(ask, Failure):
             self._refuse(ask)
             return
@@ -320,9 +321,9 @@ class RealtimeSession:
 
 
 def _models(target: bytes) -> list[str]:
-    """The models that the query names."""
-    pairs = parse_qsl(target.partition(b"?")[2].decode("latin-1"))
-    return [value for name, value in pairs if name == "model" and len(value) <= LIMITS.name_chars]
+    """The models that the query names; an engine may take any of them, also one that is empty."""
+    pairs = parse_qsl(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True)
+    return [value for name, value in pairs if name == "model"]
 
 
 def _with_model(target: bytes, model: str) -> bytes:

@@ -18,6 +18,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.reconnect.kept_events import KeptEvents
 from cellgate.proxy.wire.client import ClientExchange, ResponseClient
 from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
+from cellgate.proxy.wire.heads import KEY_FIELDS
 
 if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
@@ -293,7 +294,7 @@ class Connected:
         self.stream.tick(self, now)
 
 
-_CREDENTIALS = (b"authorization: ", b"x-api-key: ", b"api-key: ")
+_CREDENTIALS = tuple(b"%b: " % field for field in sorted(KEY_FIELDS))
 
 
 def credentials_of(request: Request) -> bytes:

@@ -11,6 +11,7 @@ from cellgate.router.nouns import Ask
 if TYPE_CHECKING:
     from cellgate.proxy.request.dispatcher import Charge
     from cellgate.proxy.request.response import Response
+    from cellgate.proxy.request.routes import ModelPlace
     from cellgate.proxy.wire.request import Request
 
 OPEN_ROUTES = frozenset({"health", "unit_health"})
@@ -30,9 +31,9 @@ class Visitor(Protocol):
 class Admission(Observer, Protocol):
     """What one request may do, by its key. It observes the request, to account for it."""
 
-    def admit(self, ask: Ask, body_priority: int, *, generates: bool) -> Ask | Failure:
+    def admit(self, ask: Ask, body_priority: int, place: ModelPlace) -> Ask | Failure:
         """The ask as the key allows it, with its tenant; or why it does not. `body_priority` is what the
-        body says for the engine; `generates`: it makes a model compute.
+        body says for the engine, `place` where the request names its model.
         """
 
     def charge(self, ask: Ask) -> Charge:

@@ -8,7 +8,7 @@ from cellgate.proxy.request.door import OPEN_ROUTES
 from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
 from cellgate.proxy.request.reading import begin_reading
-from cellgate.proxy.request.routes import OWN, WORK, why_refused
+from cellgate.proxy.request.routes import OWN, why_refused
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -66,23 +66,23 @@ def _enter(exchange: Exchange, door: Door) -> bool:
     return True
 
 
-def ask(exchange: Exchange, asked: Ask | Failure) -> None:
+def ask(exchange: Exchange, read: Ask | Failure) -> None:
     """The request is parsed."""
-    gate = exchange.gate
-    if isinstance(asked, Ask):
-        request, read = exchange.request, asked
-        asked = gate.routing_headers.apply(asked, request.routing, request.received_at)
-        if exchange.admission is not None and isinstance(asked, Ask):
-            asked = exchange.admission.admit(asked, read.priority, generates=exchange.route.kind in WORK)
-        if gate.models is not None and isinstance(asked, Ask):
-            if exchange.route.name == "model" and (card := gate.local_endpoints.model(request.path)):
-                exchange.state = OVER
-                exchange.response.answer(200, card, b"")
-                return
-            asked = name_model(exchange, gate.models, asked)
+    if isinstance(read, Failure):
+        _turn_away(exchange, read)
+        return
+    gate, request = exchange.gate, exchange.request
+    asked = gate.routing_headers.apply(read, request.routing, request.received_at)
+    if exchange.admission is not None and isinstance(asked, Ask):
+        asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
+    if gate.models is not None and isinstance(asked, Ask):
+        if exchange.route.name == "model" and (card := gate.local_endpoints.model(request.path)):
+            exchange.state = OVER
+            exchange.response.answer(200, card, b"")
+            return
+        asked = name_model(exchange, gate.models, asked)
     if isinstance(asked, Failure):
-        exchange.state = OVER
-        exchange.response.refuse(asked)
+        _turn_away(exchange, asked)
         return
     exchange.selection.ask = asked
     exchange.response.model = asked.model or ""
@@ -96,14 +96,19 @@ def ask(exchange: Exchange, asked: Ask | Failure) -> None:
 def screened(exchange: Exchange, asked: Ask | Failure) -> None:
     """A guardrail has seen the request, and may have changed it."""
     if isinstance(asked, Failure):
-        exchange.state = OVER
-        exchange.response.refuse(asked)
+        _turn_away(exchange, asked)
         return
     exchange.selection.ask = asked
     # Only now: a request that was denied has used nothing.
     if exchange.admission is not None:
         exchange.selection.charge = exchange.admission.charge(asked)
     find_unit(exchange)
+
+
+def _turn_away(exchange: Exchange, failure: Failure) -> None:
+    """No unit is looked for."""
+    exchange.state = OVER
+    exchange.response.refuse(failure)
 
 
 def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:

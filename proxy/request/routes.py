@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
@@ -31,25 +31,39 @@ class RouteKind(Enum):
 # A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.LOCAL
 DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
-WORK = (GENERATE, UNLISTED)
-"""What may make a model compute."""
+
+
+class ModelPlace(Enum):
+    """Where a request names its model, as far as the gate reads it."""
+
+    NOWHERE = auto()
+    """It asks for a fact, or for what was made before."""
+    BODY = auto()
+    PATH = auto()
+    """Its engine goes by the path, whatever is in the body."""
+
+
+NOWHERE, IN_BODY, IN_PATH = ModelPlace
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row. `methods` are those allowed; `json` means that the body must be a JSON object."""
+    """One row. `methods` are those allowed; `json` means that the body must be a JSON object; `model` says
+    where a request names the model that is to compute.
+    """
 
     kind: RouteKind
     name: str
     methods: tuple[bytes, ...] = ()
     json: bool = False
+    model: ModelPlace = NOWHERE
 
 
 _POST, _GET = (b"POST",), (b"GET", b"HEAD")
 
 
-def _generate(name: str, *, json: bool = True) -> Route:
-    return Route(GENERATE, name, _POST, json)
+def _generate(name: str, *, json: bool = True, model: ModelPlace = IN_BODY) -> Route:
+    return Route(GENERATE, name, _POST, json, model)
 
 
 _EXACT: dict[bytes, Route] = {
@@ -73,9 +87,9 @@ _EXACT: dict[bytes, Route] = {
     b"/invocations": _generate("invocations"),
     b"/v1/audio/transcriptions": _generate("audio", json=False),
     b"/v1/audio/translations": _generate("audio", json=False),
-    b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
-    b"/detokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
-    b"/v1/messages/count_tokens": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
+    b"/detokenize": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
+    b"/v1/messages/count_tokens": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
     b"/version": Route(RouteKind.READ, "version", _GET),
     b"/v1/models": Route(OWN, "models", _GET),
     b"/health": Route(OWN, "health", _GET),
@@ -98,6 +112,8 @@ _DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
+_BY_PATH = re.compile(rb"/v2/models/([^/]+)/")
+
 _ADMINISTRATION = Route(DENIED, "denied")
 
 _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
@@ -105,13 +121,16 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
     (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(STICKY, "responses")),
     (re.compile(rb"/healthz/unit/[^/]+$"), Route(OWN, "unit_health", _GET)),
     (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET)),
-    (re.compile(_TRITON_MODEL + rb"/(?:generate|generate_stream|infer)$"), _generate("triton")),
+    (
+        re.compile(_TRITON_MODEL + rb"/(?:generate|generate_stream|infer)$"),
+        _generate("triton", model=IN_PATH),
+    ),
     (re.compile(rb"/v2(?:/health/(?:live|ready))?$"), Route(RouteKind.READ, "triton", _GET)),
     (re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"), Route(RouteKind.READ, "triton", _GET)),
 )
 
 _TWISTED = Route(DEVIOUS, "devious")
-_UNLISTED = Route(UNLISTED, "unlisted")
+_UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
 
 
 def find_route(path: bytes) -> Route:
@@ -127,6 +146,12 @@ def find_route(path: bytes) -> Route:
         if pattern.match(path):
             return row
     return _ADMINISTRATION if _DENIED.match(decoded) else _UNLISTED
+
+
+def model_in(path: bytes) -> str | None:
+    """The model that a path names for a generation: its engine goes by that, whatever is in the body."""
+    found = _BY_PATH.match(path)
+    return None if found is None else unquote(found[1].decode("latin-1"))
 
 
 def template(path: bytes) -> str:

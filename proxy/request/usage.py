@@ -1,4 +1,8 @@
-"""The token usage of an answer. It is searched in its end and not parsed, because only estimates use it."""
+"""The token usage of an answer: estimates, limits and bills go by it.
+
+It is searched in the end of the answer, and not parsed: that would cost as much as all else, and the gate
+does not keep whole answers.
+"""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD = (
     b"x-cellgate-continue",
     b"x-cellgate-resume",
 )
+KEY_FIELDS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+"""What may have the key of a client: OpenAI's, Anthropic's and Azure's libraries send one each."""
 OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD})
 """By which a client chooses what the gate does with its request."""
 

@@ -100,8 +100,8 @@ class WorkerSession:
         self._leases: dict[int, Lease] = {}
         self._released: tuple[int, Lease | None] = (0, None)
         self._evicted: list[int] = []
-        self._charged: Counter[tuple[str, str]] = Counter()
-        """Requests that were charged and are not settled, by key and tenant."""
+        self._charged: Counter[tuple[str, str, float]] = Counter()
+        """Requests that were charged here and are not settled: key, tenant, and when each came."""
         reports = control.reports
         self._handlers: dict[int, Callable[..., None]] = {
             ToControl.HELLO: self._hello,
@@ -151,9 +151,8 @@ class WorkerSession:
             self._dispatcher.released(lease, Outcome.GATE_ERROR)
         charged, self._charged = self._charged, Counter()
         if self._control.ledger is not None:
-            for (key, tenant), times in charged.items():
-                for _ in range(times):
-                    self._control.ledger.abandon(key, tenant)
+            for key, tenant, _ in charged.elements():
+                self._control.ledger.abandon(key, tenant)
 
     # -- units for requests --------------------------------------------------------------------------------
 
@@ -172,7 +171,7 @@ class WorkerSession:
         asker = Asker(self, number, request)
         found = self._control.asked.acquire(request, asker)
         if request.charge is not None and not (isinstance(found, Failure) and found.kind in UNCHARGED):
-            self._charged[request.charge[0], request.ask.tenant] += 1
+            self._charged[request.charge[0], request.ask.tenant, request.charge[3]] += 1
         if isinstance(found, Lease | Failure):
             self.resolve(asker, found)
         else:
@@ -321,9 +320,15 @@ class WorkerSession:
 
     def _settled(self, *plain: Any) -> None:
         bill = _new(Bill, plain)
-        self._charged[bill.key, bill.tenant] -= 1
-        if self._control.ledger is not None:
-            self._control.ledger.settle(bill)
+        # One that was cancelled before it was charged, or that the previous control process has charged, has
+        # no share in what is charged here.
+        who = bill.key, bill.tenant, bill.at
+        left = self._charged.pop(who, 0) - 1
+        if left > 0:
+            self._charged[who] = left
+        if (ledger := self._control.ledger) is not None:
+            settle = ledger.settle if left >= 0 else ledger.settle_unknown
+            settle(bill)
 
     def _take_status(self, *plain: Any) -> None:
         self.status = status = _new(WorkerStatus, plain)

@@ -113,17 +113,40 @@ async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> Non
 
 
 @live
+async def test_a_key_that_goes_last_needs_no_priority_but_a_headers(tmp_path: Path) -> None:
+    async with keyed(tmp_path, STREAM, line(priority=[10, 100])) as here, here.client() as client:
+        assert (await client.ask(chat(head=f"{BEARER}x-priority: 20\r\n"))).status == 200
+        assert (await client.ask(chat(head=f"{BEARER}x-priority: 20\r\n", priority=9))).status == 403
+        assert (await client.ask(chat(head=BEARER))).status == 403
+
+
+@live
 async def test_a_key_for_some_models_is_for_no_request_without_one(tmp_path: Path) -> None:
     """Its engine would take its only model, or one that stands where the gate does not look."""
     lines = [line(models=["tiny"]), line("any", "sk-any")]
     async with keyed(tmp_path, STREAM, *lines, pass_unlisted=True) as here, here.client() as client:
-        for path in ("/v1/chat/completions", "/v1/audio/transcriptions", "/unlisted"):
+        for path in ("/v1/chat/completions", "/v1/audio/transcriptions", "/unlisted", "/tokenize"):
             reply = await client.ask(post(b'{"messages": []}', BEARER, path))
             assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
         assert here.received == 0
         assert (await client.ask(get("/v1/models", BEARER))).status == 200
         reply = await client.ask(post(b'{"messages": []}', "Authorization: Bearer sk-any\r\n"))
         assert reply.status == 200
+
+
+@live
+async def test_where_the_path_names_the_model_a_key_is_for_that_one(tmp_path: Path) -> None:
+    """Triton goes by its path, whatever a body says."""
+    body = b'{"model": "tiny", "text_input": "hi"}'
+    async with keyed(tmp_path, STREAM, line(models=["tiny"])) as here, here.client() as client:
+        for name in ("large", "tin%79s"):
+            reply = await client.ask(post(body, BEARER, f"/v2/models/{name}/generate"))
+            assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
+        assert here.received == 0
+        for given in (body, b'{"text_input": "hi"}'):
+            assert (await client.ask(post(given, BEARER, "/v2/models/tiny/generate"))).status == 200
+        reply = await client.ask(post(b'{"model": "large"}', BEARER, "/v2/models/tiny/generate"))
+        assert reply.status == 403
 
 
 @live

@@ -123,9 +123,11 @@ async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
 @live
 async def test_two_models_are_one_too_many() -> None:
     """A key might be for the first, and the engine take the last."""
-    async with stage(echo, realtime=True) as here, here.client() as client:
-        reply = await client.ask(get("/v1/realtime?model=tiny&model=large", HELLO))
-        assert (reply.status, here.received) == (400, 0)
+    async with stage(echo, realtime=True) as here:
+        for other in ("large", "", "x" * 2000):
+            async with here.client() as client:
+                reply = await client.ask(get(f"/v1/realtime?model=tiny&mod%65l={other}", HELLO))
+                assert (reply.status, here.received) == (400, 0)
 
 
 @live

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.doors.credentials import KEY_FIELDS, take_credentials
-from cellgate.proxy.wire.heads import Fields
+from cellgate.proxy.doors.credentials import take_credentials
+from cellgate.proxy.wire.heads import KEY_FIELDS, Fields
 from cellgate.proxy.wire.request import Request
 
 SESSION = (b"x-session-id", b"s")
@@ -25,6 +25,7 @@ def request(*fields: tuple[bytes, bytes]) -> Request:
         ([(b"authorization", b"Bearer k")], b"k"),
         ([(b"authorization", b"bearer  k ")], b"k"),
         ([(b"x-api-key", b"k")], b"k"),
+        ([(b"api-key", b"k")], b"k"),
         ([(b"x-api-key", b"k"), (b"authorization", b"Bearer k")], b"k"),
         ([(b"x-api-key", b"k"), (b"authorization", b"Bearer other")], b""),
         ([(b"authorization", b"Basic k")], b""),

@@ -67,4 +67,12 @@ def test_a_body_that_is_full_of_models_takes_no_longer_than_one_that_is_not() ->
     assert with_model(body, "gpt", "v1") == body.replace(b"gpt", b"v1", 1)
     deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"model":"gpt","b":{"model":"gpt"}}'
     assert with_model(deep, "gpt", "v1") is None
+    others = b'{"messages":[' + b",".join([b'{"model":"other"}'] * 60_000) + b"]}"
+    assert with_model(others[:-1] + b',"model":"gpt"}', "gpt", "v1") is None
     assert time.process_time() - begun < 0.5
+
+
+def test_what_was_not_read_to_its_end_is_not_guessed() -> None:
+    """Of a large body, a mention at its end may be one in a quotation."""
+    deep = b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b',"model":"gpt","b":"%b","c":{"model":"gpt"}}'
+    assert with_model(deep % (b"x" * (3 << 20)), "gpt", "v1") is None
