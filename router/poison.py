@@ -151,9 +151,12 @@ class PoisonRecord:
         )
 
     def is_to_wait(self, now: float) -> bool:
-        """Whether it must wait: two units have just failed, and it is not clear yet whether they died."""
-        failed = sum(not (mark.passed or mark.is_reply) for mark in self.marks)
-        return failed > 1 and now - self.at < SPACE_S
+        """Whether it must wait: two units have just failed, or one and before it several that replied with an
+        error, and it is not clear yet whether they died.
+        """
+        unpassed = [mark for mark in self.marks if not mark.passed]
+        failed = sum(not mark.is_reply for mark in unpassed)
+        return (failed > 1 or (failed == 1 and len(unpassed) > 2)) and now - self.at < SPACE_S
 
     @property
     def is_suspect(self) -> bool:

@@ -16,6 +16,7 @@ from cellgate.router.poison import (
     SETTLED_S,
     SHOWN_S,
     SLACK_TOKENS,
+    SPACE_S,
     UNSHOWN_S,
     Fate,
     Ledger,
@@ -264,6 +265,17 @@ def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
     assert scene.ledger.fell("a", scene.now - 5.0 + 0.5) == []
     assert scene.ledger.fell("b", scene.now + FALL_S) == []
     assert not scene.ledger.records[POISON].ended
+
+
+def test_a_third_failure_behind_two_replies_is_waited_for() -> None:
+    """The engines of all three may be dying of it, and only the last one is seen to be."""
+    scene = Scene()
+    for unit in "abc":
+        is_last = unit == "c"
+        loss = Loss(unit, unit, POISON, "m", scene.now, scene.now, is_loss=False, is_reply=not is_last)
+        assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
+        assert scene.ledger.records[POISON].is_to_wait(scene.now) is is_last
+    assert not scene.ledger.records[POISON].is_to_wait(scene.now + SPACE_S)
 
 
 def test_who_got_an_error_of_engines_that_were_lost_ends_once_the_second_is() -> None:
