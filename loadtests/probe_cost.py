@@ -24,11 +24,11 @@ CANARY_PERIOD_S = 2.0
 JITTER = 0.05
 """Of canaries: pauses are drawn, so that units drift apart."""
 
-PROBES_PER_S = NODES + 1
-"""Of a unit: readiness and metrics of the leader, one probe of each follower."""
+PROBES_PER_S = NODES
+"""Of a unit: one probe of each follower, and readiness or metrics of the leader."""
 
-ENOUGH = 0.85
-"""Of the looks that are due: each pause is stretched by up to a tenth."""
+ENOUGH = 0.9
+"""Of the looks that are due."""
 
 METRICS_KB = 50.0
 """As large as the page of vLLM 0.32 after its first requests: 614 lines."""

@@ -1,18 +1,18 @@
 """What every probe is, and what it may use.
 
-A probe is one frozen dataclass in one file whose fields are its configuration. Each call of `look` probes
-once, through the `fetch` of its context, and yields findings. The runner has period, jitter, timeout and the
+A probe is one frozen dataclass in one file whose fields are its configuration. Each run asks once, through
+the `fetch` of its context: for one page, or as it likes. The runner has period, jitter, timeout and the
 rule that runs never overlap; the judge has hysteresis.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
@@ -50,7 +50,12 @@ class FetchError(Exception):
 
 
 class Fetch(Protocol):
-    """One bounded request to one unit. Raises FetchError, nothing else."""
+    """One bounded request to one unit. Raises FetchError, nothing else.
+
+    `answered_at` is when it last brought a reply.
+    """
+
+    answered_at: float
 
     async def __call__(
         self,
@@ -60,13 +65,38 @@ class Fetch(Protocol):
         body: bytes = b"",
         request_id: str = "",
         rank: int | None = None,
+        fresh: bool = False,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
         """The reply to `method target` with a JSON `body` (if any); redirects are not followed. `rank`: the
-        data parallel rank that is to answer.
+        data parallel rank that is to answer. `fresh`: on a new connection.
         """
         ...
+
+    def get(
+        self, target: str, done: Callable[[Reply | FetchError], None], *, timeout_s: float, max_bytes: int
+    ) -> PageWait:
+        """The same for a GET, without a task: `done` is called once, in a later turn of the loop, unless it
+        is abandoned.
+        """
+        ...
+
+
+class PageWait(Protocol):
+    """A request on its way."""
+
+    def abandon(self) -> None:
+        """Leave nothing of it behind; its answer is no longer wanted."""
+
+
+class PageGet(NamedTuple):
+    """A GET that a probe is made of: to which server, of what, and its bounds."""
+
+    fetch: Fetch
+    target: str
+    timeout_s: float
+    max_bytes: int = 1 << 20
 
 
 class Listener(Protocol):
@@ -123,6 +153,11 @@ class ProbeContext(Protocol):
     @property
     def life_at(self) -> float:
         """When the unit last made progress."""
+        ...
+
+    @property
+    def answered_at(self) -> float:
+        """When its own address last answered a probe."""
         ...
 
     @property
@@ -224,7 +259,7 @@ class ProbeContext(Protocol):
 
 
 class Probe(Protocol):
-    """Probes a unit, or one of its nodes, once for each call."""
+    """Probes a unit, or one of its nodes, again and again: a TalkingProbe or a PageProbe."""
 
     @property
     def name(self) -> str: ...
@@ -237,8 +272,25 @@ class Probe(Protocol):
         """When to run again, after a run that began at `last_at` (-inf: never). Only reads."""
         ...
 
+
+class TalkingProbe(Probe, Protocol):
+    """Asks as it likes."""
+
     def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The findings of one run: none, one or several. Failures of the fetch are findings too."""
+        ...
+
+
+@runtime_checkable
+class PageProbe(Probe, Protocol):
+    """Reads one page in each run. That is what most runs are, and they need not be more expensive."""
+
+    def page(self, context: ProbeContext) -> PageGet:
+        """What to ask for."""
+        ...
+
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> Sequence[Finding]:
+        """The findings of one run."""
         ...
 
 

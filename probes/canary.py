@@ -207,7 +207,7 @@ async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
             stuck = has_work and not moved and context.load is not None and context.load.sighted
             return _stayed_busy(busy_s, _say(name, model, reply), stuck=stuck)
         await context.pause(ASK_AGAIN_S)
-    fate = _read(name, _say(name, model, reply), reply)
+    fate = _read(name, model, reply)
     if fate.sign is Sign.GOOD:
         context.notes[_API] = name
         context.notes[_RANK] = (_rank(context) or 0) + 1
@@ -248,6 +248,8 @@ async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, 
         body=orjson.dumps(body),
         request_id=request_id,
         rank=_rank(context),
+        # A suspicion may be about connections.
+        fresh=context.verdict is not Verdict.UP or context.notes.get(_TIMEOUTS, 0) > 0,
         timeout_s=max(0.0, deadline - context.now()),
     )
 
@@ -293,11 +295,12 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     return Sign.BAD, Strength.STRONG
 
 
-def _read(name: str, said: str, reply: Reply) -> _Fate:
+def _read(name: str, model: str, reply: Reply) -> _Fate:
     """The evidence of a reply, with its reason."""
     if reply.status == 200 and has_answer(CANARIES[name], reply.body):
         fingerprint = fingerprint_of(reply.body)
         return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}", fingerprint)
+    said = _say(name, model, reply)
     if reply.status == 200:
         return _Fate(Sign.BAD, Strength.STRONG, f"no token in {said}")
     if reply.status >= 500 and reply.status not in _NOT_SERVED:

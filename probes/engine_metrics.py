@@ -8,19 +8,25 @@ turn, which is not a restart.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import Fetch, FetchError, ProbeContext, is_in_use
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, is_in_use
 from cellgate.probes.engines import METRICS, MetricRole, engine
-from cellgate.router.nouns import Finding, Load, RankLoad, Verdict
+from cellgate.probes.sample_lines import SampleLines
+from cellgate.router.nouns import Load, RankLoad, Verdict
 
 _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""
 _ABSENT_LOOKS = 3
 """After this many in a row it is not a passing problem."""
+_ASKED = "asked"
+"""Note: the URL that is being asked, and how many requests of this gate the unit had then."""
+_LINES = "lines"
+"""Note: which lines of the page are wanted."""
 _EPOCH = "epoch"
 """Note: when the youngest process seen was born, as it was written."""
 
@@ -55,22 +61,30 @@ class EngineMetrics:
         is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
         return last_at + (self.idle_s if is_idle else self.period_s)
 
-    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """The load, or nothing: absence of metrics says nothing about the unit."""
-        own_in_flight, url = context.in_flight, _url(context)
-        fetch, path = _way(context, url)
-        try:
-            reply = await fetch("GET", path, timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
-        except FetchError:
-            return
-        # Requests that came during the fetch may be in its numbers, and are not work of others.
-        own_in_flight = max(own_in_flight, context.in_flight)
-        load = (
-            scan(reply.body, context.unit.name, context.now(), own_in_flight) if reply.status == 200 else None
+    def page(self, context: ProbeContext) -> PageGet:
+        """Where its engine shows its numbers."""
+        url = _url(context)
+        context.notes[_ASKED] = url, context.in_flight
+        is_own, server, path = _place(url, context.unit.url)
+        return PageGet(
+            context.fetch if is_own else context.net.fetch(server), path, self.timeout_s, _LIMIT_BYTES
         )
+
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Load, ...]:
+        """The load, or nothing: absence of metrics says nothing about the unit."""
+        if isinstance(answer, FetchError):
+            return ()
+        url, own_in_flight = context.notes[_ASKED]
+        # Requests that came during the fetch may be in its numbers, and are not work of others.
+        own_in_flight, load = max(own_in_flight, context.in_flight), None
+        if answer.status == 200:
+            lines = context.notes.setdefault(_LINES, SampleLines(_SAMPLE))
+            load = scan(answer.body, context.unit.name, context.now(), own_in_flight, lines)
         context.notes[_ABSENT] = url, _absences(context, url) + 1 if load is None else 0
-        if load is not None:
-            yield replace(load, epoch=_youngest(context, load.epoch))
+        if load is None:
+            return ()
+        youngest = _youngest(context, load.epoch)
+        return (load if load.epoch == youngest else replace(load, epoch=youngest),)
 
 
 def _absences(context: ProbeContext, url: str) -> int:
@@ -91,13 +105,12 @@ def _url(context: ProbeContext) -> str:
     return f"{parts.scheme}://{host}:{known.metrics_port}{known.metrics}"
 
 
-def _way(context: ProbeContext, url: str) -> tuple[Fetch, str]:
-    """How to fetch `url`: by the unit's own fetch where it is on the unit's own server."""
+@lru_cache(16_384)
+def _place(url: str, unit_url: str) -> tuple[bool, str, str]:
+    """Whether `url` is on the unit's own server, its server, and its path."""
     parts = urlsplit(url)
-    server, path = f"{parts.scheme}://{parts.netloc}", parts.path or "/metrics"
-    if urlsplit(context.unit.url).netloc == parts.netloc:
-        return context.fetch, path
-    return context.net.fetch(server), path
+    is_own = urlsplit(unit_url).netloc == parts.netloc
+    return is_own, f"{parts.scheme}://{parts.netloc}", parts.path or "/metrics"
 
 
 def _youngest(context: ProbeContext, born: str | None) -> str | None:
@@ -151,15 +164,18 @@ _ADAPTERS_MAX = 256
 """So many adapters in use are looked at."""
 
 
-def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
-    """The load in a text in Prometheus' format; None when it shows no engine.
+def scan(
+    body: bytes, unit: str, at: float, own_in_flight: int, lines: SampleLines | None = None
+) -> Load | None:
+    """The load in a text in Prometheus' format; None when it shows no engine. `lines`: what is known of this
+    page.
 
     Engines behind one front end (data parallel ranks, models) are summed; of their KV cache use the fullest
     counts. Ranks that share their work show the same numbers, which count once.
     """
     samples: dict[MetricRole, dict[tuple[bytes, bytes], float]] = {role: {} for role in MetricRole}
     born: str | None = None
-    for match in _SAMPLE.finditer(b"\n" + body):
+    for match in (lines or SampleLines(_SAMPLE)).of(body):
         name, labels, text = match[1], match[2] or b"", match[3]
         role, value = _role(name, labels), _number(text)
         if role is None or value is None:

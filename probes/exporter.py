@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, ProbeContext, Trouble
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble
 from cellgate.probes.http_status import page_name, split_url
-from cellgate.probes.node import NodeProbe, NodeReport, NodeState, bad_reports
+from cellgate.probes.node import NodePage, NodeReport, NodeState, bad_reports
 from cellgate.probes.presets import PRESETS
 from cellgate.probes.rules import Rule, RuleError, broken, parse
 from cellgate.probes.samples import Sample, TooMuchError, scan
@@ -19,7 +19,7 @@ _LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
-class ExporterProbe(NodeProbe):
+class ExporterProbe(NodePage):
     """GET `url` and scan it for the samples that `rule`, or the rules of `preset`, are about: one of the two.
 
     A lost exporter is not a lost node: only a rule that matches is a bad report of the node.
@@ -48,11 +48,13 @@ class ExporterProbe(NodeProbe):
         """The page, and the rule or preset."""
         return f"{page_name(self.url)} {self.preset or self.rule}"
 
-    async def ask(self, context: ProbeContext) -> NodeReport:
-        """The result of the rules for the page."""
+    def page(self, context: ProbeContext) -> PageGet:
+        """The URL."""
         root, target = split_url(self.url)
-        fetch = context.net.fetch(root)
-        reply = await fetch("GET", target, timeout_s=self.timeout_s, max_bytes=_PAGE_MAX)
+        return PageGet(context.net.fetch(root), target, self.timeout_s, _PAGE_MAX)
+
+    def report(self, context: ProbeContext, reply: Reply) -> NodeReport:
+        """The result of the rules for the page."""
         if reply.status != 200:
             return NodeReport(NodeState.DOUBT, f"HTTP {reply.status} instead of a page of metrics")
         rules = self.rules

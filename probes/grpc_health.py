@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cellgate.probes.base import FetchError, ProbeContext, Trouble
-from cellgate.probes.node import NodeProbe, NodeReport
+from cellgate.probes.node import NodeReport, NodeTalk
 
 _LATE_S = 0.1
 """A timeout that fires this late shows that the gate's event loop was blocked."""
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcProbe(NodeProbe):
+class GrpcProbe(NodeTalk):
     """Calls Check at `address` (HOST:PORT) for `service`; empty: the server as a whole."""
 
     kind: ClassVar[str] = "grpc"
@@ -36,13 +36,14 @@ class GrpcProbe(NodeProbe):
         transport, call = await context.net.connect(
             self.address, lambda: HealthCall(self.address, self.service), timeout_s=self.timeout_s
         )
+        ended = asyncio.ensure_future(call.ended.wait())
         try:
-            async with asyncio.timeout_at(deadline):
-                await call.ended.wait()
-        except TimeoutError:
-            if context.now() > deadline + _LATE_S:
-                raise FetchError(Trouble.OWN, "the gate's event loop was blocked") from None
-            raise FetchError(Trouble.TIMEOUT, "no answer in time") from None
+            await asyncio.wait((ended,), timeout=max(0.0, deadline - context.now()))
         finally:
+            ended.cancel()
             transport.abort()
+        if not call.ended.is_set():
+            if context.now() > deadline + _LATE_S:
+                raise FetchError(Trouble.OWN, "the gate's event loop was blocked")
+            raise FetchError(Trouble.TIMEOUT, "no answer in time")
         return call.said()

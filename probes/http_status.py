@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import ProbeContext, Reply
-from cellgate.probes.node import NodeProbe, NodeReport, NodeState
+from cellgate.probes.base import PageGet, ProbeContext, Reply
+from cellgate.probes.node import NodePage, NodeReport, NodeState
 
 KNOWN = 16_384
 """The number of parsed URLs that are kept."""
@@ -16,7 +16,7 @@ _BUSY = 429
 
 
 @dataclass(frozen=True, slots=True)
-class HttpProbe(NodeProbe):
+class HttpProbe(NodePage):
     """GET `url`; good are the statuses in `expect`, or, when there are none, 200 to 299.
 
     A redirect is not followed, because it may lead to another machine. Busy (429) is neutral.
@@ -31,10 +31,13 @@ class HttpProbe(NodeProbe):
         """The page; not its query, which may hold a secret."""
         return page_name(self.url)
 
-    async def ask(self, context: ProbeContext) -> NodeReport:
-        """The result of the page's status."""
+    def page(self, context: ProbeContext) -> PageGet:
+        """The URL."""
         root, target = split_url(self.url)
-        reply = await context.net.fetch(root)("GET", target, timeout_s=self.timeout_s)
+        return PageGet(context.net.fetch(root), target, self.timeout_s)
+
+    def report(self, _context: ProbeContext, reply: Reply) -> NodeReport:
+        """The result of the page's status."""
         good = reply.status in self.expect if self.expect else 200 <= reply.status < 300
         if good:
             return NodeReport(NodeState.GOOD, f"HTTP {reply.status}")

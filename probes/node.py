@@ -15,7 +15,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import FetchError, ProbeContext, Trouble
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
@@ -54,7 +54,7 @@ _SIGNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProbe(ABC):
-    """Probes `context.node` every `period_s`. A subclass defines its subject and its request."""
+    """Probes `context.node` every `period_s`: a NodePage or a NodeTalk."""
 
     kind: ClassVar[str]
     refusal: ClassVar[NodeState] = NodeState.BAD
@@ -67,10 +67,6 @@ class NodeProbe(ABC):
     @abstractmethod
     def about(self) -> str:
         """The subject of this probe, to distinguish it from others of its kind."""
-
-    @abstractmethod
-    async def ask(self, context: ProbeContext) -> NodeReport:
-        """One request, limited in time and bytes. Raises FetchError without an answer."""
 
     @property
     def name(self) -> str:
@@ -85,14 +81,12 @@ class NodeProbe(ABC):
         """One period after the last look."""
         return last_at + self.period_s
 
-    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """One piece of evidence."""
-        try:
-            said = await self.ask(context)
-        except FetchError as error:
-            said = NodeReport(self._state_of(error.trouble), str(error))
+    def evidence(self, context: ProbeContext, said: NodeReport | FetchError) -> Evidence:
+        """What a report is, or that there is none."""
+        if isinstance(said, FetchError):
+            said = NodeReport(self._state_of(said.trouble), str(said))
         node = context.node.name if context.node is not None else None
-        yield Evidence(
+        return Evidence(
             context.unit.name,
             _SIGNS[said.state],
             _strength(context, said.state),
@@ -106,6 +100,48 @@ class NodeProbe(ABC):
         if trouble is Trouble.REFUSED:
             return self.refusal
         return NodeState.NOTHING if trouble is Trouble.OWN else NodeState.DOUBT
+
+
+class NodePage(NodeProbe):
+    """Reads one page of the node. A subclass defines its subject, which page, and what it reports."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def page(self, context: ProbeContext) -> PageGet:
+        """What to ask for."""
+
+    @abstractmethod
+    def report(self, context: ProbeContext, reply: Reply) -> NodeReport:
+        """What the page says. Raises FetchError when it says nothing."""
+
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:
+        """One piece of evidence."""
+        said: NodeReport | FetchError
+        try:
+            said = answer if isinstance(answer, FetchError) else self.report(context, answer)
+        except FetchError as error:
+            said = error
+        return (self.evidence(context, said),)
+
+
+class NodeTalk(NodeProbe):
+    """Asks the node otherwise. A subclass defines its subject and its request."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def ask(self, context: ProbeContext) -> NodeReport:
+        """One request, limited in time and bytes. Raises FetchError without an answer."""
+
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
+        """One piece of evidence."""
+        said: NodeReport | FetchError
+        try:
+            said = await self.ask(context)
+        except FetchError as error:
+            said = error
+        yield self.evidence(context, said)
 
 
 def _strength(context: ProbeContext, state: NodeState) -> Strength:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.quiescence import ask_quiescence
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength, Verdict
@@ -35,8 +35,8 @@ _PATH = "path"
 class Readiness:
     """GET the engine's readiness path every `period_s`.
 
-    Every `metered_s` while the metrics of an UP unit are read all the time: the same server answers both, and
-    one request a second is enough.
+    Of an UP unit only when its address has not answered another probe for so long, and every `answered_s` at
+    the latest: what is to be noticed at once is an address that refuses.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
@@ -44,7 +44,7 @@ class Readiness:
 
     name: ClassVar[str] = "readiness"
     period_s: float = 1.0
-    metered_s: float = 3.0
+    answered_s: float = 3.0
     timeout_s: float = 3.0
 
     def limit_s(self, _patient: ProbeContext) -> float:
@@ -52,10 +52,10 @@ class Readiness:
         return 2.0 * self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """One period after the last run; a longer one while metrics are read all the time."""
-        load = context.load
-        is_metered = load is not None and context.now() - load.at < 2 * self.period_s and is_in_use(context)
-        return last_at + (self.metered_s if is_metered and context.verdict is Verdict.UP else self.period_s)
+        """One period after the last run, or after the last answer to another probe."""
+        if context.verdict is not Verdict.UP:
+            return last_at + self.period_s
+        return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""

@@ -1,9 +1,12 @@
 """The runner: runs one probe of one unit repeatedly, as long as the unit is probed.
 
 1. Runs never overlap. A nudge starts the next run now, or right after the current one.
-2. No exception of a probe, or of the taker of its findings, ends the task: one in a run is logged and is
+2. No exception of a probe, or of the taker of its findings, ends the runner: one in a run is logged and is
    neutral evidence. One in `due_at` is logged once, and the probe then runs every second.
 3. Time is the loop's, randomness is injected. No run is later than its probe's `due_at`.
+4. A run is no task, because thousands of them begin each second: a page is asked for and read by callbacks,
+   and a probe that talks is resumed by the runner itself when what it waits for is done. So it must not use
+   what needs a task (`asyncio.timeout`).
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
-from cellgate.probes.base import Probe, ProbeContext
+from cellgate.probes.agenda import Agenda
+from cellgate.probes.base import FetchError, PageProbe, PageWait, Probe, ProbeContext, Reply, TalkingProbe
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
+TOGETHER_S = 0.01
+"""Runs that are due so soon after one that is due now begin with it."""
 RARE_S = 30.0
 """A longer pause needs no jitter."""
 GAP_S = 0.05
@@ -35,27 +42,56 @@ class Runner:
     """One probe of one unit or node. `take` is called with each finding, in order."""
 
     def __init__(
-        self, probe: Probe, context: ProbeContext, take: Callable[[Finding], None], rng: random.Random
+        self,
+        probe: Probe,
+        context: ProbeContext,
+        take: Callable[[Finding], None],
+        rng: random.Random,
+        agenda: Agenda,
     ) -> None:
         self._probe = probe
+        self._page_probe = probe if isinstance(probe, PageProbe) else None
         self._patient = context
         self._take = take
         self._rng = rng
+        self._agenda = agenda
+        self._number = 0
+        """Of its call in the agenda; 0: it has none."""
+        self._awaited_at = -math.inf
+        """When it was due at the latest, when it began to wait."""
         self._nudged = False
-        self._asleep: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._run: Coroutine[Any, Any, None] | None = None
+        """The present run of a probe that talks."""
+        self._waits_for: asyncio.Future[Any] | None = None
+        """What that waits for."""
+        self._pending: PageWait | None = None
+        """The page that the present run waits for."""
+        self._is_looking = self._is_stepping = self._is_stopped = False
         self._overdue = False
         self._was_late = False
-        self._limit_at = math.inf
         self._last_at = -math.inf
-        self._is_looking = False
         self._is_blind = False
+
+    def start(self) -> None:
+        """Run the probe until it is stopped."""
+        self._wait()
+
+    def stop(self) -> None:
+        """End the present run, and begin no other one."""
+        self._is_stopped = True
+        self._agenda.cancel(self._number)
+        if self._is_stepping:
+            # Who stops it was called by its probe, or took a finding.
+            asyncio.get_running_loop().call_soon(self._end_run)
+        else:
+            self._end_run()
 
     def nudge(self) -> None:
         """Look now."""
-        if not self._nudged:
+        if not self._nudged and not self._is_stopped:
             self._nudged = True
-            _wake(self._asleep)
+            if not self._is_looking:
+                self._wait()
 
     def looking_s(self, now: float) -> float:
         """For how long the present run has taken; 0: there is none."""
@@ -78,71 +114,128 @@ class Runner:
                 self._log("its schedule failed", error, f"it runs every {BLIND_PAUSE_S:g} s")
             return self._last_at + BLIND_PAUSE_S
 
-    async def run(self) -> None:
-        """Look until cancelled."""
-        self._task = asyncio.current_task()
-        while True:
-            await self._until_due()
-            self._nudged = False
+    def sweep(self, now: float) -> None:
+        """End a run that takes too long; must be called now and then, because a call in the agenda for each
+        is too expensive.
+
+        Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
+        in the same turn, and must come first.
+        """
+        if not self._is_looking or now < self._last_at + self._probe.limit_s(self._patient) + GRACE_S:
+            self._was_late = False
+        elif not self._was_late:
+            self._was_late = True
+        elif not self._overdue:
+            self._overdue = True
+            self._end_run()
+
+    # -- from one run to the next --------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait until it is due."""
+        self._agenda.cancel(self._number)
+        now, self._awaited_at = self._patient.now(), self.due_at()
+        pause_s = self._awaited_at - now
+        if pause_s == math.inf:
+            return
+        if 0.0 < pause_s <= RARE_S and not self._nudged:
+            pause_s *= 1.0 - JITTER * self._rng.random()
+        self._number = self._agenda.at(now + max(0.0, pause_s), self._wake)
+
+    def _wake(self) -> None:
+        # The unit may have made progress meanwhile, which postpones the run.
+        if self.due_at() > self._awaited_at:
+            self._wait()
+        else:
+            self._nudged = self._overdue = self._was_late = False
             self._last_at = self._patient.now()
-            self._is_looking = True
-            await self._look()
-            self._is_looking = False
+            self._begin()
 
-    async def _until_due(self) -> None:
-        due = self.due_at()
-        while (pause_s := due - self._patient.now()) > 0.0:
-            was_nudged = self._nudged
-            is_exact = was_nudged or pause_s > RARE_S
-            await self._sleep(pause_s if is_exact else pause_s * (1.0 - JITTER * self._rng.random()))
-            # `due_at` is called again: the unit may have made progress meanwhile, which postpones the run.
-            before, due = due, self.due_at()
-            if due <= before and self._nudged is was_nudged:
-                return
+    def _begin(self) -> None:
+        self._is_looking = True
+        if self._page_probe is not None:
+            self._ask(self._page_probe)
+        else:
+            self._run = self._look(cast("TalkingProbe", self._probe))
+            self._step()
 
-    async def _sleep(self, pause_s: float) -> None:
-        """Sleep for `pause_s`, or until a nudge."""
-        loop = asyncio.get_running_loop()
-        self._asleep = asleep = loop.create_future()
-        timer = loop.call_later(pause_s, _wake, asleep) if pause_s < math.inf else None
+    def _end(self) -> None:
+        self._is_looking = False
+        self._run = self._waits_for = self._pending = None
+        if not self._is_stopped:
+            self._wait()
+
+    def _end_run(self) -> None:
+        """End a run that is not wanted any more."""
+        if self._run is not None:
+            self._step(asyncio.CancelledError())
+        elif self._pending is not None:
+            self._pending.abandon()
+            if self._overdue:
+                self._failed(TimeoutError())
+            self._end()
+
+    # -- a run that reads a page ---------------------------------------------------------------------------
+
+    def _ask(self, probe: PageProbe) -> None:
         try:
-            await asleep
-        finally:
-            self._asleep = None
-            if timer is not None:
-                timer.cancel()
-
-    async def _look(self) -> None:
-        try:
-            await self._collect()
+            page = probe.page(self._patient)
+            self._pending = page.fetch.get(
+                page.target, self._answered, timeout_s=page.timeout_s, max_bytes=page.max_bytes
+            )
         except Exception as error:
-            self._log("the probe failed", error, "this run is not counted")
-            reason = f"the probe failed: {error!r}"
-            try:
-                unit, name, now = self._patient.unit.name, self._probe.name, self._patient.now()
-                self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
-            except Exception as another:
-                self._log("its result could not be recorded", another, "the next run is on schedule")
+            self._failed(error)
+            self._end()
 
-    def _log(self, what: str, error: Exception, then: str) -> None:
-        unit, name = self._patient.unit.name, self._probe.name
-        _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)
+    def _answered(self, answer: Reply | FetchError) -> None:
+        assert self._page_probe is not None
+        try:
+            for finding in self._page_probe.read(self._patient, answer):
+                self._take(finding)
+        except Exception as error:
+            self._failed(error)
+        self._end()
 
-    async def _collect(self) -> None:
+    # -- a run that talks ----------------------------------------------------------------------------------
+
+    def _step(self, error: asyncio.CancelledError | None = None) -> None:
+        """Run until it has to wait for something."""
+        run = self._run
+        assert run is not None
+        self._is_stepping = True
+        try:
+            waits_for = run.send(None) if error is None else run.throw(error)
+        except (StopIteration, asyncio.CancelledError):
+            self._is_stepping = False
+            self._end()
+            return
+        self._is_stepping = False
+        self._waits_for = waits_for
+        if waits_for is not None:
+            waits_for.add_done_callback(self._resume)
+        else:
+            asyncio.get_running_loop().call_soon(self._resume, None)
+
+    def _resume(self, done: asyncio.Future[Any] | None) -> None:
+        if self._run is not None and done is self._waits_for:
+            self._step()
+
+    async def _look(self, probe: TalkingProbe) -> None:
+        try:
+            await self._collect(probe)
+        except Exception as error:
+            self._failed(error)
+
+    async def _collect(self, probe: TalkingProbe) -> None:
         """Take the findings of one run. Raises TimeoutError when it takes too long, and what the probe
         raises.
-
-        Does what `asyncio.timeout` and `aclosing` do, which would be too expensive for thousands of runs a
-        second.
         """
-        self._overdue = False
-        self._limit_at = self._last_at + self._probe.limit_s(self._patient) + GRACE_S
-        findings = self._probe.look(self._patient)
+        findings = probe.look(self._patient)
         try:
             async for finding in findings:
                 self._take(finding)
         except asyncio.CancelledError:
-            if not self._overdue or (self._task is not None and self._task.uncancel() > 0):
+            if not self._overdue or self._is_stopped:
                 raise
             raise TimeoutError from None
         except Exception:
@@ -150,22 +243,18 @@ class Runner:
             await findings.aclose()
             raise
 
-    def sweep(self, now: float) -> None:
-        """End a run that takes too long; must be called now and then, because a timer for each is too
-        expensive.
+    # -- what goes wrong -----------------------------------------------------------------------------------
 
-        Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
-        in the same turn, and must come first.
-        """
-        if not self._is_looking or now < self._limit_at:
-            self._was_late = False
-        elif not self._was_late:
-            self._was_late = True
-        elif self._task is not None and not self._overdue:
-            self._overdue = True
-            self._task.cancel()
+    def _failed(self, error: Exception) -> None:
+        """A run has failed."""
+        self._log("the probe failed", error, "this run is not counted")
+        reason = f"the probe failed: {error!r}"
+        try:
+            unit, name, now = self._patient.unit.name, self._probe.name, self._patient.now()
+            self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
+        except Exception as another:
+            self._log("its result could not be recorded", another, "the next run is on schedule")
 
-
-def _wake(asleep: asyncio.Future[None] | None) -> None:
-    if asleep is not None and not asleep.done():
-        asleep.set_result(None)
+    def _log(self, what: str, error: Exception, then: str) -> None:
+        unit, name = self._patient.unit.name, self._probe.name
+        _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)

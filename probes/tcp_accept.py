@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cellgate.probes.base import ProbeContext
-from cellgate.probes.node import NodeProbe, NodeReport, NodeState
+from cellgate.probes.node import NodeReport, NodeState, NodeTalk
 
 
 @dataclass(frozen=True, slots=True)
-class TcpProbe(NodeProbe):
+class TcpProbe(NodeTalk):
     """Connects to `address` (HOST:PORT), sends nothing and closes.
 
     It proves a listening process, not a working one: the kernel accepts for a process that is blocked.

@@ -191,12 +191,15 @@ Terms = tuple[float, float, float, float, float, float, float, float, float, flo
 _IDLE = OtherLoad(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
 
-def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
-    """The forecasts of units, in their order; they are made together because they stand in for each other."""
+def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None = None) -> list[Forecast]:
+    """The forecasts of units, or only those at the places `due`; they are made together because they stand in
+    for each other.
+    """
     reports = [facts.report for facts in units if facts.report is not None]
     usual = _usual([r for r in reports if _trust(r.age_s, rules) >= 0.5] or reports or [_IDLE], rules)
     written = _written(units)
-    return [_forecast(facts, usual, share, rules) for facts, share in zip(units, written, strict=True)]
+    places = range(len(units)) if due is None else due
+    return [_forecast(units[place], usual, written[place], rules) for place in places]
 
 
 def terms(

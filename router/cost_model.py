@@ -102,6 +102,7 @@ class CostModel:
         "backlog",
         "cache",
         "errors",
+        "facts",
         "forecast",
         "known",
         "kv_tokens",
@@ -126,7 +127,9 @@ class CostModel:
         self.kv_tokens = 0
         self.last_plain: tuple[Attempted, Usage | None, float] | None = None
         """The plain answer that ended last, and when, until something was learnt from it."""
-        self.set_forecast(forecast([Facts(rates)], COSTS)[0])
+        self.facts = Facts(rates)
+        """What the last forecast was made from."""
+        self.set_forecast(forecast([self.facts], COSTS)[0])
         self.size(unit, None, ALL_BLOCKS)
         if unit.prefill_tokens_s:
             rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
@@ -353,10 +356,10 @@ class CostModel:
         self.backlog.forget_peak()
         self.kv_tokens = 0
 
-    def facts(self, load: Load | None, elsewhere: Elsewhere | None, far_s: float, now: float) -> Facts:
-        """What a forecast is made from."""
+    def learn_facts(self, load: Load | None, elsewhere: Elsewhere | None, far_s: float, now: float) -> None:
+        """Take down what a forecast is made from."""
         told = self.other_gates.hear(_told(load, elsewhere), now)
-        return Facts(
+        self.facts = Facts(
             self.rates,
             _report(load, told, self.backlog.queued, now),
             self.errors.share(now),

@@ -137,7 +137,11 @@ def _is_no_news(case: Case, evidence: Evidence) -> bool:
     """A healthy node reports that all the time; it counts only after bad evidence about that node."""
     if evidence.node is None or evidence.sign is not Sign.GOOD or case.faults:
         return False
-    return not any(e.node == evidence.node and e.sign is Sign.BAD for e in case.window)
+    # A generator would cost more than all else that is done with the evidence of a node in good order.
+    for known in case.window:  # noqa: SIM110
+        if known.sign is Sign.BAD and known.node == evidence.node:
+            return False
+    return True
 
 
 def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
@@ -170,9 +174,10 @@ def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judge
 
 
 def _recent(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> tuple[Evidence, ...]:
-    oldest = evidence.at - rules.weak_window_s
-    kept = tuple(e for e in window[-_WINDOW_MAX + 1 :] if e.at >= oldest)
-    return (*kept, evidence)
+    oldest, first = evidence.at - rules.weak_window_s, max(0, len(window) - _WINDOW_MAX + 1)
+    while first < len(window) and window[first].at < oldest:
+        first += 1
+    return (*window[first:], evidence)
 
 
 def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> Signal | None:

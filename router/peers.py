@@ -18,6 +18,8 @@ AT_ONCE = 64
 """Up to so many units, costs are computed anew whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for the next tick.
 """
+TURNS = 4
+"""A unit without requests in a larger fleet is priced once in so many ticks."""
 
 
 def learn(states: Iterable[UnitState], since_s: float) -> None:
@@ -40,13 +42,22 @@ def _watch(states: Iterable[UnitState]) -> None:
 
 
 def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
-    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there."""
-    share = ALL_BLOCKS // max(len(states), 1)
-    for state in states:
-        state.costs.size(state.unit, state.load, share)
-    facts = [d.costs.facts(d.load, others.get(d.unit.name), d.far_s, now) for d in states]
-    for state, one in zip(states, forecast(facts, COSTS), strict=True):
-        state.costs.set_forecast(one)
+    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
+
+    Of a large fleet, units without requests take turns.
+    """
+    share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
+    due, facts = [], []
+    for place, state in enumerate(states):
+        costs, there = state.costs, others.get(state.unit.name)
+        in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
+        if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
+            costs.size(state.unit, state.load, share)
+            costs.learn_facts(state.load, there, state.far_s, now)
+            due.append((place, costs))
+        facts.append(costs.facts)
+    for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
+        costs.set_forecast(one)
 
 
 def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:

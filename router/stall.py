@@ -40,7 +40,7 @@ class Stall(NamedTuple):
 
 def stall_limit_s(state: UnitState, rules: Rules) -> float:
     """How long a unit may stall with its present work."""
-    step_s = state.step_times.gap_s(0.99) or 0.0
+    step_s = state.step_times.slowest_s(None if state.leases else state.last_lease_at)
     # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
     steps_s = min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
     largest = max((lease.ask.prompt_tokens for lease in state.leases if not lease.committed), default=0)

@@ -33,6 +33,7 @@ class StepTimes:
         "_marked_at",
         "_stall_s",
         "_stall_tokens",
+        "_unused",
         "gaps_ms",
         "longest_answer_s",
         "rates",
@@ -47,6 +48,7 @@ class StepTimes:
         self._largest = 0
         self._stall_tokens = 0
         self._stall_s = 0.0
+        self._unused = (-1.0, 0.0)
         self.longest_answer_s = 0.0
 
     def mark(self, now: float) -> None:
@@ -66,6 +68,16 @@ class StepTimes:
         gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
         # A gap is counted by its whole milliseconds; it was up to one longer.
         return (gap_ms + 1) / 1000
+
+    def slowest_s(self, unused_since: float | None) -> float:
+        """The usual gap that hardly any exceeds; 0 when they are too few. Without requests, the last of which
+        came at `unused_since`, it stays as it is, and is not counted again.
+        """
+        if unused_since is None:
+            return self.gap_s(0.99) or 0.0
+        if self._unused[0] != unused_since:
+            self._unused = unused_since, self.gap_s(0.99) or 0.0
+        return self._unused[1]
 
     def prefilled(self, done: Prefilled) -> None:
         """A prompt was computed.

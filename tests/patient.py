@@ -7,9 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from cellgate.probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
+from cellgate.probes.base import (
+    Fetch,
+    FetchError,
+    Net,
+    P,
+    PageProbe,
+    Probe,
+    ProbeContext,
+    Reply,
+    TalkingProbe,
+    Trouble,
+)
 from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
@@ -28,6 +39,7 @@ class Asked(NamedTuple):
     request_id: str
     timeout_s: float
     rank: int | None = None
+    fresh: bool = False
 
 
 def reply(status: int, body: bytes = b"") -> Reply:
@@ -48,6 +60,7 @@ class FakePatient:
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     life_at: float = 0.0
+    answered_at: float = 0.0
     is_peers_turn: bool = False
     load: Load | None = None
     ranks: int = 0
@@ -84,7 +97,7 @@ class FakePatient:
 
     @property
     def fetch(self) -> Fetch:
-        return self._fetch
+        return cast("Fetch", self._fetch)
 
     @property
     def net(self) -> Net:
@@ -98,10 +111,11 @@ class FakePatient:
         body: bytes = b"",
         request_id: str = "",
         rank: int | None = None,
+        fresh: bool = False,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
-        self.asked.append(Asked(method, target, body, request_id, timeout_s, rank))
+        self.asked.append(Asked(method, target, body, request_id, timeout_s, rank, fresh))
         answer = self.answer(target)
         if answer is Trouble.TIMEOUT:
             self.now_s += timeout_s
@@ -124,7 +138,7 @@ class _FakeNet:
         async def fetch(method: str, target: str, **rest: Any) -> Reply:
             return await self._patient.fetch(method, url + target, **rest)
 
-        return fetch
+        return cast("Fetch", fetch)
 
     async def connect(
         self, address: str, factory: Callable[[], P], *, timeout_s: float
@@ -135,13 +149,22 @@ class _FakeNet:
         raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
 
 
+async def findings_of(probe: Probe, context: ProbeContext) -> list[Finding]:
+    """What one look finds."""
+    if not isinstance(probe, PageProbe):
+        return [finding async for finding in cast("TalkingProbe", probe).look(context)]
+    page = probe.page(context)
+    answer: Reply | FetchError
+    try:
+        answer = await page.fetch("GET", page.target, timeout_s=page.timeout_s, max_bytes=page.max_bytes)
+    except FetchError as error:
+        answer = error
+    return [*probe.read(context, answer)]
+
+
 def look(probe: Probe, context: FakePatient) -> list[Finding]:
-    """What one look finds. Needs no loop, because no answer of the patient waits for anything."""
-
-    async def collect() -> list[Finding]:
-        return [finding async for finding in probe.look(context)]
-
-    looking = collect()
+    """The same without a loop, because no answer of the patient waits for anything."""
+    looking = findings_of(probe, context)
     try:
         looking.send(None)
     except StopIteration as end:

@@ -257,7 +257,7 @@ class Plane:
         """Stop all probes and close all connections."""
         if self.accounting is not None:
             await self.accounting.close()
-        await self.prober.close()
+        self.prober.close()
         self.reach.close()
 
     # -- for requests --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from cellgate.probes import GATE_PROBES, PROBES
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.agent_link import AgentLink, AgentState, agent_state
 from cellgate.probes.agent_report import AgentReport
 from cellgate.probes.base import Fetch, Net, Probe
@@ -23,7 +24,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import Readiness
-from cellgate.probes.runner import Runner
+from cellgate.probes.runner import TOGETHER_S, Runner
 from cellgate.probes.version import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.reach import ProbeTransport
@@ -58,6 +59,8 @@ _LOOK_AT: dict[Verdict, str] = {
 }
 """What is looked at as soon as a unit has this verdict."""
 
+SWEEP_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _UnitContext:
@@ -87,6 +90,10 @@ class _UnitContext:
     @property
     def life_at(self) -> float:
         return self.unit_state.life_at
+
+    @property
+    def answered_at(self) -> float:
+        return self.fetch.answered_at
 
     @property
     def is_peers_turn(self) -> bool:
@@ -193,15 +200,15 @@ class Prober:
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate lagged."""
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._agenda: Agenda | None = None
+        self._sweep_at = 0.0
         self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
         """Takes what engines say of standing still on purpose."""
 
     def start(self, unit: Unit) -> None:
         """Start the probes of a unit that is on the Board, or restart them. Needs a running loop."""
         self.stop(unit.name)
-        state, tasks = self._board.units[unit.name], []
+        state = self._board.units[unit.name]
         runners = self._runners[unit.name] = {}
         everyone = self._all[unit.name] = []
         transport = self._transport_of(state)
@@ -217,9 +224,7 @@ class Prober:
             everyone.append(runner)
             if node is None:
                 runners[probe.name] = runner
-            of = f"{unit.name} {node.name}" if node is not None else unit.name
-            tasks.append(asyncio.create_task(runner.run(), name=f"{probe.name} of {of}"))
-        self._tasks[unit.name] = tasks
+            runner.start()
 
     def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
         """Every probe of a unit, with its node, if it is of one."""
@@ -244,28 +249,29 @@ class Prober:
         notes: dict[str, Any],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
+        if self._agenda is None:
+            self._agenda = Agenda(loop, TOGETHER_S)
         context = _UnitContext(state, node, rules, transport.fetch, transport.net, loop, self._rng, notes)
-        return Runner(probe, context, partial(self._take, state), self._rng)
+        return Runner(probe, context, partial(self._take, state), self._rng, self._agenda)
 
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
         self._runners.pop(name, None)
-        self._all.pop(name, None)
         self._agents.pop(name, None)
         self._reports.pop(name, None)
-        for task in self._tasks.pop(name, ()):
-            task.cancel()
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+        for runner in self._all.pop(name, ()):
+            runner.stop()
 
-    async def close(self) -> None:
-        """Stop all probes; returns when none is left."""
-        for name in list(self._tasks):
+    def close(self) -> None:
+        """Stop all probes."""
+        for name in list(self._all):
             self.stop(name)
-        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def sweep(self, now: float) -> None:
-        """End probes that take too long."""
+        """End probes that take too long, once a second."""
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_S
         for runners in self._all.values():
             for runner in runners:
                 runner.sweep(now)

@@ -8,6 +8,7 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.proxy.wire.usual_reply import UsualReply, usual_reply
 
 REPLY_BYTES = 64 << 20
 
@@ -22,20 +23,42 @@ class Caller(Protocol):
 class Call:
     """One request in flight. Also the taker of its connection, and the sink of its reply.
 
-    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived.
+    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
+    `usual` is what the server usually replies, or has just replied, if that may be usual.
     """
 
-    __slots__ = ("_body", "_caller", "_conn", "_head", "_max_bytes", "_pool", "_reply", "over", "reply_head")
+    __slots__ = (
+        "_body",
+        "_caller",
+        "_conn",
+        "_has_read",
+        "_head",
+        "_max_bytes",
+        "_pieces",
+        "_pool",
+        "_size",
+        "over",
+        "reply_head",
+        "usual",
+    )
 
     def __init__(
-        self, caller: Caller, pool: Pool, head: bytes, body: bytes, *, max_bytes: int = REPLY_BYTES
+        self,
+        caller: Caller,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        *,
+        max_bytes: int = REPLY_BYTES,
+        usual: UsualReply | None = None,
     ) -> None:
         self._caller = caller
         self._pool = pool
         self._head = head
         self._body = body
         self._max_bytes = max_bytes
-        self._reply: bytearray
+        self.usual = usual
+        self._pieces: list[bytes]
         self._conn: UnitConnection | None = None
         self.reply_head: ReplyHead | None = None
         self.over = False
@@ -44,7 +67,7 @@ class Call:
         """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
         self.over = False
         self._conn = self.reply_head = None
-        self._reply = bytearray()
+        self._pieces, self._size, self._has_read = [], 0, False
         self._pool.take(self, fresh=fresh)
 
     def abandon(self) -> None:
@@ -67,18 +90,24 @@ class Call:
     def on_connected(self, conn: UnitConnection) -> None:
         """The pool's answer."""
         self._conn = conn
-        conn.send(self._head, self._body, self, to_head=False)
+        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
 
-    def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """A part of the reply."""
-        self._reply += b"".join(pieces)
+        is_first, self._has_read = not self._has_read, True
+        self._pieces += pieces
+        self._size += sum(map(len, pieces))
         self.reply_head = head = conn.reply.head
-        if len(self._reply) > self._max_bytes:
+        if self._size > self._max_bytes:
             conn.drop()
             self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
         elif conn.reply.ended and head is not None:
             self.over = True
-            self._caller.answered(head.status, bytes(self._reply))
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            if self.usual is None or head is not self.usual.head:
+                keep_alive = conn.reply.keep_alive and is_first
+                self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
+            self._caller.answered(head.status, body)
 
     def on_failed(self, failure: Failure) -> None:
         """The reply failed."""

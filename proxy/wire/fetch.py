@@ -1,8 +1,8 @@
 """`fetch`: one bounded request to a server, for probes.
 
 A unit that accepts no more connections would look healthy as long as one old connection to it lives. So a
-request with a body (a canary) uses a new connection, and so does any other after a failure and at least every
-FRESH_S; otherwise a kept connection is used.
+request uses a new connection when it is asked to, after a failure, and when the last new one was too long
+ago; otherwise a kept connection is used.
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
 
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import FetchError, Reply, Trouble
 from cellgate.proxy.wire.call import Call
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import RANK_FIELD
 from cellgate.proxy.wire.pool import LATE_S, Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
+from cellgate.proxy.wire.usual_reply import UsualReply
 
 FRESH_S = 30.0
+FRESH_POST_S = 10.0
+"""The same for a request with a body (a canary): so much later at most, a new connection is tried."""
+PAGES_MAX = 16
+"""Usual replies are kept of so many pages of a server."""
 
 _TROUBLES = {
     FailureKind.REFUSED: Trouble.REFUSED,
@@ -37,17 +45,24 @@ def fetch_error(failure: Failure) -> FetchError:
 
 class UnitFetch:
     """The `Fetch` of one server (see probes/base.py). `heard` is called for each reply, whatever its status;
-    a refused connection counts as one.
+    a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are.
     """
 
     def __init__(
-        self, pool: Pool, loop: asyncio.AbstractEventLoop, heard: Callable[[], None], api_key: str = ""
+        self,
+        pool: Pool,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[], None],
+        deadlines: Agenda,
+        api_key: str = "",
     ) -> None:
-        self._pool = pool
+        self.pool = pool
+        self.deadlines = deadlines
         self._loop = loop
         self._heard = heard
-        self._fresh_at = -math.inf
+        self._fresh_at = self.answered_at = -math.inf
         self._fields = _fields(pool.authority.decode(), api_key)
+        self._pages: dict[str, KnownPage] = {}
 
     async def __call__(
         self,
@@ -57,28 +72,64 @@ class UnitFetch:
         body: bytes = b"",
         request_id: str = "",
         rank: int | None = None,
+        fresh: bool = False,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
         """The whole reply; see `cellgate.probes.base.Fetch`."""
-        now = self._loop.time()
-        head = self._head(method, target, len(body), request_id, rank)
-        waiting = _Waiting(self._pool, head, body, max_bytes, now + timeout_s, self._loop)
-        is_fresh = bool(body) or now - self._fresh_at >= FRESH_S
+        done: asyncio.Future[Reply | FetchError] = self._loop.create_future()
+        page = self._page(target)
+        if method != "GET" or request_id or rank is not None:
+            page = KnownPage(self._head(method, target, len(body), request_id, rank))
+        bounds = _Bounds(timeout_s, max_bytes, fresh)
+        waiting = _Waiting(self, page, body, bounds, partial(_settle, done))
         try:
-            waiting.call.begin(fresh=is_fresh)
-            reply = await waiting.done
-        except FetchError as error:
-            self._fresh_at = -math.inf
-            if error.trouble is Trouble.REFUSED:
-                self._heard()
-            raise
+            outcome = await done
         finally:
             waiting.abandon()
-        if is_fresh:
-            self._fresh_at = now
+        if isinstance(outcome, FetchError):
+            raise outcome
+        return outcome
+
+    def get(
+        self,
+        target: str,
+        done: Callable[[Reply | FetchError], None],
+        *,
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> _Waiting:
+        """A GET without a task; see `cellgate.probes.base.Fetch`."""
+        return _Waiting(self, self._page(target), b"", _Bounds(timeout_s, max_bytes), done)
+
+    def now(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    def needs_fresh(self, body: bytes, now: float) -> bool:
+        """Whether it is time for a new connection."""
+        return now - self._fresh_at >= (FRESH_POST_S if body else FRESH_S)
+
+    def note_reply(self, now: float, fresh_at: float | None) -> None:
+        """A reply has come, on a new connection of `fresh_at`, or on a kept one."""
+        if fresh_at is not None:
+            self._fresh_at = fresh_at
+        self.answered_at = now
         self._heard()
-        return reply
+
+    def note_error(self, error: FetchError) -> None:
+        """There was none."""
+        self._fresh_at = -math.inf
+        if error.trouble is Trouble.REFUSED:
+            self._heard()
+
+    def _page(self, target: str) -> KnownPage:
+        page = self._pages.get(target)
+        if page is None:
+            page = KnownPage(self._head("GET", target, 0, "", None))
+            if len(self._pages) < PAGES_MAX:
+                self._pages[target] = page
+        return page
 
     def _head(self, method: str, target: str, length: int, request_id: str, rank: int | None) -> bytes:
         head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
@@ -103,58 +154,99 @@ def _fields(authority: str, token: str) -> str:
     return "\r\n".join(lines)
 
 
-class _Waiting:
-    """A caller that is waited for, until `deadline`: `done` is the reply, or a FetchError."""
+class KnownPage:
+    """A request that is sent again and again: its head, and the usual reply, if there is one."""
 
-    __slots__ = ("_deadline", "_loop", "_timer", "call", "done")
+    __slots__ = ("head", "usual")
+
+    def __init__(self, head: bytes) -> None:
+        self.head = head
+        self.usual: UsualReply | None = None
+
+
+class _Bounds(NamedTuple):
+    """Of a request; `fresh`: it needs a new connection."""
+
+    timeout_s: float
+    max_bytes: int
+    fresh: bool = False
+
+
+class _Waiting:
+    """A request on its way: `tell` is called with what becomes of it, in a later turn of the loop."""
+
+    __slots__ = ("_call", "_deadline", "_fetch", "_fresh_at", "_is_over", "_number", "_page", "_tell")
 
     def __init__(
         self,
-        pool: Pool,
-        head: bytes,
+        fetch: UnitFetch,
+        page: KnownPage,
         body: bytes,
-        max_bytes: int,
-        deadline: float,
-        loop: asyncio.AbstractEventLoop,
+        bounds: _Bounds,
+        tell: Callable[[Reply | FetchError], None],
     ) -> None:
-        self.done: asyncio.Future[Reply] = loop.create_future()
-        self.call = Call(self, pool, head, body, max_bytes=max_bytes)
-        self._loop = loop
-        self._deadline = deadline
-        self._timer = loop.call_at(deadline, self._expire)
+        now = fetch.now()
+        is_fresh = bounds.fresh or fetch.needs_fresh(body, now)
+        self._fetch = fetch
+        self._page = page
+        self._tell: Callable[[Reply | FetchError], None] | None = tell
+        self._is_over = False
+        self._fresh_at = now if is_fresh else None
+        self._deadline = now + bounds.timeout_s
+        self._number = fetch.deadlines.at(self._deadline, self._expire)
+        self._call = Call(self, fetch.pool, page.head, body, max_bytes=bounds.max_bytes, usual=page.usual)
+        self._call.begin(fresh=is_fresh)
 
     def answered(self, status: int, body: bytes) -> None:
-        head = self.call.reply_head
-        assert head is not None
-        self._settle(Reply(status, _Headers(head), body))
+        call, fetch = self._call, self._fetch
+        assert call.reply_head is not None
+        self._page.usual = call.usual
+        fetch.note_reply(fetch.now(), self._fresh_at)
+        self._settle(Reply(status, _Headers(call.reply_head), body))
 
     def failed(self, failure: Failure) -> None:
         if failure.kind is FailureKind.STALE_CONNECTION:
             # It was closed while it was idle, which proves nothing about the server.
-            self.call.begin(fresh=True)
+            self._call.begin(fresh=True)
         else:
-            self._settle(fetch_error(failure))
+            self._fail(fetch_error(failure))
 
     def abandon(self) -> None:
-        """Leave nothing behind: no timer, no request for a connection, no connection waiting for a reply."""
-        self._timer.cancel()
-        self.call.abandon()
-        self.done.cancel()
+        """Leave nothing behind: no deadline, no request for a connection, no connection waiting for a
+        reply.
+        """
+        self._tell = None
+        if not self._is_over:
+            self._is_over = True
+            self._fetch.deadlines.cancel(self._number)
+            self._call.abandon()
 
     def _expire(self) -> None:
-        phase = self.call.phase
-        if self._loop.time() > self._deadline + LATE_S:
-            self._settle(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
+        phase = self._call.phase
+        self._call.abandon()
+        if self._fetch.now() > self._deadline + LATE_S:
+            self._fail(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
         else:
-            self._settle(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
+            self._fail(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
+
+    def _fail(self, error: FetchError) -> None:
+        self._fetch.note_error(error)
+        self._settle(error)
 
     def _settle(self, outcome: Reply | FetchError) -> None:
-        if self.done.done():
-            return
-        if isinstance(outcome, FetchError):
-            self.done.set_exception(outcome)
-        else:
-            self.done.set_result(outcome)
+        self._is_over = True
+        self._fetch.deadlines.cancel(self._number)
+        # Not now: its connection is not given back yet.
+        self._fetch.deadlines.soon(self._deliver, outcome)
+
+    def _deliver(self, outcome: Reply | FetchError) -> None:
+        if self._tell is not None:
+            self._tell(outcome)
+
+
+def _settle(done: asyncio.Future[Reply | FetchError], outcome: Reply | FetchError) -> None:
+    if not done.done():
+        done.set_result(outcome)
 
 
 class _Headers(Mapping[str, str]):

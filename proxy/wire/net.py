@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import FetchError, Listener, P, Trouble
 from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.fetch import UnitFetch, fetch_error, request_head
@@ -28,6 +29,7 @@ class UnitNet:
         connect_timeout_s: float,
         tls: MakeTls | None,
         read_scheduler: ReadScheduler | None = None,
+        deadlines: Agenda | None = None,
         on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop
@@ -35,6 +37,7 @@ class UnitNet:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._read_scheduler = read_scheduler
+        self._deadlines = deadlines or Agenda(loop)
         self._on_gate_fault = on_gate_fault
         self._pools: dict[str, Pool] = {}
         self._fetches: dict[str, UnitFetch] = {}
@@ -44,13 +47,25 @@ class UnitNet:
         fetch = self._fetches.get(url)
         if fetch is None:
             self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
-            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard, token)
+            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard, self._deadlines, token)
         return fetch
 
     async def connect(
         self, address: str, factory: Callable[[], P], *, timeout_s: float
     ) -> tuple[asyncio.Transport, P]:
         """A connection to HOST:PORT. Raises FetchError."""
+        # A timeout needs a task, which the run of a probe is not.
+        connecting = self._loop.create_task(self._connect(address, factory, timeout_s))
+        try:
+            return await connecting
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_abort)
+            connecting.cancel()
+            raise
+
+    async def _connect(
+        self, address: str, factory: Callable[[], P], timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
         host, _, port = address.rpartition(":")
         deadline = self._loop.time() + timeout_s
         try:
@@ -105,3 +120,9 @@ class UnitNet:
             read_scheduler=self._read_scheduler,
             on_gate_fault=self._on_gate_fault,
         )
+
+
+def _abort(connecting: asyncio.Task[tuple[asyncio.Transport, P]]) -> None:
+    """Close a connection that nobody waits for any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[0].abort()

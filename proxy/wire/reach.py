@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import Fetch, Net
 from cellgate.probes.engines import CLOSING
 from cellgate.probes.gate_word import VIA_GATE, name_there
@@ -17,6 +18,8 @@ from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.router.nouns import Unit
 from cellgate.router.unit_state import UnitState
+
+PURGE_S = 1.0
 
 
 class ProbeTransport(NamedTuple):
@@ -50,6 +53,8 @@ class UnitPools:
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
+        self._deadlines = Agenda(loop)
+        self._purge_at = 0.0
         self._pools: dict[UnitState, Pool] = {}
         self._nets: dict[UnitState | None, UnitNet] = {}
         """By unit; that of None is for servers of no unit."""
@@ -93,8 +98,8 @@ class UnitPools:
         def heard() -> None:
             state.heard_at = self._loop.time()
 
-        net = self._net(state, heard)
-        return ProbeTransport(UnitFetch(self.pool(state), self._loop, heard, state.unit.api_key), net)
+        fetch = UnitFetch(self.pool(state), self._loop, heard, self._deadlines, state.unit.api_key)
+        return ProbeTransport(fetch, self._net(state, heard))
 
     def net(self) -> Net:
         """Access to servers that belong to no unit."""
@@ -109,6 +114,7 @@ class UnitPools:
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self.tls,
                 read_scheduler=self._read_scheduler,
+                deadlines=self._deadlines,
                 on_gate_fault=self._on_gate_fault,
             )
             self._nets[state] = net
@@ -127,7 +133,10 @@ class UnitPools:
             self._pools[state].close()
 
     def tick(self, now: float) -> None:
-        """Close connections that have been idle for too long, forget unused pools."""
+        """Close connections that have been idle for too long, forget unused pools; once a second."""
+        if now < self._purge_at:
+            return
+        self._purge_at = now + PURGE_S
         for state, pool in list(self._pools.items()):
             pool.purge(now)
             if state.retired and not state.leases:

@@ -146,6 +146,13 @@ class ReplyReader:
             self._check_overhead()
         return pieces
 
+    def repeat(self, head: ReplyHead, body: bytes) -> list[bytes]:
+        """The next reply has come, whole: another one with this head and this body."""
+        self.begun = self.has_head = self.ended = self.keep_alive = True
+        self.head, self.length, self._coding = head, head.length, head.coding
+        self.pieces = [body]
+        return self.pieces
+
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
         if not self.has_head or self.ended or self.length is not None or self._coding:

@@ -20,6 +20,7 @@ from cellgate.proxy.wire.reply_reader import ReplyReader
 from cellgate.proxy.wire.rota import PIECE_BYTES, ReadScheduler
 from cellgate.proxy.wire.sse import ABORT
 from cellgate.proxy.wire.tcp import took_all
+from cellgate.proxy.wire.usual_reply import UsualReply
 
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk ends whose last event is complete."""
@@ -63,7 +64,8 @@ class Home(Protocol):
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time; `reply` is what has come of its reply.
 
-    `raw` is set by the relaying response while the stream is between two chunks and two events.
+    `raw` is set by the relaying response while the stream is between two chunks and two events; a reply that
+    is like the `usual` one is not parsed.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class UnitConnection(asyncio.Protocol):
         "reused",
         "sink",
         "transport",
+        "usual",
     )
 
     def __init__(self, pool: Home) -> None:
@@ -89,14 +92,20 @@ class UnitConnection(asyncio.Protocol):
         self.sink: ReplySink | None = None
         self.reply = ReplyReader()
         self.raw: TokenSink | None = None
+        self.usual: UsualReply | None = None
         self.reused = False
         self.idle_since = 0.0
 
     # -- use -----------------------------------------------------------------------------------------------
 
-    def send(self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool) -> None:
-        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD."""
+    def send(
+        self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool, usual: UsualReply | None = None
+    ) -> None:
+        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD, `usual` is the
+        reply that will probably come.
+        """
         self.sink = sink
+        self.usual = usual
         self.reply.expect(to_head=to_head)
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -192,8 +201,11 @@ class UnitConnection(asyncio.Protocol):
             # There was no request: the connection cannot be trusted with one.
             self.drop()
             return
-        reply = self.reply
-        pieces = reply.feed(data)
+        reply, usual = self.reply, self.usual
+        if usual is not None and not reply.begun and usual.is_like(data):
+            pieces = reply.repeat(usual.head, usual.body)
+        else:
+            pieces = reply.feed(data)
         if reply.misbehaved:
             self._fail(FailureKind.GARBAGE, reply.misbehaved)
             return

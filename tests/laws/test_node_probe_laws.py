@@ -23,10 +23,10 @@ from cellgate.probes.base import Fetch, FetchError, Net, P, ProbeContext, Troubl
 from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.http_status import HttpProbe
-from cellgate.probes.node import NodeProbe, NodeReport, NodeState
+from cellgate.probes.node import NodeProbe, NodeReport, NodeState, NodeTalk
 from cellgate.probes.tcp_accept import TcpProbe
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
-from tests.patient import Answer, FakePatient, reply
+from tests.patient import Answer, FakePatient, findings_of, reply
 
 PROBES: dict[str, NodeProbe] = {
     "http": HttpProbe("http://n:1/health"),
@@ -97,10 +97,7 @@ def patient(answer: Answer) -> NodePatient:
 def examine(probe: NodeProbe, looked_at: NodePatient) -> Evidence:
     """One look, held against laws 1 and 2."""
 
-    async def collect() -> list[Any]:
-        return [finding async for finding in probe.look(looked_at)]
-
-    (evidence,) = asyncio.run(collect())
+    (evidence,) = asyncio.run(findings_of(probe, looked_at))
     assert isinstance(evidence, Evidence)
     assert (evidence.unit, evidence.node) == (looked_at.unit.name, "n")
     assert (evidence.source, evidence.at, evidence.epoch) == (probe.name, looked_at.now_s, None)
@@ -164,7 +161,7 @@ def test_looks_are_periodical_and_bounded(probe: NodeProbe) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats(NodeProbe):
+class Repeats(NodeTalk):
     """Says what it is told to say."""
 
     words: list[NodeState]

@@ -22,6 +22,7 @@ from typing import Any, cast
 import pytest
 
 from cellgate.probes import agent
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.agent_link import AgentLink
 from cellgate.probes.base import Net
 from cellgate.probes.runner import Runner
@@ -175,15 +176,15 @@ def test_a_link_of_the_gate_hears_a_real_agent() -> None:
     async def main(port: int, process: subprocess.Popen[bytes]) -> None:
         context = LoopPatient(lambda _: reply(200))
         link = AgentLink(f"127.0.0.1:{port}", TOKEN)
-        runner = Runner(link, context, cast("Any", found.append), random.Random(1))
-        task = asyncio.create_task(runner.run())
+        agenda = Agenda(asyncio.get_running_loop())
+        runner = Runner(link, context, cast("Any", found.append), random.Random(1), agenda)
+        runner.start()
         await wait_for(lambda: any(evidence.sign is Sign.GOOD for evidence in found))
         began = asyncio.get_running_loop().time()
         process.kill()
         await wait_for(lambda: found[-1].strength is Strength.FATAL)
         assert found[-1].at - began < 0.5
-        task.cancel()
-        await asyncio.wait([task])
+        runner.stop()
 
     with running("--match", mark, token=TOKEN) as port, worker(mark) as process:
         asyncio.run(main(port, process))

@@ -19,7 +19,7 @@ from cellgate.probes.node import NodeProbe
 from cellgate.probes.tcp_accept import TcpProbe
 from cellgate.proxy.wire.net import UnitNet
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
-from tests.patient import FakePatient, reply
+from tests.patient import FakePatient, findings_of, reply
 
 GOOD = (Sign.GOOD, Strength.WEAK)
 DOUBT = (Sign.BAD, Strength.WEAK)
@@ -69,7 +69,7 @@ def look(talk: Talk | None, probe: Callable[[str], NodeProbe]) -> Evidence:
             await server.wait_closed()
         context = NodePatient(lambda _: reply(200), node=Node("n1", Role.LEADER))
         async with asyncio.timeout(3):
-            (evidence,) = [finding async for finding in probe(address).look(context)]
+            (evidence,) = await findings_of(probe(address), context)
         context.close()
         server.close()
         assert isinstance(evidence, Evidence)

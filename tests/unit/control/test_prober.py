@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.probes.base import FetchError, Net, Reply, Trouble
+from cellgate.probes.base import Net
 from cellgate.probes.runner import GAP_S, JITTER
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.control.prober import Prober
@@ -18,70 +18,10 @@ from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import UnitState
 from tests.sim.world import World, run
+from tests.unit.control.played_engine import LATENCY_S, Engine
 
 STARTING, UP, SUSPECT, DOWN, PROBATION = Verdict
 RULES = Rules()
-LATENCY_S = 0.01
-METRICS = """vllm:num_requests_running {running}
-vllm:generation_tokens_total {tokens}
-process_start_time_seconds {epoch}
-"""
-
-
-class Engine:
-    """What a unit does: refuse, hang behind a lying `/health` (frozen), or answer.
-
-    `tokens_per_s` is other people's work there.
-    """
-
-    def __init__(self) -> None:
-        self.refuses = False
-        self.frozen = False
-        self.epoch = 1
-        self.tokens_per_s = 0.0
-        self.asked: list[tuple[float, str]] = []
-        self.thawed = asyncio.Event()
-
-    def thaw(self) -> None:
-        """What hung is answered now."""
-        self.frozen = False
-        self.thawed.set()
-
-    async def __call__(
-        self,
-        method: str,
-        target: str,
-        *,
-        body: bytes = b"",
-        request_id: str = "",
-        rank: int | None = None,
-        timeout_s: float,
-        max_bytes: int = 1 << 20,
-    ) -> Reply:
-        now = asyncio.get_running_loop().time()
-        self.asked.append((now, target))
-        await asyncio.sleep(LATENCY_S)
-        if self.refuses:
-            raise FetchError(Trouble.REFUSED, "connection refused")
-        if target == "/metrics":
-            tokens = int(now * self.tokens_per_s)
-            return Reply(200, {}, METRICS.format(running=3, tokens=tokens, epoch=self.epoch).encode())
-        if target == "/version":
-            return Reply(200, {}, b'{"version": "0.32.0"}')
-        if target == "/v1/models":
-            return Reply(200, {}, b'{"data": [{"id": "m"}]}')
-        if target.startswith("/v1/") and self.frozen:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self.thawed.wait()
-            except TimeoutError:
-                raise FetchError(Trouble.TIMEOUT, "no answer in time") from None
-        return Reply(200, {}, b'{"choices": [{}]}')
-
-    @property
-    def canaries(self) -> list[float]:
-        """When each canary came."""
-        return [at for at, target in self.asked if target == "/v1/chat/completions"]
 
 
 class Scene:
@@ -103,7 +43,7 @@ class Scene:
         async def main() -> None:
             self.configure(unit("a"), unit("b"))
             await scenario
-            await self.watch.close()
+            self.watch.close()
 
         run(self.world, main())
 
@@ -362,7 +302,7 @@ def test_stopping_what_is_not_watched_does_nothing(scene: Scene) -> None:
         scene.watch.stop("nobody")
         scene.watch.stop("a")
         scene.watch.stop("a")
-        await scene.watch.close()
+        scene.watch.close()
 
     scene.play(scenario())
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.agent import HEARTBEAT, chunk
 from cellgate.probes.agent_link import SILENCE_S, AgentLink
 from cellgate.probes.agent_stream import CONFIRM_S
@@ -119,12 +120,11 @@ def play(scenario: Callable[[Place], Coroutine[Any, Any, None]], **options: Any)
         context = LinkPatient(lambda _: reply(200), node=NODE, notes=place.notes)
         context.ways = UnitNet(world.loop, context.heard, connect_timeout_s=3.0, tls=None)
         link = AgentLink(f"node:{PORT}", place.token)
-        runner = Runner(link, context, cast("Any", place.found.append), random.Random(1))
-        task = asyncio.create_task(runner.run())
+        agenda = Agenda(world.loop)
+        runner = Runner(link, context, cast("Any", place.found.append), random.Random(1), agenda)
+        runner.start()
         await scenario(place)
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
+        runner.stop()
 
     run(world, main())
     assert {e.source for e in place.found} <= {"agent"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -127,18 +126,34 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
     assert rules.weak_window_s // Readiness().timeout_s + 1 < rules.weak_min
 
 
-def test_one_look_a_second_is_shared_with_the_metrics() -> None:
-    """The same server answers both: while one of them asks all the time, the other need not."""
+@pytest.mark.parametrize(
+    ("verdict", "answered_at", "due"),
+    [
+        (Verdict.UP, 0.0, 101.0),
+        (Verdict.UP, 100.5, 101.5),
+        (Verdict.UP, 101.9, 102.9),
+        (Verdict.UP, 102.9, 103.0),
+        (Verdict.SUSPECT, 100.5, 101.0),
+        (Verdict.STARTING, 100.5, 101.0),
+    ],
+)
+def test_an_answer_to_another_probe_puts_it_off_for_a_while(
+    verdict: Verdict, answered_at: float, due: float
+) -> None:
+    """A server that has just answered does not refuse; but its readiness may be bad all the same."""
+    context = FakePatient(lambda _: reply(200), verdict=verdict, answered_at=answered_at)
+    assert Readiness().due_at(context, 100.0) == due
+
+
+def test_metrics_of_a_unit_without_work_are_read_less_often() -> None:
     context = FakePatient(lambda _: reply(200))
     busy, idle = Load("u", 100.0, running=1), Load("u", 100.0)
-    for load, verdict, readiness_s, metrics_s in (
-        (None, Verdict.UP, 1.0, 1.0),
-        (busy, Verdict.UP, 3.0, 1.0),
-        (busy, Verdict.SUSPECT, 1.0, 1.0),
-        (idle, Verdict.UP, 1.0, 3.0),
-        (idle, Verdict.STARTING, 1.0, 1.0),
-        (replace(busy, at=97.0), Verdict.UP, 1.0, 1.0),
+    for load, verdict, metrics_s in (
+        (None, Verdict.UP, 1.0),
+        (busy, Verdict.UP, 1.0),
+        (busy, Verdict.SUSPECT, 1.0),
+        (idle, Verdict.UP, 3.0),
+        (idle, Verdict.STARTING, 1.0),
     ):
         context.load, context.verdict = load, verdict
-        due = Readiness().due_at(context, 100.0), EngineMetrics().due_at(context, 100.0)
-        assert due == (100.0 + readiness_s, 100.0 + metrics_s)
+        assert EngineMetrics().due_at(context, 100.0) == 100.0 + metrics_s

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import ProbeContext
-from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, Runner
+from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, TOGETHER_S, Runner
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import FakePatient, reply
 from tests.sim.world import World, run
@@ -58,6 +59,18 @@ class LoopPatient(FakePatient):
         return asyncio.get_running_loop().time()
 
 
+def runner_of(
+    probe: Glance,
+    take: Callable[[Finding], None],
+    context: LoopPatient | None = None,
+    *,
+    seed: int = 1,
+) -> Runner:
+    """A runner of this probe, with an agenda of its own."""
+    agenda = Agenda(asyncio.get_running_loop(), TOGETHER_S)
+    return Runner(probe, context or LoopPatient(lambda _: reply(200)), take, random.Random(seed), agenda)
+
+
 async def sweep_for(runner: Runner, for_s: float) -> None:
     """Let time pass as in a gate, which looks at its runners now and then."""
     loop = asyncio.get_running_loop()
@@ -80,13 +93,11 @@ def watch(
     found: list[Finding] = []
 
     async def main() -> None:
-        runner = Runner(probe, LoopPatient(lambda _: reply(200)), take or found.append, random.Random(seed))
-        task = asyncio.create_task(runner.run())
+        runner = runner_of(probe, take or found.append, seed=seed)
+        runner.start()
         meanwhile(runner)
         await sweep_for(runner, for_s)
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
+        runner.stop()
 
     run(world, main())
     return found
@@ -165,13 +176,14 @@ def test_what_is_due_is_asked_again_after_each_pause() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         context.life_at = loop.time()
-        task = asyncio.create_task(Runner(probe, context, lambda finding: None, random.Random(1)).run())
+        runner = runner_of(probe, lambda finding: None, context)
+        runner.start()
         for _ in range(10):
             await asyncio.sleep(1.0)
             context.life_at = loop.time()
         assert probe.began == []
         await asyncio.sleep(2.5)
-        task.cancel()
+        runner.stop()
 
     run(World(1), main())
     assert context.life_at + 2.0 * (1.0 - JITTER) <= probe.began[0] <= context.life_at + 2.0
@@ -276,15 +288,15 @@ def test_who_stops_watching_ends_a_look_that_is_overdue_as_well() -> None:
     """The limit and the end at the same moment: the end counts."""
 
     async def main() -> None:
-        runner = Runner(
-            Glance(takes_s=1e6), LoopPatient(lambda _: reply(200)), lambda _: None, random.Random(1)
-        )
-        task = asyncio.create_task(runner.run())
+        probe, found = Glance(takes_s=1e6), list[Finding]()
+        runner = runner_of(probe, found.append)
+        runner.start()
         await sweep_for(runner, 60.0 + GRACE_S)
-        task.cancel()
+        assert runner.looking_s(asyncio.get_running_loop().time()) > 0.0
+        runner.stop()
         runner.sweep(asyncio.get_running_loop().time())
-        await asyncio.wait([task], timeout=1.0)
-        assert task.cancelled()
+        await asyncio.sleep(1.0)
+        assert (probe.looking, found) == (0, [])
 
     run(World(1), main())
 

@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
-from cellgate.probes.base import FetchError, Trouble
-from cellgate.proxy.wire.fetch import FRESH_S, UnitFetch
+from cellgate.probes.agenda import Agenda
+from cellgate.probes.base import FetchError, PageWait, Reply, Trouble
+from cellgate.proxy.wire.fetch import FRESH_POST_S, FRESH_S, UnitFetch
 from tests.sim.loop import SimLoop
 from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import LAST_CHUNK, Received, Script, chunk, then_close, whole
@@ -20,9 +21,8 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 def fetch_of(here: Stage) -> UnitFetch:
     """The fetch of the only unit."""
-    return UnitFetch(
-        here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop(), lambda: None
-    )
+    pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
+    return UnitFetch(pool, loop, lambda: None, Agenda(loop))
 
 
 @simulated
@@ -62,14 +62,23 @@ async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one() -> None:
 
 
 @simulated
-async def test_what_proves_most_is_asked_on_a_new_connection() -> None:
-    """A canary answers a suspicion that may be about connections."""
+async def test_a_new_connection_is_used_where_it_is_asked_for() -> None:
     async with stage(whole()) as here:
         fetch = fetch_of(here)
         for _ in range(2):
             await fetch("GET", "/health", timeout_s=TIMEOUT_S)
-            await fetch("POST", "/x", body=b"{}", timeout_s=TIMEOUT_S)
+            await fetch("POST", "/x", body=b"{}", fresh=True, timeout_s=TIMEOUT_S)
         assert sorted(connection.requests for connection in here.unit.connections) == [1, 1, 2]
+
+
+@simulated
+async def test_what_proves_most_tries_a_new_connection_more_often() -> None:
+    async with stage(whole()) as here:
+        fetch = fetch_of(here)
+        for _ in range(11):
+            await fetch("POST", "/x", body=b"{}", timeout_s=TIMEOUT_S)
+            await asyncio.sleep(FRESH_POST_S / 5)
+        assert [connection.requests for connection in here.unit.connections] == [5, 5, 1]
 
 
 @simulated
@@ -173,3 +182,41 @@ async def test_who_gives_up_leaves_no_connection() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         await request.connection.until_gone()
+
+
+@simulated
+async def test_pages_by_callback_bring_replies_and_troubles() -> None:
+    """On one connection, and never from within the call itself."""
+    answers = iter([whole(b"a"), whole(b"b"), b"SSH-2.0\r\n"])
+
+    async def script(request: Received) -> None:
+        request.write(next(answers))
+
+    async with stage(script) as here:
+        fetch, told = fetch_of(here), list[Reply | FetchError]()
+        for number in range(3):
+            fetch.get("/health", told.append, timeout_s=TIMEOUT_S)
+            assert len(told) == number
+            await asyncio.sleep(1.0)
+        first, second, third = told
+        assert isinstance(first, Reply)
+        assert isinstance(second, Reply)
+        assert (first.body, second.body) == (b"a", b"b")
+        assert isinstance(third, FetchError)
+        assert third.trouble is Trouble.BROKEN
+        assert [connection.requests for connection in here.unit.connections] == [3]
+
+
+@simulated
+async def test_who_gives_up_a_page_is_not_told_of_it() -> None:
+    """Neither while it is awaited, nor when it has just come."""
+    async with stage(whole()) as here:
+        pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
+        told, waits = list[Reply | FetchError](), list[PageWait]()
+        fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), Agenda(loop))
+        for _ in range(2):
+            waits.append(fetch.get("/health", told.append, timeout_s=TIMEOUT_S))
+        waits[0].abandon()
+        await asyncio.sleep(1.0)
+        assert told == []
+        assert fetch.answered_at > 0.0

@@ -1,0 +1,58 @@
+"""The few lines of a large page of metrics that are wanted, found where they were the last time.
+
+An engine's page has hundreds of lines, in the same order each time: searching for the next line that is
+wanted is several times cheaper than looking at the beginning of each. New lines are found by looking at all
+of them now and then.
+"""
+
+from __future__ import annotations
+
+import re
+
+ALL_EVERY = 10
+"""So seldom all lines are looked at."""
+
+
+class SampleLines:
+    """Of one page that is read again and again. `pattern` matches a line break and a wanted line behind it;
+    its first group is the name of the metric.
+    """
+
+    __slots__ = ("_left", "_pattern", "_starts")
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self._pattern = pattern
+        self._starts: tuple[bytes, ...] = ()
+        """How the wanted lines begin, in their order: a line break, the name and what follows it."""
+        self._left = 0
+        """So many pages until all lines are looked at again."""
+
+    def of(self, page: bytes) -> list[re.Match[bytes]]:
+        """Those in `page`."""
+        # Mostly it begins with a comment. It is large, and is copied only if it does not.
+        body = page if page.startswith(b"#") else b"\n" + page
+        if self._left > 0:
+            self._left -= 1
+            if (found := self._known(body)) is not None:
+                return found
+        found = list(self._pattern.finditer(body))
+        self._starts = tuple(dict.fromkeys(body[match.start() : match.end(1) + 1] for match in found))
+        known = self._known(body)
+        # Not of a page whose lines are in disorder.
+        is_same = known is not None and [m.span() for m in known] == [m.span() for m in found]
+        self._left = ALL_EVERY - 1 if is_same else 0
+        return found
+
+    def _known(self, body: bytes) -> list[re.Match[bytes]] | None:
+        """Those that begin as they did; None when some are missing."""
+        found, at, match_at = [], 0, self._pattern.match
+        for start in self._starts:
+            at = body.find(start, at)
+            if at < 0:
+                return None
+            while body.startswith(start, at):
+                if (match := match_at(body, at)) is not None:
+                    found.append(match)
+                at = body.find(b"\n", at + 1)
+                at = len(body) if at < 0 else at
+        return found
