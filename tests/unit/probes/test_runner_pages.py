@@ -125,7 +125,11 @@ def test_pages_are_not_asked_for_side_by_side() -> None:
 
 def test_a_nudge_while_a_page_is_awaited_is_followed_by_another_run() -> None:
     probe = Reading(Server(reply(200), takes_s=0.5))
-    watch(probe, 0.9, lambda runner: asyncio.get_running_loop().call_later(0.2, runner.nudge) and None)
+
+    def nudge_later(runner: Runner) -> None:
+        asyncio.get_running_loop().call_later(0.2, runner.nudge)
+
+    watch(probe, 0.9, nudge_later)
     assert probe.began == pytest.approx([1000.0, 1000.5])
 
 
