@@ -147,8 +147,10 @@ def test_where_all_units_die_of_whatever_they_get_requests_end_honestly_and_few_
 def test_among_random_faults_no_prompt_costs_more_than_three_units(seed: int) -> None:
     played = play(seed)
     assert played.deaths <= DEATHS_MAX
-    # Who is alone at two deaths, one of which was another fault, cannot be told from poison.
-    assert played.blamed <= 1
+    assert played.rash == 0
+    # Who is alone at two deaths, one of which was another fault, cannot be told from poison: five or six
+    # innocents in 120 runs, of some 14,000 requests.
+    assert played.blamed <= 2
 
 
 @pytest.mark.parametrize("seed", [2, 4])
