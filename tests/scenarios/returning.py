@@ -45,12 +45,15 @@ async def ask_returning(
     """One generation of a client that hangs up at random points, a few times, and then reads on."""
     fields.setdefault("max_tokens", rng.randrange(8, 48))
     visit = await stage.ask(path=path, headers=ON, manner=_leaving(rng), **fields)
-    parts = [visit.reply]
-    while parts[-1].end is End.LEFT and (event_id := last_id(parts[-1])):
+    parts, event_id = [visit.reply], last_id(visit.reply)
+    while parts[-1].end is End.LEFT and event_id:
         await asyncio.sleep(rng.uniform(0.0, away_s))
         manner = _leaving(rng) if len(parts) < LEAVES_MOST else Manner()
         headers = ON | {"last-event-id": event_id}
         parts.append(await stage.client.request("POST", path, b"", headers, manner))
+        if parts[-1].events:
+            # Where nothing came, what came before still counts.
+            event_id = last_id(parts[-1])
     visit.reply = joined(parts)
     return visit
 
