@@ -42,8 +42,8 @@ PROCESSES_S = 60.0
 """For tests that start gates, units and more as processes, on a machine that may have else to do."""
 PATIENCE_S = 5.0
 CLOSING_TURNS = 3
-"""uvloop closes a connection that was cancelled while it was made in a later turn; a loop that ends before that
-fails with EBUSY, and leaves a warning to another test.
+"""uvloop closes a connection that was cancelled while it was made in a later turn; a loop that ends before
+that fails with EBUSY, and leaves a warning to another test.
 """
 NO_TLS = Tls()
 
