@@ -6,6 +6,7 @@ Errors are JSON, `{"error": {"code", "message"}}`, with a message that says what
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
@@ -112,7 +113,10 @@ class _Admin:
         if no is not None:
             return error_reply(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
         try:
-            return await self._routed(request)
+            response = await self._routed(request)
+            # What this page shows is published at the end of this turn: /readyz must not say less than it.
+            await asyncio.sleep(0)
+            return response
         except ConductError as error:
             return error_reply(error.status, str(error))
         except NotHereError as error:

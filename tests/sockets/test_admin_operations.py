@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import time
+from urllib.parse import urlsplit
+
 import pytest
 
 from cellgate.router.bans import Ban
@@ -24,6 +29,35 @@ def test_drain_and_undrain_change_rotation_and_are_events_only_when_they_change_
             ("drain", "a1"),
             ("undrain", "a1"),
         ]
+
+    run(check)
+
+
+def test_a_change_is_published_before_its_answer_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[str] = []
+
+    def publish(unit: str) -> None:
+        # Long enough for who has an answer already to look here before the end of it.
+        time.sleep(0.05)
+        published.append(unit)
+
+    async def check(port: Port) -> None:
+        drain, loop = port.board.drain, asyncio.get_running_loop()
+
+        def drain_and_publish_soon(unit: str, *, drained: bool) -> bool:
+            loop.call_soon(publish, unit)
+            return drain(unit, drained=drained)
+
+        def ask() -> list[str]:
+            connection = http.client.HTTPConnection(urlsplit(port.url).netloc, timeout=5)
+            connection.request("POST", "/units/a1/drain")
+            assert connection.getresponse().status == 200
+            seen = list(published)
+            connection.close()
+            return seen
+
+        monkeypatch.setattr(port.board, "drain", drain_and_publish_soon)
+        assert await asyncio.to_thread(ask) == ["a1"]
 
     run(check)
 
