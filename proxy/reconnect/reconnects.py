@@ -90,7 +90,7 @@ class Reconnects:
         if stream is None or missing is None:
             return refused
         self._host.finished(_record(request, client))
-        return Connected(stream, client, request, partial(stream.go_on, missing=missing))
+        return Connected(stream, client, request, partial(stream.go_on, number=known.number, missing=missing))
 
     # -- for streams ---------------------------------------------------------------------------------------
 

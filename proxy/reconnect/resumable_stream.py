@@ -61,11 +61,12 @@ class ResumableStream:
 
     `inner` is the exchange that answers the request, until it is over. `left_at` is since when nobody is
     connected, or since when it is over, which a client may not have read yet: infinity while somebody reads
-    it. `head` is what each client of it gets first, empty until it is known.
+    it.
     """
 
     __slots__ = (
         "_connection",
+        "_head",
         "_is_kept",
         "_is_paused",
         "_owner",
@@ -74,7 +75,6 @@ class ResumableStream:
         "_sent_at_leaving",
         "_stem",
         "credentials",
-        "head",
         "inner",
         "is_over",
         "is_whole",
@@ -102,7 +102,7 @@ class ResumableStream:
         self.path = request.path
         self.peer, self.secure, self.shows_internals = client.peer, client.secure, client.shows_internals
         self.kept = KeptEvents(stem, LIMITS.kept_stream_bytes)
-        self.head = b""
+        self._head = b""
         self.is_over = self.is_whole = False
         self.left_at = inf
         self.inner: ClientExchange | None = None
@@ -117,8 +117,10 @@ class ResumableStream:
         inner = self.inner = make(self)
         inner.start()
 
-    def go_on(self, connection: Connected, missing: bytes) -> None:
-        """A client is back, on this connection: send what it has `missing`, then what comes."""
+    def go_on(self, connection: Connected, number: int, missing: bytes) -> None:
+        """A client is back, on this connection: send what is `missing` behind the event of this number, then
+        what comes.
+        """
         before, self._connection = self._connection, connection
         self.left_at = inf
         self._owner.joined(self)
@@ -126,7 +128,7 @@ class ResumableStream:
             before.client.cut()
             self._set_paused(paused=False)
         framed = CHUNKED.frame(missing) if missing else b""
-        connection.client.send(self.head + framed + (LAST_CHUNK if self.is_whole else b""))
+        connection.client.send(self._head_behind(number) + framed + (LAST_CHUNK if self.is_whole else b""))
         if self.is_over:
             self._end(connection, keep_alive=self.is_whole)
 
@@ -231,8 +233,14 @@ class ResumableStream:
         if not self._owner.keeps or not all(mark in head for mark in _IS_EVENTS):
             return data
         self._is_kept = True
-        self.head = b"%bx-cellgate-resume: %b0\r\n\r\n" % (data[: end - 2], self._stem)
-        return self.head + (self._keep(data[end:]) if len(data) > end else b"")
+        self._head = data[: end - 2]
+        return self._head_behind(0) + (self._keep(data[end:]) if len(data) > end else b"")
+
+    def _head_behind(self, number: int) -> bytes:
+        """The head for a client that gets what is behind the event of this number, which is the one to ask
+        for when it loses this connection before its first event.
+        """
+        return b"%bx-cellgate-resume: %b%d\r\n\r\n" % (self._head, self._stem, number)
 
     def _keep(self, data: bytes) -> bytes:
         """Number the events of a part of the body, and keep them."""

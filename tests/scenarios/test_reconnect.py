@@ -79,6 +79,8 @@ def test_the_answer_goes_on_while_its_client_is_away_and_none_of_it_is_computed_
         rest = await back(stage, last_id(first))
         assert rest.end is End.COMPLETE
         assert rest.headers["x-request-id"] == first.headers["x-request-id"]
+        # Who loses this connection too, before its first event, asks for what is behind the same one.
+        assert rest.headers["x-cellgate-resume"] == last_id(first)
         assert joined([first, rest]).is_done
         assert len(rest.events) == 43 - 3
         # All of it was there.

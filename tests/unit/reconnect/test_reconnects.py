@@ -153,7 +153,7 @@ def test_who_is_back_is_no_longer_away(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
     stream, connected = host.begin()
     connected.client_left()
-    stream.go_on(connected, b"")
+    stream.go_on(connected, 0, b"")
     assert isinstance(host.ask(), Inner)
     end(stream)
     assert isinstance(host.ask(), Connected)
