@@ -80,6 +80,10 @@ class Roll:
         """The units that are out of rotation for it."""
         return frozenset(each.unit for each in self.units if each.phase in OUT)
 
+    def failed(self) -> frozenset[str]:
+        """The units that have failed."""
+        return frozenset(each.unit for each in self.units if each.phase is Phase.FAILED)
+
     def is_over(self) -> bool:
         """Whether nothing more happens by itself."""
         is_quiet = not any(each.phase in ACTIVE for each in self.units)

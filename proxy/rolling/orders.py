@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
@@ -57,8 +57,16 @@ def read_order(text: bytes) -> Order:
     return order
 
 
-def why_not_now(order: Order, roll: Roll | None, policy: RollPolicy, known: Sequence[tuple[str, str]]) -> str:
-    """Why an order cannot be carried out; empty: it can. `known`: the units and their cells."""
+def why_not_now(
+    order: Order,
+    roll: Roll | None,
+    policy: RollPolicy,
+    known: Sequence[tuple[str, str]],
+    failed: Collection[UnitRoll],
+) -> str:
+    """Why an order cannot be carried out; empty: it can. `known`: the units and their cells; `failed`: those
+    that failed in the roll and are still out.
+    """
     is_on = roll is not None and not roll.is_over()
     cells = {cell for _, cell in known}
     if order.verb == "start":
@@ -66,6 +74,9 @@ def why_not_now(order: Order, roll: Roll | None, policy: RollPolicy, known: Sequ
             return "a roll is under way: wait for it, or stop it first (cellgate roll stop)"
         if unknown := [cell for cell in order.cells if cell not in cells]:
             return f"there is no cell {unknown[0]!r}; the cells are: {', '.join(sorted(cells))}"
+        if policy.highest_first and failed:
+            first = min(each.unit for each in failed)
+            return f"unit {first} failed in the last roll and is still out: {_BY_HAND}"
         return "" if known else "there are no units"
     if roll is None:
         return "there is no roll: start one (cellgate roll start)"
@@ -83,15 +94,15 @@ def carried_out(
     roll: Roll | None,
     policy: RollPolicy,
     known: Sequence[tuple[str, str]],
+    failed: Collection[UnitRoll],
     roll_id: str,
     now_ms: int,
 ) -> Roll:
     """The roll after an order. Raises OrderError."""
-    if why := why_not_now(order, roll, policy, known):
+    if why := why_not_now(order, roll, policy, known, failed):
         raise OrderError(why)
     if order.verb == "start":
-        cells = order.cells or tuple(dict.fromkeys(cell for _, cell in known))
-        units = tuple(UnitRoll(unit, cell) for wanted in cells for unit, cell in known if cell == wanted)
+        units = _started(order, known, failed, now_ms)
         return Roll(
             roll_id, order.by, now_ms, units, version=order.version, dry_run=order.dry_run, order=order.id
         )
@@ -104,3 +115,23 @@ def carried_out(
         case "stop":
             return replace(roll, status=RollStatus.STOPPED, reason=f"stopped by {order.by}")
     return undone(roll, policy, now_ms)
+
+
+def _started(
+    order: Order, known: Sequence[tuple[str, str]], failed: Collection[UnitRoll], now_ms: int
+) -> tuple[UnitRoll, ...]:
+    """The units of a new roll. One that failed in the last roll gets no requests by the start of this one: it
+    is begun at once, and stays out where it is not rolled.
+    """
+    cells = order.cells or tuple(dict.fromkeys(cell for _, cell in known))
+    old = {each.unit: each for each in failed}
+    again = set() if order.dry_run else {each.unit for each in failed if each.cell in cells}
+    units = [
+        UnitRoll(unit, cell, Phase.DRAINING, now_ms, was_drained=old[unit].was_drained)
+        if unit in again
+        else UnitRoll(unit, cell)
+        for wanted in cells
+        for unit, cell in known
+        if cell == wanted and (unit in again or unit not in old)
+    ]
+    return *units, *(each for each in failed if each.unit not in again)

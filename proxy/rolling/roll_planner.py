@@ -188,7 +188,8 @@ def _begun(roll: Roll, policy: RollPolicy, seen: Mapping[str, RollRow], now_ms: 
         return replace(roll, status=RollStatus.DONE, reason="")
     cell = cells_of(left)[0]
     active = sum(each.phase in ACTIVE for each in roll.units)
-    away = {row.unit for row in seen.values() if not row.usable} | roll.out()
+    # A unit that failed in the last roll may have been undrained since.
+    away = {row.unit for row in seen.values() if not row.usable} | (roll.out() - roll.failed())
     begin, reason = set[str](), ""
     for each in left:
         if each.cell != cell or each.phase is not Phase.WAITING or active + len(begin) >= policy.parallel:

@@ -123,8 +123,9 @@ class Roller:
     async def order(self, order: Order) -> None:
         """Ask for something. Raises OrderError."""
         self._read()
-        if why := why_not_now(order, self.roll, self._policy, self._ports.known()) or self._store.trouble:
-            raise OrderError(why)
+        why = why_not_now(order, self.roll, self._policy, self._ports.known(), self._failed())
+        if why or self._store.trouble:
+            raise OrderError(why or self._store.trouble)
         try:
             await self._store.ask(order_document(replace(order, id=self._ports.new_id())))
         except NotActingError as error:
@@ -145,6 +146,14 @@ class Roller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- every gate ----------------------------------------------------------------------------------------
+
+    def _failed(self) -> list[UnitRoll]:
+        """The units that have failed and that nobody has undrained here."""
+        return [
+            each
+            for unit, (each, _) in self._out.items()
+            if each.phase is Phase.FAILED and unit in self._held and self._held[unit].state.drained
+        ]
 
     def _read(self) -> None:
         """Apply what was written last."""
@@ -186,8 +195,8 @@ class Roller:
             order = read_order(text)
             if order.id and self.roll is not None and order.id == self.roll.order:
                 return
-            known, now_ms = self._ports.known(), self._store.clock_ms()
-            roll = carried_out(order, self.roll, self._policy, known, self._ports.new_id(), now_ms)
+            known, failed, now_ms = self._ports.known(), self._failed(), self._store.clock_ms()
+            roll = carried_out(order, self.roll, self._policy, known, failed, self._ports.new_id(), now_ms)
         except (ValueError, OrderError) as error:
             self._tell("roll_failed", f"an order was refused: {error}")
             return

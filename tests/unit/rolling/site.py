@@ -32,12 +32,13 @@ class Site:
         self.renewed_ms = dict.fromkeys(names, 0)
         self.places = dict.fromkeys(names, 0)
         """Where each unit is: a number in its URL."""
+        self.cells = dict.fromkeys(names, "c")
         self.commands: list[tuple[str, str]] = []
         self.ids = count(1)
         self.gates = [Gate(self, name) for name in ("g1", "g2")]
 
     def fleet(self) -> list[Unit]:
-        return [Unit(name, "c", f"http://{name}-{at}") for name, at in self.places.items()]
+        return [Unit(name, self.cells[name], f"http://{name}-{at}") for name, at in self.places.items()]
 
     def move(self, unit: str) -> None:
         """It is there again at another address."""
@@ -107,7 +108,7 @@ class Gate:
             lambda: fleet.now,
             lambda: fleet.now,
             self.rows,
-            lambda: [(unit, "c") for unit in fleet.renewed_ms],
+            lambda: list(fleet.cells.items()),
             lambda _: "",
             lambda unit: self.board.units.get(unit),
             self.drain,
@@ -131,7 +132,7 @@ class Gate:
         return [
             RollRow(
                 unit,
-                "c",
+                self.fleet.cells[unit],
                 Verdict.UP,
                 usable=unit not in self.drained,
                 renewed_ms=renewed_ms,

@@ -191,14 +191,14 @@ def test_units_whose_order_is_fixed_are_undone_in_the_same_order() -> None:
     world = World()
     world.until("c", Phase.DRAINING)
     undo = Order("undo", "me")
-    assert why_not_now(undo, world.roll, policy, [("a", "c")]).startswith(
+    assert why_not_now(undo, world.roll, policy, [("a", "c")], []).startswith(
         "unit c is draining: groups of a set"
     )
-    assert why_not_now(undo, world.roll, POLICY, [("a", "c")]) == ""
+    assert why_not_now(undo, world.roll, POLICY, [("a", "c")], []) == ""
     world.roll = replace(world.roll, status=RollStatus.STOPPED)
     world.until("c", Phase.DONE)
     world.acts.clear()
-    assert why_not_now(undo, world.roll, policy, [("a", "c")]) == ""
+    assert why_not_now(undo, world.roll, policy, [("a", "c")], []) == ""
     world.roll = undone(world.roll, policy, world.now_ms)
     world.run()
     assert world.acts == [("a", True), ("b", True), ("c", True)]
