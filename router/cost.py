@@ -3,7 +3,8 @@
     its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a slot, KV cache
     its own answer        expected tokens, times a decoding step with all sequences there
     others beside it      their steps get longer by one sequence, and pause while its prompt is computed
-    later requests        what it evicts from the prefix cache; less, for what they will find there
+    later requests        its place in a line for a slot; what it evicts from the prefix cache; less, for what
+                          they will find there
 
 Latency, errors, doubt and distance are added.
 
@@ -26,6 +27,12 @@ from cellgate.router.rates import Rates
 
 KV_MAX_S = 60.0
 """The longest predicted wait for KV cache: for an ask that does not fit at all."""
+
+LINE = 9.0
+"""What a second in line for a slot costs those who come later. Without it long answers, which a faster unit
+saves seconds of, would fill its slots, and all would wait for their first tokens. From 4 to 19 it makes
+little difference.
+"""
 
 _TOKENS_MAX = 1e9
 
@@ -173,6 +180,7 @@ class Cost(NamedTuple):
     beside_s: float
     kv_s: float
     seat_s: float
+    line_s: float
     evict_s: float
     shared_s: float
     error_s: float
@@ -186,7 +194,9 @@ class Cost(NamedTuple):
         return self.queue_s + self.prefill_s + self.kv_s + self.seat_s + self.latency_s
 
 
-Terms = tuple[float, float, float, float, float, float, float, float, float, float, float, float, float]
+Terms = tuple[
+    float, float, float, float, float, float, float, float, float, float, float, float, float, float
+]
 
 _IDLE = OtherLoad(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
@@ -233,6 +243,7 @@ def terms(
         beside_s,
         kv_s,
         seat_s,
+        _line_s(seat_s, cached_tokens * unit.token_s, answer_tokens * step_s) if seat_s else 0.0,
         charged * unit.token_s * unit.evict_share,
         (charged - uncached) * unit.token_s,
         unit.error_s,
@@ -326,6 +337,14 @@ def _seat_s(unit: Forecast, there: float, answer_tokens: float) -> float:
     if over <= 0.0:
         return 0.0
     return over * answer_tokens * (unit.step_s + unit.sequence_s * unit.seats) / unit.seats
+
+
+def _line_s(seat_s: float, saved_s: float, decode_s: float) -> float:
+    """What a place in line costs those who come later. Who waits there no longer than the cached part of the
+    prompt would be computed elsewhere takes nothing from them, and nobody takes more than its answer: where
+    every unit has a long line, the lines and the caches decide.
+    """
+    return min(LINE * max(seat_s - saved_s, 0.0), decode_s)
 
 
 def _trust(age_s: float, rules: CostRules) -> float:

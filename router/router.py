@@ -200,7 +200,10 @@ class Router:
         """
         states = self.board.units
         least_s = min(states[row.unit].far_s for row in rows)
-        own_s = {row: row.cost_s - self._cost(row, ask, expected, now).beside_s for row in rows}
+        own_s = {}
+        for row in rows:
+            cost = self._cost(row, ask, expected, now)
+            own_s[row] = row.cost_s - cost.beside_s - cost.line_s
         near_s = min(own_s[row] for row in rows if states[row.unit].far_s == least_s)
         return [row for row in rows if states[row.unit].far_s == least_s or own_s[row] < near_s]
 

@@ -9,7 +9,7 @@ from cellgate.proxy.logs.text import duration
 from cellgate.router.nouns import Fleet
 
 _TERMS = ("total", "queue", "prefill", "decode", "beside")
-_OTHERS = ("kv", "seat", "evict", "shared", "error", "doubt", "far", "latency")
+_OTHERS = ("kv", "seat", "line", "evict", "shared", "error", "doubt", "far", "latency")
 
 
 def fleet_table(fleet: Fleet) -> str:

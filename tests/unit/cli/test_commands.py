@@ -219,6 +219,7 @@ CHOICE = {
                 "beside_s": None,
                 "kv_s": 0.0,
                 "seat_s": 0.0,
+                "line_s": 0.0,
                 "evict_s": 0.02,
                 "shared_s": -0.02,
                 "error_s": 0.02,

@@ -57,6 +57,7 @@ def test_candidates_come_with_each_term_in_seconds() -> None:
         "beside_s",
         "kv_s",
         "seat_s",
+        "line_s",
         "evict_s",
         "shared_s",
         "error_s",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
-from cellgate.router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, OtherLoad, forecast, terms
+from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, Facts, Forecast, OtherLoad, forecast, terms
 from cellgate.router.prefix import PrefixCache
 from cellgate.router.rates import Errors, Rates
 
@@ -177,6 +177,21 @@ def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
     # Of two answers of a second each one ends every half a second.
     assert cost_of(unit, busy(1, 1)).seat_s == pytest.approx(0.5, rel=0.01)
     assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
+    fast, slow = Facts(rates(1000.0, step_s=0.01), seats=2.0), Facts(rates(1000.0, step_s=0.02), seats=2.0)
+    in_line, free = cost_of(fast, busy(1, 1)), cost_of(slow, busy(1))
+    assert in_line.total_s - in_line.line_s < free.total_s < in_line.total_s
+    assert in_line.line_s == in_line.decode_s < LINE * in_line.seat_s
+    assert in_line.ttft_s == pytest.approx(in_line.queue_s + in_line.prefill_s + in_line.seat_s)
+
+
+def test_a_cached_prompt_is_a_reason_for_as_long_as_it_would_be_computed_elsewhere() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
+    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
+    later_s = cost_of(unit, busy(1, 1)).seat_s - 0.45
+    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
 
 
 def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
