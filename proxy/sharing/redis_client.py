@@ -52,9 +52,11 @@ class ServerClient:
         return self._redis.pubsub(ignore_subscribe_messages=True)
 
     async def disconnect(self) -> None:
-        """Close all connections."""
-        for each in (self._redis, *self._sentinels):
-            await each.connection_pool.disconnect()
+        """Close all connections. Raises the first error once all were tried."""
+        pools = [each.connection_pool for each in (self._redis, *self._sentinels)]
+        for ended in await asyncio.gather(*(pool.disconnect() for pool in pools), return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
 
 
 async def answered(

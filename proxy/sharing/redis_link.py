@@ -131,6 +131,7 @@ class RedisLink:
         self._own: set[IndexEntry] = set()
         self._known: set[IndexEntry] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
         self._told: LinkState | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
@@ -153,6 +154,10 @@ class RedisLink:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # One that was cancelled while it closed its connections has left some.
+        for client in self._clients:
+            with suppress(Exception):
+                await client.disconnect()
 
     def flipped(self, report: UnitReport) -> None:
         """A verdict of this gate has changed: publish it now. Never waits."""
@@ -175,6 +180,7 @@ class RedisLink:
     async def _forever(self, session: Callable[[RedisClient], Awaitable[None]], *, tells: bool) -> None:
         # One client for good: creating one takes redis-py a millisecond, which would delay streams.
         client = self._connect()
+        self._clients.append(client)
         while True:
             pause_s = self._heartbeat_s
             try:

@@ -57,7 +57,7 @@ class SharedLimits:
         rng: random.Random,
     ) -> None:
         self._ledger = ledger
-        self._connect = connect
+        self._client = connect()
         self._names = names
         self._gates = gates
         self._tell = tell
@@ -78,20 +78,22 @@ class SharedLimits:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            # It may have been cancelled while it closed its connections.
+            with suppress(Exception):
+                await self._client.disconnect()
 
     async def _forever(self) -> None:
-        client = self._connect()
         while True:
             try:
                 while True:
-                    await self._share(client)
+                    await self._share(self._client)
                     await self._pause()
             except Exception as error:  # No exception may end this task, which has to reconnect.
                 self._ledger.stand_alone()
                 self._note(shares=False, why=in_words(error))
             finally:
                 with suppress(Exception):
-                    await client.disconnect()
+                    await self._client.disconnect()
             # With jitter, so that many gates do not reconnect at once.
             await asyncio.sleep(PERIOD_S * self._rng.uniform(0.5, 1.0))
 

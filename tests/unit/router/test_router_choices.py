@@ -143,6 +143,9 @@ def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -
     seats.learn(report(70, 0))
     assert seats.limit == float("inf"), "it takes more, after all"
     for _ in range(5):
+        seats.learn(report(20, 5))
+    assert seats.limit == float("inf"), "it has had more, so those that wait are being computed"
+    for _ in range(5):
         seats.learn(report(64, 5, kv_use=0.99))
     assert seats.limit == float("inf"), "they wait for KV cache"
 
