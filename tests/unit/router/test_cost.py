@@ -181,17 +181,19 @@ def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
 
 def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
     fast, slow = Facts(rates(1000.0, step_s=0.01), seats=2.0), Facts(rates(1000.0, step_s=0.02), seats=2.0)
-    in_line, free = cost_of(fast, busy(1, 1)), cost_of(slow, busy(1))
+    in_line, free = (
+        cost_of(unit, busy(*there), prompt=10.0) for unit, there in ((fast, (1, 1)), (slow, (1,)))
+    )
     assert in_line.total_s - in_line.line_s < free.total_s < in_line.total_s
     assert in_line.line_s == in_line.decode_s < LINE * in_line.seat_s
     assert in_line.ttft_s == pytest.approx(in_line.queue_s + in_line.prefill_s + in_line.seat_s)
 
 
-def test_a_cached_prompt_is_a_reason_for_as_long_as_it_would_be_computed_elsewhere() -> None:
+def test_who_comes_for_a_cached_prompt_may_wait_for_as_long_as_that_would_be_computed() -> None:
     unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
-    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
+    assert cost_of(unit, busy(1, 1), prompt=600.0, cached=400.0).line_s == 0.0
     later_s = cost_of(unit, busy(1, 1)).seat_s - 0.45
-    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
+    assert cost_of(unit, busy(1, 1), prompt=450.0, cached=400.0).line_s == pytest.approx(LINE * later_s)
 
 
 def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
