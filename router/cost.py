@@ -243,7 +243,7 @@ def terms(
         beside_s,
         kv_s,
         seat_s,
-        _line_s(seat_s, prompt_tokens * unit.token_s, answer_tokens * step_s) if seat_s else 0.0,
+        _line_s(seat_s, cached_tokens * unit.token_s, answer_tokens * step_s) if seat_s else 0.0,
         charged * unit.token_s * unit.evict_share,
         (charged - uncached) * unit.token_s,
         unit.error_s,
@@ -339,12 +339,12 @@ def _seat_s(unit: Forecast, there: float, answer_tokens: float) -> float:
     return over * answer_tokens * (unit.step_s + unit.sequence_s * unit.seats) / unit.seats
 
 
-def _line_s(seat_s: float, prompt_s: float, decode_s: float) -> float:
-    """What a place in line costs those who come later. Who waits there no longer than a prompt like its own
-    takes to compute may be there for what the cache holds of it; and nobody takes more than its answer: where
-    every unit has a long line, the lines themselves decide, and the caches.
+def _line_s(seat_s: float, saved_s: float, decode_s: float) -> float:
+    """What a place in line costs those who come later. Who waits there no longer than the cached part of its
+    prompt would be computed takes nothing from them; and nobody takes more than its answer: where every unit
+    has a long line, the lines themselves decide, and the caches.
     """
-    return min(LINE * max(seat_s - prompt_s, 0.0), decode_s)
+    return min(LINE * max(seat_s - saved_s, 0.0), decode_s)
 
 
 def _trust(age_s: float, rules: CostRules) -> float:

@@ -191,9 +191,9 @@ def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_u
 
 def test_who_comes_for_a_cached_prompt_may_wait_for_as_long_as_that_would_be_computed() -> None:
     unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
-    assert cost_of(unit, busy(1, 1), prompt=600.0, cached=400.0).line_s == 0.0
+    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
     later_s = cost_of(unit, busy(1, 1)).seat_s - 0.45
-    assert cost_of(unit, busy(1, 1), prompt=450.0, cached=400.0).line_s == pytest.approx(LINE * later_s)
+    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
 
 
 def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
