@@ -125,7 +125,7 @@ def _started(
     """
     cells = order.cells or tuple(dict.fromkeys(cell for _, cell in known))
     old = {each.unit: each for each in failed}
-    again = set() if order.dry_run else {each.unit for each in failed if each.cell in cells}
+    again = set() if order.dry_run else {unit for unit, cell in known if cell in cells and unit in old}
     units = [
         UnitRoll(unit, cell, Phase.DRAINING, now_ms, was_drained=old[unit].was_drained)
         if unit in again

@@ -162,6 +162,25 @@ def test_a_unit_that_has_failed_and_is_not_rolled_stays_out(asked: dict[str, Any
     asyncio.run(scenario())
 
 
+def test_a_unit_that_has_failed_and_is_gone_is_out_when_it_comes_back_during_another_roll() -> None:
+    async def scenario() -> None:
+        site = await failing("ab")
+        one, other = site.gates
+        one.report = DONE
+        del site.cells["a"], site.renewed_ms["a"]
+        place = site.places.pop("a")
+        for gate in site.gates:
+            gate.board.configure(Fleet(units=tuple(site.fleet())), site.now)
+        await one.order("start")
+        await site.wait(20)
+        assert one.phases() == [Phase.DONE, Phase.FAILED]
+        site.places["a"], site.cells["a"] = place, "c"
+        site.move("a")
+        assert one.drained == other.drained == {"a"}
+
+    asyncio.run(scenario())
+
+
 def test_a_unit_that_has_failed_and_was_undrained_is_rolled_like_any_other() -> None:
     async def scenario() -> None:
         site = await failing("ba")
