@@ -124,14 +124,14 @@ def _started(
     is begun at once, and stays out where it is not rolled.
     """
     cells = order.cells or tuple(dict.fromkeys(cell for _, cell in known))
-    old = {each.unit: each for each in failed}
-    again = set() if order.dry_run else {unit for unit, cell in known if cell in cells and unit in old}
+    rolled = [(unit, cell) for wanted in cells for unit, cell in known if cell == wanted]
+    out = {each.unit: each for each in failed}
+    if order.dry_run:
+        rolled = [(unit, cell) for unit, cell in rolled if unit not in out]
     units = [
-        UnitRoll(unit, cell, Phase.DRAINING, now_ms, was_drained=old[unit].was_drained)
-        if unit in again
+        UnitRoll(unit, cell, Phase.DRAINING, now_ms, was_drained=out.pop(unit).was_drained)
+        if unit in out
         else UnitRoll(unit, cell)
-        for wanted in cells
-        for unit, cell in known
-        if cell == wanted and (unit in again or unit not in old)
+        for unit, cell in rolled
     ]
-    return *units, *(each for each in failed if each.unit not in again)
+    return *units, *out.values()

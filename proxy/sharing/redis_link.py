@@ -154,7 +154,7 @@ class RedisLink:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # One that was cancelled while it closed its connections has left some.
+        # Only here: a task that is cancelled may already be closing connections, and leaves the others.
         for client in self._clients:
             with suppress(Exception):
                 await client.disconnect()
@@ -193,9 +193,8 @@ class RedisLink:
                     self.counts["failures"] += 1
                     self._roster.silent()
                     self._note(state, in_words(error))
-            finally:
-                with suppress(Exception):
-                    await client.disconnect()
+            with suppress(Exception):
+                await client.disconnect()
             # With jitter, so that many gates do not reconnect at once.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 

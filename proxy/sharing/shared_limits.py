@@ -78,7 +78,7 @@ class SharedLimits:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            # It may have been cancelled while it closed its connections.
+            # Only here: a task that is cancelled may already be closing connections, and leaves the others.
             with suppress(Exception):
                 await self._client.disconnect()
 
@@ -91,9 +91,8 @@ class SharedLimits:
             except Exception as error:  # No exception may end this task, which has to reconnect.
                 self._ledger.stand_alone()
                 self._note(shares=False, why=in_words(error))
-            finally:
-                with suppress(Exception):
-                    await self._client.disconnect()
+            with suppress(Exception):
+                await self._client.disconnect()
             # With jitter, so that many gates do not reconnect at once.
             await asyncio.sleep(PERIOD_S * self._rng.uniform(0.5, 1.0))
 

@@ -41,10 +41,6 @@ TEST_S = 20.0
 PROCESSES_S = 60.0
 """For tests that start gates, units and more as processes, on a machine that may have else to do."""
 PATIENCE_S = 5.0
-CLOSING_TURNS = 3
-"""uvloop closes a connection that was cancelled while it was made in a later turn; a loop that ends before
-that fails with EBUSY, and leaves a warning to another test.
-"""
 NO_TLS = Tls()
 
 
@@ -57,8 +53,6 @@ def live_for(limit_s: float) -> Callable[[Test[P]], Callable[P, None]]:
             async def bounded() -> None:
                 async with asyncio.timeout(limit_s):
                     await test(*args, **kwargs)
-                for _ in range(CLOSING_TURNS):
-                    await asyncio.sleep(0)
 
             uvloop.run(bounded())
 
