@@ -105,6 +105,7 @@ class Gateway:
         self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
         self.entrance, self.now = Entrance(loop, self.connection), loop.time
         self.read_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
+        self.start_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
         self._loop, self.rng = loop, rng
         self._unit_pools = unit_pools
         self._load_lines = load_lines

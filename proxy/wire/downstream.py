@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
-_REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.pipelined_requests_per_turn
-"""The cost of a pipelined request, in bytes of bodies."""
+_REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.requests_per_turn
+"""What beginning a request counts as, in bytes of bodies."""
 
 
 class ConnectionHost(IntakeBounds, Protocol):
-    """What the connections of one listener share, and who answers their requests."""
+    """What the connections of one listener share, and who answers their requests. No request waits for a
+    large read before it begins: there is a scheduler for each.
+    """
 
     clients: dict[ClientConnection, None]
     read_scheduler: ReadScheduler
+    start_scheduler: ReadScheduler
 
     def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
@@ -122,11 +125,16 @@ class ClientConnection(asyncio.Protocol):
             if self.exchange is not None or self._write_paused:
                 self._queued_bytes += len(data)
                 self.update_reading()
-            elif intake.queue:
-                self.serve()
-            elif intake.reader.unread and not self._turn_due:
-                self._turn_due = True
-                self._host.read_scheduler.join(self)
+            elif intake.queue and not self._turn_due:
+                if self._host.start_scheduler.has_room(_REQUEST_BYTES):
+                    self.serve()
+                else:
+                    self._turn_due = True
+                    self._host.start_scheduler.join_next(self)
+            elif intake.reader.unread:
+                if not self._turn_due:
+                    self._turn_due = True
+                    self._host.read_scheduler.join(self)
                 self.update_reading()
         except Exception as error:
             self.crashed("the bytes of a client could not be processed", error)

@@ -1,9 +1,13 @@
-"""The large reads of all connections, to units or to clients: parsed in turn, one connection after the other.
+"""What one turn of the loop may cost: large reads of all connections, to units or to clients, and the begin
+of requests. What has to wait is done in turn, one connection after the other.
 
 The loop reads up to 256 kB of a connection at once, 32 times in one turn while more has arrived, and of all
 connections that are ready in the same turn: with a few large bodies, or some hundred streams, that is more
 than a second of work. So large reads are put aside, their connections are not read meanwhile, and one turn
 of the loop parses only a bounded part of all of them.
+
+If all requests of a burst began in one turn, the first would wait with their connections to units, and their
+first tokens, until the last had begun, and the units would do nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -55,6 +59,16 @@ class ReadScheduler:
         if not self._is_due:
             self._is_due = True
             self._soon(self._next_turn)
+
+    def has_room(self, cost: int) -> bool:
+        """Whether something else that costs so much may be done in this turn; it counts then."""
+        if self._left <= 0:
+            return False
+        self._left -= cost
+        if self._left <= 0 and not self._is_due:
+            self._is_due = True
+            self._soon(self._next_turn)
+        return True
 
     def _next_turn(self) -> None:
         self._left = self._bytes_per_turn

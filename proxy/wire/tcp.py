@@ -22,6 +22,9 @@ _ACKED, _SENT = struct.Struct("Q"), struct.Struct("QQ")
 _ACKED_AT, _SENT_AT = 120, 200
 """Where `struct tcp_info` of Linux (uapi/linux/tcp.h) has tcpi_bytes_acked, which counts the SYN as well,
 and tcpi_bytes_sent with tcpi_bytes_retrans behind it."""
+_QUEUED = struct.Struct("I")
+_QUEUED_AT = 24
+"""Where it has tcpi_unacked, which of a listener is how many connections wait to be accepted."""
 
 
 def bound_unsent(transport: asyncio.WriteTransport) -> None:
@@ -41,6 +44,17 @@ def has_left(transport: asyncio.BaseTransport) -> bool:
     """Whether the other side of a connection that is not read has closed it: the loop does not look there."""
     sock = transport.get_extra_info("socket")
     return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
+
+
+def accept_queue(listener: socket.socket) -> int:
+    """How many connections wait on a listener; 1 if that is unknown."""
+    size = _QUEUED_AT + _QUEUED.size
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+        (queued,) = _QUEUED.unpack_from(info, _QUEUED_AT)
+    except (OSError, AttributeError, struct.error):
+        return 1
+    return int(queued)
 
 
 def reset(transport: asyncio.WriteTransport) -> None:

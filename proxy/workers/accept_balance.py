@@ -1,7 +1,8 @@
-"""Balances accepts: workers share one listener, and the one with the fewest clients accepts the next.
+"""Balances accepts: workers share one listener, and each takes of the waiting connections as many as make the
+numbers of clients equal.
 
 Each worker writes its number of clients and the time into a page of shared memory, and reads the page before
-it accepts. A worker that has more clients than another leaves the connection to that one for a moment. One
+it accepts. A worker that has more clients than another leaves the connections to that one for a moment. One
 that has not written for a while counts as blocked and is skipped. Reasons: docs/decisions/016-workers.md.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.process.listeners import AT_ONCE, Entrance
+from cellgate.proxy.wire.tcp import accept_queue
 
 YIELD_S = 0.002
 """How long a worker ignores the listener when it is another one's turn."""
@@ -24,13 +26,13 @@ STUCK_MS = 600
 PAUSE_S = 1.0
 """The pause when descriptors or memory are used up, because an immediate retry would spin."""
 _ABSENT = 0xFFFFFFFF
-_SLOT = 3
-"""Clients, connections ever taken, milliseconds of the clock that all processes of a machine have."""
+_SLOT = 2
+"""Clients, and milliseconds of the clock that all processes of a machine have."""
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Page:
-    """The clients of each worker, and how many it ever accepted. Must be created before the workers."""
+    """The clients of each worker. Must be created before the workers."""
 
     def __init__(self, workers: int) -> None:
         # After the slots: when the control process and each worker was last alive; 0: not yet.
@@ -41,14 +43,6 @@ class Page:
         for worker in self._workers:
             self.leave(worker)
 
-    def enter(self, worker: int, clients: int, now: float) -> None:
-        """A worker begins to accept. It starts with the count of the others, or it would get all
-        connections.
-        """
-        others = [at for at in self._others(worker) if self._slots[at] != _ABSENT]
-        self._slots[_SLOT * worker + 1] = max((self._slots[at + 1] for at in others), default=0)
-        self.note(worker, clients, now)
-
     def leave(self, worker: int) -> None:
         """A worker accepts no more."""
         self._slots[_SLOT * worker] = _ABSENT
@@ -56,7 +50,7 @@ class Page:
     def note(self, worker: int, clients: int, now: float) -> None:
         """Record the number of clients of a worker."""
         self._slots[_SLOT * worker] = clients
-        self._slots[_SLOT * worker + 2] = _ms(now)
+        self._slots[_SLOT * worker + 1] = _ms(now)
 
     def beat(self, process: int, now: float) -> None:
         """A process is alive: the control process (-1) or a worker."""
@@ -76,21 +70,40 @@ class Page:
     def take(self, worker: int) -> None:
         """A worker has accepted a connection."""
         self._slots[_SLOT * worker] += 1
-        self._slots[_SLOT * worker + 1] = (self._slots[_SLOT * worker + 1] + 1) & 0x7FFFFFFF
 
-    def is_next(self, worker: int, now: float) -> bool:
-        """Whether no other worker that is not blocked has fewer clients."""
-        slots, at, now_ms = self._slots, _SLOT * worker, _ms(now)
-        own = slots[at], slots[at + 1]
-        return all(
-            own <= (slots[other], slots[other + 1])
+    def share(self, worker: int, waiting: int, now: float) -> int:
+        """How many of the `waiting` connections this worker takes, so that all have as many clients. At least
+        1 while none that is not blocked has fewer.
+        """
+        own, others = self._slots[_SLOT * worker], self._others(worker, now)
+        least = 1 if own <= min(others, default=own) else 0
+        return max(least, _level([own, *others], waiting) - own)
+
+    def _others(self, worker: int, now: float) -> list[int]:
+        """The clients of the other workers that accept and are not blocked."""
+        slots, now_ms = self._slots, _ms(now)
+        return [
+            slots[_SLOT * other]
+            for other in self._workers
+            if other != worker
+            and slots[_SLOT * other] != _ABSENT
             # Another process may have read the clock a moment later.
-            or (now_ms - slots[other + 2] + STUCK_MS) & 0xFFFFFFFF > 2 * STUCK_MS
-            for other in self._others(worker)
-        )
+            and (now_ms - slots[_SLOT * other + 1] + STUCK_MS) & 0xFFFFFFFF <= 2 * STUCK_MS
+        ]
 
-    def _others(self, worker: int) -> list[int]:
-        return [_SLOT * each for each in self._workers if each != worker]
+
+def _level(counts: list[int], waiting: int) -> int:
+    """How many clients each worker has, of those that get any, when all that wait are given to those with the
+    fewest. Rounded down.
+    """
+    counts.sort()
+    total, level = waiting, 0
+    for number, count in enumerate(counts, 1):
+        if number > 1 and count >= level:
+            break
+        total += count
+        level = total // number
+    return level
 
 
 def _ms(now: float) -> int:
@@ -127,7 +140,7 @@ class SharedEntrance(Entrance):
     ) -> None:
         """Accept on `listeners`."""
         self._listeners, self._tls = listeners, tls
-        self._page.enter(self._worker, self._clients(), self._loop.time())
+        self._page.note(self._worker, self._clients(), self._loop.time())
         for listener in listeners:
             self._loop.add_reader(listener, self._knock, listener)
 
@@ -155,13 +168,13 @@ class SharedEntrance(Entrance):
             listener.close()
 
     def _knock(self, listener: socket.socket) -> None:
-        """A connection waits on the listener."""
+        """Connections wait on the listener."""
         page, own, now = self._page, self._worker, self._loop.time()
         page.note(own, self._clients() + len(self._arriving), now)
-        for _ in range(AT_ONCE):
-            if not page.is_next(own, now):
-                self._look_away(listener, YIELD_S)
-                return
+        share = page.share(own, accept_queue(listener), now)
+        if not share:
+            self._look_away(listener, YIELD_S)
+        for _ in range(min(share, AT_ONCE)):
             if not self.has_room(now):
                 self._look_away(listener, PAUSE_S)
                 return

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.gate import make_gate
 from cellgate.proxy.logs.access_log import AccessLog
@@ -24,6 +25,7 @@ from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 
@@ -81,6 +83,8 @@ class Bench:
         )
         self.plane = gate.plane
         self.gateway, board, now = gate.gateway, gate.plane.board, loop.time()
+        # The loop stands still: what is due in its next turn is done at once.
+        self.gateway.start_scheduler = ReadScheduler(lambda turn: turn(), LIMITS.request_bytes_per_turn)
         board.configure(fleet, now)
         for state in board:
             board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))

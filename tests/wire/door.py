@@ -22,8 +22,8 @@ from tests.wire.rig import Wire
 
 class Door:
     """The `Host` of one connection, which answers each request at once, or (`holds`) never. `turns` has the
-    bytecodes of each turn, `answered` how many requests were begun in it. Doors with one `read_scheduler` are
-    of one loop, which is not theirs to turn.
+    bytecodes of each turn, `answered` how many requests were begun in it. Doors with the same
+    schedulers are of one loop, which is not theirs to turn.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Door:
         holds: bool = False,
         at: float = 1.0,
         read_scheduler: ReadScheduler | None = None,
+        start_scheduler: ReadScheduler | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.routing_fields: frozenset[bytes] = frozenset()
@@ -46,6 +47,9 @@ class Door:
         self._holds = holds
         self._soon: deque[Callable[[], None]] = deque()
         self.read_scheduler = read_scheduler or ReadScheduler(
+            self._soon.append, LIMITS.request_bytes_per_turn
+        )
+        self.start_scheduler = start_scheduler or ReadScheduler(
             self._soon.append, LIMITS.request_bytes_per_turn
         )
         self.wire = Wire()

@@ -28,8 +28,8 @@ class Street:
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
-        read_scheduler = ReadScheduler(self.due.append, LIMITS.request_bytes_per_turn)
-        self.doors = [Door(read_scheduler=read_scheduler) for _ in range(CLIENTS)]
+        reads, starts = (ReadScheduler(self.due.append, LIMITS.request_bytes_per_turn) for _ in range(2))
+        self.doors = [Door(read_scheduler=reads, start_scheduler=starts) for _ in range(CLIENTS)]
 
     def all_send(self, data: bytes) -> None:
         """One read of each of them, in the same turn."""
@@ -42,6 +42,11 @@ class Street:
         due, self.due[:] = self.due[:], []
         for callback in due:
             callback()
+
+    def rest(self) -> None:
+        """Turns until nothing is left to do."""
+        while self.due:
+            self.turn()
 
     def unread(self) -> int:
         """How much was read of all clients together, and has yet to be parsed."""
@@ -76,6 +81,7 @@ def test_one_turn_parses_fewer_bytes_where_they_are_no_body(piece: bytes) -> Non
     around = len(piece) - len(piece.split(b"\r\n")[1])
     assert max(parsed) * around / len(piece) <= 3 * LIMITS.parsed_bytes
     street.all_send(LAST_CHUNK)
+    street.rest()
     assert all(len(door.requests) == 1 for door in street.doors)
 
 
@@ -87,9 +93,55 @@ def test_pipelines_of_many_clients_share_the_requests_of_a_turn() -> None:
     while street.due:
         street.turn()
         now = sum(len(door.requests) for door in street.doors)
-        assert now - before < 2 * LIMITS.pipelined_requests_per_turn
+        # Those that begin, and those that others of the same clients were before.
+        assert now - before <= 2 * LIMITS.requests_per_turn
         before = now
     assert before == 200 * CLIENTS
+
+
+def test_requests_of_many_clients_begin_in_turns_and_in_order() -> None:
+    street, begun = Street(), list[int]()
+    street.all_send(GET)
+    assert street.due
+    while street.due:
+        begun.append(sum(len(door.requests) for door in street.doors))
+        assert [len(door.requests) for door in street.doors] == [1] * begun[-1] + [0] * (CLIENTS - begun[-1])
+        street.turn()
+    assert begun == [LIMITS.requests_per_turn, 2 * LIMITS.requests_per_turn]
+    assert all(door.requests for door in street.doors)
+
+
+def test_who_comes_while_others_wait_begins_behind_them() -> None:
+    street = Street()
+    *early, late = street.doors
+    for door in early:
+        door.client.data_received(GET)
+    street.turn()
+    assert not early[-1].requests
+    late.client.data_received(GET)
+    assert not late.requests
+    street.turn()
+    assert late.requests
+
+
+def test_of_a_client_that_waits_to_begin_no_more_than_one_read_is_held() -> None:
+    street = Street()
+    street.all_send(GET)
+    waiting, many = street.doors[-1], READ_BYTES // len(GET)
+    assert waiting.wire.reading
+    waiting.client.data_received(GET * many)
+    assert not waiting.wire.reading
+    street.rest()
+    assert len(waiting.requests) == 1 + many
+    assert waiting.wire.reading
+
+
+def test_a_client_that_leaves_while_it_waits_begins_nothing() -> None:
+    street = Street()
+    street.all_send(GET)
+    street.doors[-1].client.connection_lost(None)
+    street.rest()
+    assert [len(door.requests) for door in street.doors] == [1] * (CLIENTS - 1) + [0]
 
 
 def test_a_request_in_a_small_read_waits_for_no_body() -> None:
