@@ -105,6 +105,8 @@ class Attempt:
         """The pool gives a connection: send the request."""
         self._conn = conn
         head, body, to_head = self._request
+        # A stream takes long, and it is not sent again.
+        del self._request
         conn.send(head, body, self, to_head=to_head)
         if self._response.paused:
             conn.pause()

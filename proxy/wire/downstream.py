@@ -316,7 +316,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             while intake.queue and served < LIMITS.pipelined_requests_per_turn and self._may_begin():
                 served += 1
-                item = intake.queue.popleft()
+                item = intake.queue.pop(0)
                 if not intake.queue:
                     self._queued_bytes = len(intake.reader.unread)
                 if isinstance(item, Failure):

@@ -11,7 +11,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,7 +75,8 @@ class Intake:
         self._owes_continue = False
         self._grown_at = 0.0
         self.reader = RequestReader(self, host.limits, host.now, host.routing_fields)
-        self.queue: deque[Request | Failure] = deque()
+        # No deque: an empty one takes 760 bytes, for each client.
+        self.queue: list[Request | Failure] = []
         self.awaiting_memory = False
         self.begun_at = 0.0
 
@@ -163,7 +163,7 @@ class Intake:
     def forget_queue(self) -> None:
         """Drop the waiting requests: the connection closes after the last answer."""
         self.reader.unread = b""
-        queue, self.queue = self.queue, deque()
+        queue, self.queue = self.queue, []
         for item in queue:
             if isinstance(item, Request):
                 self.release(item)
