@@ -1,0 +1,100 @@
+"""Workers that share a listener: who accepts those that wait on it, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.wire.tcp import accept_queue
+from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
+
+HERE = Address("127.0.0.1", 0)
+FEW_TURNS = 8
+
+
+class Worker:
+    """One that accepts on its own copy of the listener. `clients` are those it has."""
+
+    def __init__(self, page: Page, number: int) -> None:
+        self.clients: list[asyncio.Protocol] = []
+        loop = asyncio.get_running_loop()
+        self.entrance = SharedEntrance(loop, self._connection, page, number, lambda: len(self.clients), print)
+
+    def _connection(self) -> asyncio.Protocol:
+        self.clients.append(asyncio.Protocol())
+        return self.clients[-1]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as made:
+        made.setblocking(False)
+        yield made
+
+
+def arrive(stack: ExitStack, listener: socket.socket, clients: int) -> None:
+    """So many clients connect, and wait."""
+    for _ in range(clients):
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+
+
+def test_how_many_wait_on_a_listener(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        assert accept_queue(listener) == 0
+        arrive(stack, listener, 7)
+        assert accept_queue(listener) == 7
+        listener.accept()[0].close()
+        assert accept_queue(listener) == 6
+
+
+def test_of_a_socket_that_is_no_tcp_it_is_taken_for_one(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/socket")
+        other.listen()
+        assert accept_queue(other) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
+    listener: socket.socket, workers: int
+) -> None:
+    async def taken() -> list[int]:
+        page = Page(workers)
+        crew = [Worker(page, number) for number in range(workers)]
+        with ExitStack() as stack:
+            arrive(stack, listener, 30)
+            for worker in crew:
+                await worker.entrance.open(HERE, [listener.dup()], None, 0)
+            for _ in range(FEW_TURNS):
+                await asyncio.sleep(0)
+            counts = [len(worker.clients) for worker in crew]
+            for worker in crew:
+                worker.entrance.close()
+            return counts
+
+    assert asyncio.run(taken()) == [30 // workers] * workers
+
+
+def test_who_has_more_clients_leaves_those_that_wait_to_the_other(listener: socket.socket) -> None:
+    async def taken() -> list[int]:
+        page = Page(2)
+        busy, idle = Worker(page, 0), Worker(page, 1)
+        busy.clients += [asyncio.Protocol() for _ in range(5)]
+        with ExitStack() as stack:
+            arrive(stack, listener, 3)
+            for worker in (busy, idle):
+                await worker.entrance.open(HERE, [listener.dup()], None, 0)
+            for _ in range(FEW_TURNS):
+                await asyncio.sleep(0)
+            counts = [len(worker.clients) for worker in (busy, idle)]
+            for worker in (busy, idle):
+                worker.entrance.close()
+            return counts
+
+    assert asyncio.run(taken()) == [5, 3]
