@@ -164,8 +164,7 @@ def test_a_closed_connection_is_freed_without_the_collector(sent: bytes) -> None
         for door in street.doors:
             door.client.connection_lost(None)
             del door.client
-        while street.due:
-            street.turn()
+        street.rest()
         assert alive() == before
     finally:
         gc.enable()

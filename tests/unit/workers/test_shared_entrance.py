@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -60,16 +60,16 @@ def test_of_a_socket_that_is_no_tcp_it_is_taken_for_one(tmp_path: Path) -> None:
         assert accept_queue(other) == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
-    listener: socket.socket, workers: int
-) -> None:
-    async def taken() -> list[int]:
-        page = Page(workers)
-        crew = [Worker(page, number) for number in range(workers)]
+def clients_of_each(listener: socket.socket, had: Sequence[int], waiting: int) -> list[int]:
+    """So many wait when workers that had so many clients begin to accept: what each has a few turns later."""
+
+    async def played() -> list[int]:
+        page = Page(len(had))
+        crew = [Worker(page, number) for number in range(len(had))]
         with ExitStack() as stack:
-            arrive(stack, listener, 30)
-            for worker in crew:
+            arrive(stack, listener, waiting)
+            for worker, count in zip(crew, had, strict=True):
+                worker.clients += [asyncio.Protocol() for _ in range(count)]
                 await worker.entrance.open(HERE, [listener.dup()], None, 0)
             for _ in range(FEW_TURNS):
                 await asyncio.sleep(0)
@@ -78,23 +78,15 @@ def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
                 worker.entrance.close()
             return counts
 
-    assert asyncio.run(taken()) == [30 // workers] * workers
+    return asyncio.run(played())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
+    listener: socket.socket, workers: int
+) -> None:
+    assert clients_of_each(listener, [0] * workers, 30) == [30 // workers] * workers
 
 
 def test_who_has_more_clients_leaves_those_that_wait_to_the_other(listener: socket.socket) -> None:
-    async def taken() -> list[int]:
-        page = Page(2)
-        busy, idle = Worker(page, 0), Worker(page, 1)
-        busy.clients += [asyncio.Protocol() for _ in range(5)]
-        with ExitStack() as stack:
-            arrive(stack, listener, 3)
-            for worker in (busy, idle):
-                await worker.entrance.open(HERE, [listener.dup()], None, 0)
-            for _ in range(FEW_TURNS):
-                await asyncio.sleep(0)
-            counts = [len(worker.clients) for worker in (busy, idle)]
-            for worker in (busy, idle):
-                worker.entrance.close()
-            return counts
-
-    assert asyncio.run(taken()) == [5, 3]
+    assert clients_of_each(listener, [5, 0], 3) == [5, 3]
