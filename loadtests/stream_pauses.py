@@ -1,9 +1,9 @@
 """How long streams pause when their unit breaks, and what their continuation costs, fault by fault.
 
-`python -m loadtests.stream_pauses` breaks one of two simulated units under 32 streams, with agents and
-without, several times for each fault. Each stream that the unit broke must go on at the other one, and every
-text is compared. The pause of a stream is the longest time between two of its tokens; as many of the longest
-are taken as the gate says it has continued. The exit code is 1 when a stream is not whole.
+`python -m loadtests.stream_pauses` breaks one of two simulated units, or of `--units`, under 32 streams, with
+agents and without, several times for each fault. Each stream that the unit broke must go on at another one,
+and every text is compared. The pause of a stream is the longest time between two of its tokens; as many of
+the longest are taken as the gate says it has continued. The exit code is 1 when a stream is not whole.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 400, 250
 TIMING = {"step_ms": 20, "prefill_tokens_per_s": 100_000}
 BEFORE_S = 2.0
 """All streams have shown tokens by then, and none has ended."""
+NAMES = ("a", "b", "c", "d")
 SHOWN = ("kill-leader", "kill-follower", "stop-leader", "stop-follower", "freeze-engine")
 
 
@@ -76,16 +77,16 @@ async def _round(gate: GateProcess, victim: SimUnit, fault: str, seed: int) -> l
     return answers
 
 
-def measure(fault: str, rounds: int, *, agent: bool) -> Paused:
+def measure(fault: str, rounds: int, *, units: int = 2, agent: bool) -> Paused:
     """Some rounds, each with units and a gate of its own."""
     streams = whole = again = 0
     pauses_s = list[float]()
     for number in range(rounds):
         with ExitStack() as stack:
-            units = stack.enter_context(sim_units(("a", "b"), followers=2, **TIMING))
-            agents = stack.enter_context(Agents(units)) if agent else None
-            gate = stack.enter_context(GateProcess(units, agents=agents))
-            answers = uvloop.run(_round(gate, units[number % 2], fault, number))
+            standing = stack.enter_context(sim_units(NAMES[:units], followers=2, **TIMING))
+            agents = stack.enter_context(Agents(standing)) if agent else None
+            gate = stack.enter_context(GateProcess(standing, agents=agents))
+            answers = uvloop.run(_round(gate, standing[number % units], fault, number))
             continued = int(metric_sum(gate.metrics(), "cellgate_continuations_total", 'result="continued"'))
         broken = sorted(answers, key=lambda answer: -answer.gap_s)[:continued]
         pauses_s += [answer.gap_s for answer in broken]
@@ -103,13 +104,14 @@ def main() -> int:
     """Measure all faults; 1 when a stream was lost, or none was broken."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.stream_pauses", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--units", type=int, choices=range(2, len(NAMES) + 1), default=2)
     parser.add_argument("--fault", choices=FAULTS, help="only this one")
     args = parser.parse_args()
     processes.end_on_sigterm()
     found = list[Paused]()
     for fault, agent in itertools.product([args.fault] if args.fault else SHOWN, (True, False)):
         progress.phase(f"{fault}, {'with' if agent else 'without'} agents")
-        found.append(measure(fault, args.rounds, agent=agent))
+        found.append(measure(fault, args.rounds, units=args.units, agent=agent))
         print(columns([HEAD, found[-1].row()], numbers=True), flush=True)
     print(columns([HEAD, *(each.row() for each in found)], numbers=True))
     return 1 if any(each.whole < each.streams or not each.pauses_s for each in found) else 0
