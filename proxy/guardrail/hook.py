@@ -30,7 +30,13 @@ FAILED = Failure(
     FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
 )
 """What a client gets for a hook that fails, where requests are not let through without its verdict."""
-TOO_LARGE = Failure(FailureKind.GUARDRAIL_FAILED, "this is too large for the guardrail of this gate")
+REQUEST_TOO_LARGE = Failure(
+    FailureKind.GUARDRAIL_TOO_LARGE,
+    f"the guardrail of this gate takes no request above {LIMITS.guardrail_body_bytes} bytes",
+)
+ANSWER_TOO_LARGE = Failure(
+    FailureKind.GUARDRAIL_FAILED, "the answer is too large for the guardrail of this gate"
+)
 """The same for what the hook cannot be asked about."""
 
 
@@ -98,7 +104,9 @@ class Hook:
         tally(GUARDRAIL, phase, how)
         if self._settings.fail == "open":
             return ALLOWED
-        return TOO_LARGE if how == "too_large" else FAILED
+        if how != "too_large":
+            return FAILED
+        return REQUEST_TOO_LARGE if phase == "request" else ANSWER_TOO_LARGE
 
     def after(self, call: Callable[[], None]) -> asyncio.TimerHandle:
         """Call it when the hook has had its time."""

@@ -85,6 +85,7 @@ class FailureKind(Enum):
     MODEL_NOT_ALLOWED = "model_not_allowed"
     PRIORITY_NOT_ALLOWED = "priority_not_allowed"
     GUARDRAIL_DENIED = "guardrail_denied"
+    GUARDRAIL_TOO_LARGE = "guardrail_too_large"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     METHOD_NOT_SUPPORTED = "method_not_supported"
     HEAD_TIMEOUT = "head_timeout"
@@ -155,6 +156,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.MODEL_NOT_ALLOWED: _client(403, kind="permission_error"),
     FailureKind.PRIORITY_NOT_ALLOWED: _client(403, kind="permission_error"),
     FailureKind.GUARDRAIL_DENIED: _client(400),
+    FailureKind.GUARDRAIL_TOO_LARGE: _client(413),
     FailureKind.METHOD_NOT_ALLOWED: _client(405),
     FailureKind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
     FailureKind.HEAD_TIMEOUT: _client(408, closes=True),

@@ -48,7 +48,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "LIMITS", bounds)
 
 
-@pytest.mark.parametrize(("fail", "verdict"), [("open", ALLOWED), ("closed", hook.TOO_LARGE)])
+@pytest.mark.parametrize(("fail", "verdict"), [("open", ALLOWED), ("closed", hook.REQUEST_TOO_LARGE)])
 def test_what_is_too_large_has_no_verdict(fail: str, verdict: Opinion | Failure) -> None:
     stage = Stage(fail)
     stage.ask(BOUND)

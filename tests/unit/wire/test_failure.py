@@ -70,7 +70,12 @@ def test_whoever_may_come_again_is_told_when(kind: FailureKind) -> None:
 def test_a_connection_is_closed_where_the_next_request_could_not_be_found(kind: FailureKind) -> None:
     unread = (400, 408, 413, 417, 431, 501)
     if kind.row.fault is Fault.CLIENT:
-        read = (FailureKind.BAD_JSON, FailureKind.BAD_HEADER, FailureKind.GUARDRAIL_DENIED)
+        read = (
+            FailureKind.BAD_JSON,
+            FailureKind.BAD_HEADER,
+            FailureKind.GUARDRAIL_DENIED,
+            FailureKind.GUARDRAIL_TOO_LARGE,
+        )
         assert kind.row.closes is (kind.row.status in unread and kind not in read)
 
 
