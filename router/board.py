@@ -72,6 +72,8 @@ class Board:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.units: dict[str, UnitState] = {}
+        self.usable: dict[str | None, dict[str, UnitState]] = {}
+        """By model: the units for its requests, until anything of that changes (see candidates.py)."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
         self.elsewhere: dict[str, Elsewhere] = {}
@@ -112,7 +114,8 @@ class Board:
         for unit in fleet.units:
             known = self.units.get(unit.name)
             if known is None:
-                self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
+                state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
+                state.on_change = self.usable.clear
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_anew.append(unit)
@@ -125,6 +128,7 @@ class Board:
         # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
         self.pairs.configure(self.units)
+        self.usable.clear()
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)

@@ -7,9 +7,10 @@ does not wait for one without a free slot while others have one, because the len
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from cellgate.router.answers import MODELS_MAX
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
@@ -19,8 +20,10 @@ from cellgate.router.unit_state import UnitState
 
 _UP = Verdict.UP
 _USABLE = (_UP, Verdict.SUSPECT)
-_NO_UNIT, _ON_HOLD = Refusal.NO_UNIT, Refusal.ON_HOLD
+_NO_UNIT = Refusal.NO_UNIT
 _NO_SPLITS: Mapping[str, SplitPlan] = {}
+Known = tuple[str, UnitState, int]
+"""A unit that may get the ask, and how many blocks of its prompt it is believed to hold."""
 _new = tuple.__new__
 """What a named tuple's own constructor calls: half as long for a row."""
 
@@ -63,56 +66,107 @@ def find_candidates(
     board: Board,
     ask: Ask,
     now: float,
-    tried: Iterable[str],
+    tried: Collection[str],
     bounds: Bounds,
     among: Iterable[str] | None = None,
 ) -> Candidates:
     """The candidates for an ask. `among`: only these units are looked at."""
-    model, only, build = ask.model, ask.unit, ask.build
-    states = board.pairs.decoders if only is None else board.units
+    model = ask.model
+    usable = board.usable.get(model) or _prepared(board, model)
+    if tried or among is not None or ask.unit is not None or ask.build is not None:
+        usable = _narrowed(board, usable, ask, tried, among)
     blocks = ask.blocks if bounds.by_cache else ()
-    known: list[tuple[str, UnitState, int]] = []
-    why_none, most = _NO_UNIT, 0
-    # is_usable, serves, is_restart_suspected, has_room of UnitState, inlined: calls take as long as they do.
-    for name, state in states.items() if among is None else [(n, states[n]) for n in among if n in states]:
-        models = state.models
-        if state.drained or name in tried or state.case.verdict not in _USABLE:
-            continue
-        if (model is not None and models and model not in models) or (only is not None and only != name):
-            continue
-        if build is not None and build != state.build.key:
-            continue
+    known: list[Known] = []
+    most = held = 0
+    for name, state in usable.items():
+        # is_restart_suspected of UnitState, inlined.
         if state.restart_suspected_at >= state.life_at:
-            why_none = Refusal.UNSURE
             continue
-        if state.hold is not None:
-            why_none = _ON_HOLD if why_none is _NO_UNIT else why_none
-            continue
-        held = state.costs.cache.match(blocks) if blocks else 0
-        if held > most:
-            most = held
+        if blocks:
+            held = state.costs.cache.match(blocks)
+            if held > most:
+                most = held
         known.append((name, state, held))
     if blocks and board.remote:
         most = _add_remote(board.remote.match(blocks), blocks, known, most)
+    why_none = _NO_UNIT if known else _why_none(board, ask, tried, among)
     if board.pairs.has_needy:
+        why_none = _why_none(board, ask, tried, among)
         known, why_none = board.pairs.served(ask, known, why_none, now)
     shared, charged = None, 1.0
     if most:
         shared = board.shared.of(blocks[most - 1], now)
         # As many will share that beginning again: to compute it on one more unit is charged to them all.
-        charged = 1.0 / (1.0 + shared.count / len(states))
+        charged = 1.0 / (1.0 + shared.count / len(_states(board, ask)))
     expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows = _rows(board, ask, expected, known, bounds, now)
     if model in board.adapters:
+        states = board.units
         rows = [row._replace(cost_s=row.cost_s + adapter_s(states[row.unit], ask, expected)) for row in rows]
     if board.pairs.prefillers and ask.splits:
-        rows, splits = board.pairs.splits(ask, rows, states, expected, now)
+        rows, splits = board.pairs.splits(ask, rows, board.units, expected, now)
         return Candidates(rows, why_none, expected, shared, splits)
     return _new(Candidates, (rows, why_none, expected, shared, _NO_SPLITS))
 
 
+def _states(board: Board, ask: Ask) -> Mapping[str, UnitState]:
+    """The units that an ask may be sent to; one that only computes prompts must be named."""
+    return board.pairs.decoders if ask.unit is None else board.units
+
+
+def serving(states: Mapping[str, UnitState], model: str | None) -> dict[str, UnitState]:
+    """Those of the units that are in rotation and serve a model."""
+    return {
+        name: state for name, state in states.items() if state.is_usable() and state.serves_model(model)
+    }
+
+
+def _prepared(board: Board, model: str | None) -> dict[str, UnitState]:
+    """The units for requests of a model, kept until something about that changes."""
+    if len(board.usable) >= MODELS_MAX:
+        # Whoever asks may name any model.
+        board.usable.clear()
+    found = board.usable[model] = serving(board.pairs.decoders, model)
+    return found
+
+
+def _narrowed(
+    board: Board,
+    usable: Mapping[str, UnitState],
+    ask: Ask,
+    tried: Collection[str],
+    among: Iterable[str] | None,
+) -> dict[str, UnitState]:
+    """Those that an ask may go to that was tried elsewhere, is bound, or shall be looked for in a sample."""
+    if ask.unit is not None:
+        usable = serving({n: s for n, s in board.units.items() if n == ask.unit}, ask.model)
+    return {
+        name: usable[name]
+        for name in (usable if among is None else among)
+        if name in usable
+        and name not in tried
+        and (ask.build is None or ask.build == usable[name].build.key)
+    }
+
+
+def _why_none(board: Board, ask: Ask, tried: Collection[str], among: Iterable[str] | None) -> Refusal:
+    """What to say when no unit is there for an ask."""
+    states = _states(board, ask)
+    found = _NO_UNIT
+    for name in states if among is None else among:
+        state = states.get(name)
+        if state is None or state.drained or name in tried or state.case.verdict not in _USABLE:
+            continue
+        if state.serves(ask):
+            if state.is_restart_suspected():
+                return Refusal.UNSURE
+            if state.hold is not None:
+                found = Refusal.ON_HOLD
+    return found
+
+
 def _add_remote(
-    remote: Mapping[str, int], blocks: Sequence[int], known: list[tuple[str, UnitState, int]], most: int
+    remote: Mapping[str, int], blocks: Sequence[int], known: list[Known], most: int
 ) -> int:
     """Add the blocks that other gates have proven at units; returns the most that one of them holds."""
     for number, (name, state, held) in enumerate(known) if remote else ():
@@ -138,7 +192,7 @@ def _rows(
     board: Board,
     ask: Ask,
     expected: Expected,
-    known: list[tuple[str, UnitState, int]],
+    known: list[Known],
     bounds: Bounds,
     now: float,
 ) -> list[Candidate]:
@@ -147,23 +201,22 @@ def _rows(
     suspect: list[Candidate] = []
     full: list[Candidate] = []
     slow_start_s, (backlog_s, wait_s, overcommit, by_seconds, _, chance) = board.rules.slow_start_s, bounds
-    spread = 1.0 + overcommit
+    spread, load, weight = 1.0 + overcommit, 0.0, 1.0
     for name, state, held in known:
         in_flight = len(state.leases)
-        has_place = in_flight < state.limit * spread and now >= state.full_until
         cost_s, busy_s = state.costs.estimate(ask, held, expected, now)
+        has_room = has_place = in_flight < state.limit * spread and now >= state.full_until
         # Prompts for others queue at their prefiller: to wait there was part of the price.
-        has_room = has_place and (busy_s <= backlog_s or overcommit > 0.0 or state.unit.role == "prefill")
+        if busy_s > backlog_s and overcommit <= 0.0 and state.unit.role != "prefill":
+            has_room = False
         if not has_room:
             cost_s += wait_s
-        if by_seconds:
-            row = _new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held))
-        else:
-            load = float(in_flight + foreign_at(board, state))
-            row = _new(Candidate, (name, in_flight, load, state.steady_weight, cost_s, has_room, held))
+        if not by_seconds:
+            load, weight = float(in_flight + foreign_at(board, state)), state.steady_weight
+        row = _new(Candidate, (name, in_flight, load, weight, cost_s, has_room, held))
         if not has_place:
             full.append(row)
-        elif state.case.verdict is not _UP:
+        elif not state.is_up:
             suspect.append(row)
         elif state.cool_until > now or (
             now - state.risen_at < slow_start_s and state.ramp(now, board.rules) < chance

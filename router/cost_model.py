@@ -8,9 +8,10 @@ The cost of an ask there, in seconds, follows from them (cost.py). Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import inf
 from typing import NamedTuple, Protocol
 
-from cellgate.router.backlog import Backlog, Beside, Job, Prefilled
+from cellgate.router.backlog import Backlog, Beside, Front, Job, Prefilled, Tariff
 from cellgate.router.cost import (
     COSTS,
     Cost,
@@ -147,6 +148,7 @@ class CostModel:
         """Set the forecast."""
         self.forecast: Forecast = one
         self._price: Price = price(one, self.rates, is_sure=self.is_sure())
+        self.backlog.tariff = None
 
     def estimate(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
         """The total of `quote`, and `backlog_s`.
@@ -154,34 +156,50 @@ class CostModel:
         This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
         blocks of its prompt are believed to be there.
         """
+        room, fixed_s, step_s, token_s, byte_tokens, front = self.backlog.tariff or self._tariff()
+        answer_tokens, shared, charged = expected
+        tokens = ask.prompt_bytes * byte_tokens
+        total_s, busy_s = fixed_s + answer_tokens * step_s, 0.0
+        if front is not None:
+            # As Backlog.backlog_tokens, without the call.
+            behind, front_tokens, since, tokens_s, queued_s, sure_tokens_s = front
+            queued = behind + (abs(front_tokens - (now - since) * tokens_s) if now > since else front_tokens)
+            if queued > 0.0:
+                total_s += queued * queued_s
+                busy_s = queued / sure_tokens_s
+        if tokens + answer_tokens > room:
+            return self.quote(ask, held, expected, now).terms[0], busy_s
+        if held:
+            tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
+        if tokens < 1.0:
+            tokens = 1.0
+        if shared > held:
+            tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
+            if tokens < 0.0:
+                tokens = 0.0
+        return total_s + tokens * token_s, busy_s
+
+    def _tariff(self) -> Tariff:
+        """What an ask costs here with the work that is there, until that changes, or a tick passes."""
         (
-            tokens_s, token_s, total_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
+            tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
             byte_tokens, sure_tokens_s, hidden, _, _,
         ) = self._price  # fmt: skip
-        answer_tokens, shared, charged = expected
-        backlog, tokens = self.backlog, ask.prompt_bytes * byte_tokens
-        batch, queued = backlog.batch, 0.0
+        front: Front | None = None
+        backlog = self.backlog
+        batch, front_tokens = backlog.batch, backlog.front_tokens
         if backlog.queued_tokens:
-            # As Backlog.backlog_tokens, without the call.
-            queued = backlog.queued_tokens - hidden
-            if (front_s := now - backlog.front_since) > 0.0:
-                front = backlog.front_tokens
-                queued += abs(front - front_s * tokens_s) - front
-            if queued < 0.0:
-                queued = 0.0
-        if backlog.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
-            return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
-        total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
-        charged_tokens = tokens
-        if held:
-            charged_tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
-        if charged_tokens < 1.0:
-            charged_tokens = 1.0
-        if shared > held:
-            charged_tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
-            if charged_tokens < 0.0:
-                charged_tokens = 0.0
-        return total_s + charged_tokens * (uncached_s + beside_s * batch), queued / sure_tokens_s
+            behind = backlog.queued_tokens - hidden - front_tokens
+            front = behind, front_tokens, backlog.front_since, tokens_s, token_s, sure_tokens_s
+        backlog.tariff = tariff = (
+            kv_room - backlog.kv_tokens if batch < seat_room else -inf,
+            fixed_s,
+            step_s + sequence_s * batch,
+            uncached_s + beside_s * batch,
+            byte_tokens,
+            front,
+        )
+        return tariff
 
     def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
         """What `ask` would cost on this unit now; `held` as for `estimate`."""
@@ -262,15 +280,15 @@ class CostModel:
         backlog.open(key, job, now)
         return job
 
-    def show(self, attempt: Attempted, now: float) -> Prefilled | None:
-        """The first token of an attempt has come."""
-        if attempt.job.record:
-            self.prefixes.prove(attempt.ask.blocks, attempt.job.record)
-        return self.backlog.show(attempt, now, self._price.foreign_batch)
+    def show(self, attempt: Attempted, now: float, *, tells: bool) -> Prefilled | None:
+        """The first token of an attempt has come; `tells`: it says how its prompt was computed."""
+        if record := attempt.job.record:
+            self.prefixes.prove(attempt.ask.blocks, record)
+        return self.backlog.show(attempt, now, self._price.foreign_batch, tells=tells)
 
     def expect_shown(self, attempt: Attempted, now: float) -> None:
         """The first token of a plain answer is due; whether it was generated is not visible."""
-        self.backlog.show(attempt, now, self._price.foreign_batch)
+        self.backlog.show(attempt, now, self._price.foreign_batch, tells=False)
 
     def expect_fetched(self, attempt: Attempted, now: float) -> None:
         """Another unit computes the prompt of an attempt."""

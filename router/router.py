@@ -10,7 +10,7 @@ room may have appeared (a lease closed, a unit came UP, a drain ended), and from
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import cast
 
@@ -21,6 +21,7 @@ from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
 from cellgate.router.sampling import LOOK_AT_ALL, Sampler
+from cellgate.router.soonest import soonest
 from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import Lease
 
@@ -50,7 +51,7 @@ class Router:
         self._explorer = Explorer(board)
 
     def pick(
-        self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
+        self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         """The best unit for `ask` that was not tried yet, or why there is none.
 
@@ -59,7 +60,7 @@ class Router:
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
         best = self._best(ask, now, tried, overcommit=overcommit)
-        if isinstance(best, Refusal):
+        if not isinstance(best, tuple):
             return best
         has_others = self.queue.size and not (tried or evicted or retry)
         if not best[0].has_room or (has_others and self.comes_after(ask)):
@@ -94,7 +95,7 @@ class Router:
         if refusal is None:
             return ticket
         best = refusal if must_wait else self._best(ask, now, tried)
-        if not isinstance(best, Refusal) and best[0].has_room:
+        if isinstance(best, tuple) and best[0].has_room:
             return self._open(best, ask, now, retry=retry)
         return refusal
 
@@ -154,7 +155,7 @@ class Router:
         )
 
     def _best(
-        self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
+        self, ask: Ask, now: float, tried: Collection[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Best | Refusal:
         rules = self.queue.rules
         bounds = _new(
@@ -185,13 +186,14 @@ class Router:
             rows = [row for row in rows if row.has_room] or rows
         elif self.board.has_far:
             rows = self._near(rows, ask, found.expected, now)
-        ranked = self.policy.rank(ask, rows, self._rng)
-        best = ranked[0]
         if ask.deadline_at < inf:
+            ranked = self.policy.rank(ask, rows, self._rng)
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
-        explorer = self._explorer
+        if not self._by_seconds:
+            return self.policy.rank(ask, rows, self._rng)[0]
+        best, explorer = soonest(rows, self._rng), self._explorer
         explorer.purse_s += SHARE * best.cost_s
-        return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
+        return best if now < explorer.look_at else explorer.choose(rows, best, now)
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.
@@ -261,17 +263,17 @@ class Router:
                 return
             ticket = entry.item
             best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
-            if isinstance(best, Refusal) and best not in _WAITS:
+            if not isinstance(best, tuple) and best not in _WAITS:
                 self.queue.remove(ticket)
                 ticket.on_result(best)
-            elif not isinstance(best, Refusal) and best[0].has_room:
+            elif isinstance(best, tuple) and best[0].has_room:
                 self.queue.take(ticket)
                 ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += entry.tokens
                 blocked.tickets.add(ticket)
-                if isinstance(best, Refusal) or not self._has_room(ticket, now):
+                if not isinstance(best, tuple) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
                     if blocked.kinds >= queue.kinds.keys():
                         return
