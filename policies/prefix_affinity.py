@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cellgate.policies.least_load import soonest_first
 from cellgate.router.nouns import Ask, Candidate
-from cellgate.router.soonest import soonest_first
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,12 +77,12 @@ class Beside(NamedTuple):
 
 ALONE = Beside()
 
-Front = tuple[float, int, float, float, float, float]
+QueuedWork = tuple[float, int, float, float, float, float]
 """Of the prompts that have shown nothing: uncached tokens of those behind the first one, less those that the
 latency hides; of the first one, and since when it is computed; how many tokens are computed in a second, what
 each of them costs, and the rate again, or infinity while that is a guess.
 """
-Tariff = tuple[float, float, float, float, float, Front | None]
+Tariff = tuple[float, float, float, float, float, QueuedWork | None]
 """What an ask costs beside the jobs that are there: the tokens for which there is room in the KV cache; the
 seconds for any ask, for each token of its answer, and for each uncached one of its prompt; the tokens of a
 byte of prompt; and what is queued before it.

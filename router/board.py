@@ -37,7 +37,7 @@ from cellgate.router.pairs import Pairs
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
-from cellgate.router.unit_state import Lease, UnitState
+from cellgate.router.unit_state import Lease, UnitState, Usable
 
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
@@ -72,7 +72,7 @@ class Board:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.units: dict[str, UnitState] = {}
-        self.usable: dict[str | None, dict[str, UnitState]] = {}
+        self.usable: dict[str | None, Usable] = {}
         """By model: the units for its requests, until anything of that changes (see candidates.py)."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from math import inf
 from typing import NamedTuple, Protocol
 
-from cellgate.router.backlog import Backlog, Beside, Front, Job, Prefilled, Tariff
+from cellgate.router.backlog import Backlog, Beside, Job, Prefilled, QueuedWork, Tariff
 from cellgate.router.cost import (
     COSTS,
     Cost,
@@ -150,42 +150,13 @@ class CostModel:
         self._price: Price = price(one, self.rates, is_sure=self.is_sure())
         self.backlog.tariff = None
 
-    def estimate(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
-        """The total of `quote`, and `backlog_s`.
-
-        This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
-        blocks of its prompt are believed to be there.
-        """
-        room, fixed_s, step_s, token_s, byte_tokens, front = self.backlog.tariff or self._tariff()
-        answer_tokens, shared, charged = expected
-        tokens = ask.prompt_bytes * byte_tokens
-        total_s, busy_s = fixed_s + answer_tokens * step_s, 0.0
-        if front is not None:
-            # As Backlog.backlog_tokens, without the call.
-            behind, front_tokens, since, tokens_s, queued_s, sure_tokens_s = front
-            queued = behind + (abs(front_tokens - (now - since) * tokens_s) if now > since else front_tokens)
-            if queued > 0.0:
-                total_s += queued * queued_s
-                busy_s = queued / sure_tokens_s
-        if tokens + answer_tokens > room:
-            return self.quote(ask, held, expected, now).terms[0], busy_s
-        if held:
-            tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
-        if tokens < 1.0:
-            tokens = 1.0
-        if shared > held:
-            tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
-            if tokens < 0.0:
-                tokens = 0.0
-        return total_s + tokens * token_s, busy_s
-
-    def _tariff(self) -> Tariff:
+    def tariff(self) -> Tariff:
         """What an ask costs here with the work that is there, until that changes, or a tick passes."""
         (
             tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
             byte_tokens, sure_tokens_s, hidden, _, _,
         ) = self._price  # fmt: skip
-        front: Front | None = None
+        front: QueuedWork | None = None
         backlog = self.backlog
         batch, front_tokens = backlog.batch, backlog.front_tokens
         if backlog.queued_tokens:
@@ -280,7 +251,7 @@ class CostModel:
         backlog.open(key, job, now)
         return job
 
-    def show(self, attempt: Attempted, now: float, *, tells: bool) -> Prefilled | None:
+    def show(self, attempt: Attempted, now: float, *, tells: bool = True) -> Prefilled | None:
         """The first token of an attempt has come; `tells`: it says how its prompt was computed."""
         if record := attempt.job.record:
             self.prefixes.prove(attempt.ask.blocks, record)

@@ -1,4 +1,5 @@
-"""What decides whether a unit is in rotation: its verdict, a hold, a drain, and the models it serves.
+"""What decides whether a unit is in rotation, and whether others go before it: its verdict, a hold, a drain,
+a suspected restart, errors, a slow start; and the models it serves.
 
 These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
 something from them (`Board.usable`) makes it anew.
@@ -7,6 +8,7 @@ something from them (`Board.usable`) makes it anew.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from cellgate.router.hold_nouns import Hold
 from cellgate.router.nouns import Case, Verdict
@@ -19,18 +21,28 @@ def _nobody() -> None:
 
 
 class InRotation:
-    """The part of a unit's state that every request asks for. `is_up`: it is UP, and not only SUSPECT;
-    `on_change` is called when any of it has changed.
+    """The part of a unit's state that every request asks for. `on_change` is called when any of it has
+    changed.
     """
 
-    __slots__ = ("_case", "_drained", "_hold", "_models", "is_up", "on_change", "retired")
+    __slots__ = (
+        "_case",
+        "_cool_until",
+        "_drained",
+        "_hold",
+        "_models",
+        "_restart_suspected_at",
+        "_risen_at",
+        "on_change",
+        "retired",
+    )
 
     def __init__(self, case: Case, models: frozenset[str]) -> None:
         self._case, self._models = case, models
-        self._drained = False
+        self._drained = self.retired = False
         self._hold: Hold | None = None
-        self.retired = False
-        self.is_up = case.verdict is Verdict.UP
+        self._restart_suspected_at = -1.0
+        self._cool_until = self._risen_at = 0.0
         self.on_change: Callable[[], None] = _nobody
 
     @property
@@ -43,7 +55,6 @@ class InRotation:
         is_other = case.verdict is not self._case.verdict
         self._case = case
         if is_other:
-            self.is_up = case.verdict is Verdict.UP
             self.on_change()
 
     @property
@@ -67,6 +78,36 @@ class InRotation:
         self.on_change()
 
     @property
+    def restart_suspected_at(self) -> float:
+        """When a restart was last suspected; below 0: never, or it was not confirmed."""
+        return self._restart_suspected_at
+
+    @restart_suspected_at.setter
+    def restart_suspected_at(self, at: float) -> None:
+        self._restart_suspected_at = at
+        self.on_change()
+
+    @property
+    def cool_until(self) -> float:
+        """Until when others go before it, because it has answered with an error."""
+        return self._cool_until
+
+    @cool_until.setter
+    def cool_until(self, at: float) -> None:
+        self._cool_until = at
+        self.on_change()
+
+    @property
+    def risen_at(self) -> float:
+        """When it last came up."""
+        return self._risen_at
+
+    @risen_at.setter
+    def risen_at(self, at: float) -> None:
+        self._risen_at = at
+        self.on_change()
+
+    @property
     def models(self) -> frozenset[str]:
         """The models that it serves; none: not known."""
         return self._models
@@ -80,9 +121,12 @@ class InRotation:
         """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
         removed.
         """
-        return (
-            self._case.verdict in _USABLE and self._hold is None and not self._drained and not self.retired
-        )
+        return self._case.verdict in _USABLE and self._hold is None and not self._drained and not self.retired
+
+    def steady_at(self, slow_start_s: float) -> float:
+        """From when on no other goes before it: not while it is SUSPECT, cooling or in slow start."""
+        is_up = self._case.verdict is Verdict.UP
+        return max(self._cool_until, self._risen_at + slow_start_s) if is_up else inf
 
     def serves_model(self, model: str | None) -> bool:
         """Whether it serves a model; one whose models are not known may serve any."""

@@ -21,7 +21,6 @@ from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
 from cellgate.router.sampling import LOOK_AT_ALL, Sampler
-from cellgate.router.soonest import soonest
 from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import Lease
 
@@ -29,8 +28,6 @@ LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
-_new = tuple.__new__
-
 OnResult = Callable[[Lease | Refusal], None]
 
 
@@ -44,8 +41,9 @@ class Router:
     def __init__(self, board: Board, policy: Policy, rng: random.Random, queue: Queue) -> None:
         self.board = board
         self.policy = policy
-        self._by_seconds, self._by_cache = policy.by_seconds, policy.by_cache
+        self._by_seconds = policy.by_seconds
         self.queue = queue
+        self._bounds = Bounds(queue.rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache)
         self._rng = rng
         self._sampler = Sampler(board, rng)
         self._explorer = Explorer(board)
@@ -157,18 +155,17 @@ class Router:
     def _best(
         self, ask: Ask, now: float, tried: Collection[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Best | Refusal:
-        rules = self.queue.rules
-        bounds = _new(
-            Bounds,
-            (rules.backlog_s, wait_s, overcommit, self._by_seconds, self._by_cache, self._rng.random()),
-        )
-        is_large = len(self.board.units) > LOOK_AT_ALL
-        among = self._sampler.of(ask, now) if is_large and self._by_seconds else None
-        found = find_candidates(self.board, ask, now, tried, bounds, among)
+        bounds, among = self._bounds, None
+        if overcommit or wait_s:
+            bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
+        chance = self._rng.random()
+        if self._by_seconds and len(self.board.units) > LOOK_AT_ALL:
+            among = self._sampler.of(ask, now)
+        found = find_candidates(self.board, ask, now, tried, bounds, among, chance)
         best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
             # A sample does not contain all units: an ask must not wait or be refused because of that.
-            found = find_candidates(self.board, ask, now, tried, bounds)
+            found = find_candidates(self.board, ask, now, tried, bounds, None, chance)
             best = self._first(ask, now, found, overcommit)
         if best is not None:
             return best, found
@@ -186,14 +183,12 @@ class Router:
             rows = [row for row in rows if row.has_room] or rows
         elif self.board.has_far:
             rows = self._near(rows, ask, found.expected, now)
+        ranked = self.policy.rank(ask, rows, self._rng)
         if ask.deadline_at < inf:
-            ranked = self.policy.rank(ask, rows, self._rng)
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
-        if not self._by_seconds:
-            return self.policy.rank(ask, rows, self._rng)[0]
-        best, explorer = soonest(rows, self._rng), self._explorer
+        best, explorer = ranked[0], self._explorer
         explorer.purse_s += SHARE * best.cost_s
-        return best if now < explorer.look_at else explorer.choose(rows, best, now)
+        return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.
@@ -224,7 +219,7 @@ class Router:
             self._sampler.record(ask, row.unit)
         if found.shared is not None:
             found.shared.count += 1.0
-        held = row.held_blocks if self._by_cache else None
+        held = row.held_blocks if self._bounds.by_cache else None
         if found.splits and (split := found.splits.get(row.unit)) is not None:
             return self._open_split(row.unit, ask, now, split, found.expected, retry=retry)
         return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)

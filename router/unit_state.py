@@ -6,8 +6,9 @@ A lease is the right to spend one attempt on one unit. It closes exactly once, w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
+from typing import NamedTuple
 
 from cellgate.router import panic
 from cellgate.router.adapters import Adapters
@@ -46,9 +47,9 @@ class UnitState(InRotation):
 
     `life_at` is when the unit last made progress, `heard_at` when anything of it last answered, `work_at`
     since when it has had requests without a break, `counters_at` when its engine's counters were last read
-    (0: never), `restart_suspected_at` when a restart was last suspected, `risen_at` when it last came up,
-    `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary last cleared it
-    of one. While `peer_canary_at` is not before the last progress, another gate sends the next canary.
+    (0: never), `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary
+    last cleared it of one. While `peer_canary_at` is not before the last progress, another gate sends the
+    next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
     recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
@@ -69,7 +70,6 @@ class UnitState(InRotation):
         "busy_at",
         "can_hold",
         "cleared_at",
-        "cool_until",
         "costs",
         "counters_at",
         "engine",
@@ -97,8 +97,6 @@ class UnitState(InRotation):
         "peer_canary_at",
         "prefilling",
         "ranks",
-        "restart_suspected_at",
-        "risen_at",
         "stall_reported_at",
         "stalls",
         "step_times",
@@ -122,14 +120,11 @@ class UnitState(InRotation):
         self.facts = UnitFacts()
         self.load: Load | None = None
         self.foreign = 0
-        self.cool_until = 0.0
         self.life_at = 0.0
         self.heard_at = 0.0
         self.work_at = 0.0
         self.counters_at = 0.0
-        self.restart_suspected_at = -1.0
         self.last_error_at = 0.0
-        self.risen_at = 0.0
         self.stall_reported_at = 0.0
         self.peer_canary_at = -1.0
         self.last_lease_at = 0.0
@@ -304,6 +299,16 @@ class UnitState(InRotation):
 
     def __repr__(self) -> str:
         return f"<UnitState {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
+
+
+class Usable(NamedTuple):
+    """Units that are in rotation, for requests of one model. `is_sure`: no restart of any is suspected;
+    `steady_at`: from when on none of them goes behind the others.
+    """
+
+    states: Mapping[str, UnitState]
+    is_sure: bool
+    steady_at: float
 
 
 class Lease:

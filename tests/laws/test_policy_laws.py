@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.policies import POLICIES
+from cellgate.policies.least_load import TIE_S
 from cellgate.router.nouns import Ask, Candidate, Policy
-from cellgate.router.soonest import TIE_S
 
 ASK = Ask("m")
 every_policy = pytest.mark.parametrize("name", POLICIES)
