@@ -212,23 +212,27 @@ class CostModel:
 
     def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Job:
         """An attempt is sent to the unit, which holds `held` blocks of its prompt."""
-        price, backlog, prefixes, blocks = self._price, self.backlog, self.prefixes, ask.blocks
-        bytes_per_token = self.rates.bytes_per_token.value
-        tokens = ask.prompt_bytes / bytes_per_token
-        cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
-        left = max(tokens - cached, 1.0)
-        answer_tokens, shared, charged = expected
-        batch = backlog.batch
-        had_seat = not batch or batch + price.foreign_batch < backlog.peak_batch
-        if backlog.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
-            had_seat = False
-            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
-        else:
-            ahead = 0.0
+        backlog, rates, price = self.backlog, self.rates, self._price
+        bytes_per_token = rates.bytes_per_token.value
+        left = tokens = ask.prompt_bytes / bytes_per_token
+        cached, record, (answer_tokens, shared, charged) = 0.0, 0, expected
+        if held:
+            cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
+            left -= cached
+        if left < 1.0:
+            left = 1.0
+        room = (backlog.tariff or self.tariff())[0]
+        if has_seat := tokens + answer_tokens <= room:
+            ahead = left
             if backlog.queued_tokens:
-                ahead = backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
-            ttft_s = price.ahead_s + (ahead + left) * price.token_s
-        record = prefixes.record(blocks) if blocks else 0
+                ahead += backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ttft_s = price.ahead_s + ahead * price.token_s
+            if batch := backlog.batch:
+                has_seat = batch + price.foreign_batch < backlog.peak_batch
+        else:
+            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
+        if blocks := ask.blocks:
+            record = self.prefixes.record(blocks)
         uncached = int(left)
         job = _new(
             Job,
@@ -236,8 +240,8 @@ class CostModel:
                 uncached,
                 uncached + int(answer_tokens),
                 now,
-                now + self.rates.latency.value,
-                had_seat,
+                now + rates.latency.value,
+                has_seat,
                 int(tokens),
                 int(cached),
                 held,
@@ -267,7 +271,7 @@ class CostModel:
 
     def remove(self, attempt: Attempted, now: float) -> Beside:
         """An attempt is over; returns the jobs while it was decoded."""
-        if attempt.job.record and not attempt.committed:
+        if not attempt.committed and attempt.job.record:
             # It sent nothing, so its prompt may not have been computed.
             self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
         return self.backlog.close(attempt, now)
@@ -305,9 +309,9 @@ class CostModel:
 
     def used(self, ask: Ask, job: Job, usage: Usage) -> None:
         """An answer has reported its usage."""
-        if usage.cached_tokens is not None and job.record:
+        if (found := usage.cached_tokens) is not None and job.record:
             expected = job.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
-            self.prefixes.correct(expected, float(usage.cached_tokens))
+            self.prefixes.correct(expected, float(found))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
     def computed(self, ask: Ask, usage: Usage, since: float, until: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 
 from cellgate.router.hold_nouns import Hold
+from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import Case, Verdict
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
@@ -22,7 +23,7 @@ def _nobody() -> None:
 
 class InRotation:
     """The part of a unit's state that every request asks for. `on_change` is called when any of it has
-    changed.
+    changed; `is_blameless`: good evidence would change nothing.
     """
 
     __slots__ = (
@@ -33,12 +34,14 @@ class InRotation:
         "_models",
         "_restart_suspected_at",
         "_risen_at",
+        "is_blameless",
         "on_change",
         "retired",
     )
 
     def __init__(self, case: Case, models: frozenset[str]) -> None:
         self._case, self._models = case, models
+        self.is_blameless = nothing_to_learn(case)
         self._drained = self.retired = False
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
@@ -54,6 +57,7 @@ class InRotation:
     def case(self, case: Case) -> None:
         is_other = case.verdict is not self._case.verdict
         self._case = case
+        self.is_blameless = nothing_to_learn(case)
         if is_other:
             self.on_change()
 

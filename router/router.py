@@ -57,7 +57,7 @@ class Router:
         the retry budget. FULL means that the ask may wait.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
-        best = self._best(ask, now, tried, overcommit=overcommit)
+        best = self._best(ask, now, tried, overcommit)
         if not isinstance(best, tuple):
             return best
         has_others = self.queue.size and not (tried or evicted or retry)
@@ -153,19 +153,18 @@ class Router:
         )
 
     def _best(
-        self, ask: Ask, now: float, tried: Collection[str], *, overcommit: float = 0.0, wait_s: float = 0.0
+        self, ask: Ask, now: float, tried: Collection[str], overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Best | Refusal:
-        bounds, among = self._bounds, None
+        board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
         if overcommit or wait_s:
             bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
-        chance = self._rng.random()
-        if self._by_seconds and len(self.board.units) > LOOK_AT_ALL:
+        if len(board.units) > LOOK_AT_ALL and self._by_seconds:
             among = self._sampler.of(ask, now)
-        found = find_candidates(self.board, ask, now, tried, bounds, among, chance)
+        found = find_candidates(board, ask, now, tried, bounds, among, chance)
         best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
             # A sample does not contain all units: an ask must not wait or be refused because of that.
-            found = find_candidates(self.board, ask, now, tried, bounds, None, chance)
+            found = find_candidates(board, ask, now, tried, bounds, None, chance)
             best = self._first(ask, now, found, overcommit)
         if best is not None:
             return best, found
@@ -214,15 +213,16 @@ class Router:
         return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
-        row, found = best
-        if len(self.board.units) > LOOK_AT_ALL:
-            self._sampler.record(ask, row.unit)
-        if found.shared is not None:
-            found.shared.count += 1.0
+        row, (_, _, expected, shared, splits) = best
+        unit, board = row.unit, self.board
+        if len(board.units) > LOOK_AT_ALL:
+            self._sampler.record(ask, unit)
+        if shared is not None:
+            shared.count += 1.0
+        if splits and (split := splits.get(unit)) is not None:
+            return self._open_split(unit, ask, now, split, expected, retry=retry)
         held = row.held_blocks if self._bounds.by_cache else None
-        if found.splits and (split := found.splits.get(row.unit)) is not None:
-            return self._open_split(row.unit, ask, now, split, found.expected, retry=retry)
-        return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)
+        return board.open(unit, ask, now, retry=retry, expected=expected, held=held)
 
     def _open_split(
         self, unit: str, ask: Ask, now: float, split: SplitPlan, expected: Expected, *, retry: bool
