@@ -136,15 +136,15 @@ def _narrowed(
         named = {only: board.units[only]} if only in board.units else {}
         usable = usable_of(board, named, ask.model)
     states = usable.states
-    found = {
-        name: state
-        for name in (states if among is None else among)
-        if (state := states.get(name)) is not None
-        and name not in tried
-        and ask.build in (None, state.build.key)
-        and not state.is_restart_suspected()
-    }
-    return usable._replace(states=found)
+    if among is not None:
+        states = {name: states[name] for name in among if name in states}
+    if tried:
+        states = {name: state for name, state in states.items() if name not in tried}
+    if ask.build is not None:
+        states = {name: state for name, state in states.items() if state.build.key == ask.build}
+    if not usable.is_sure:
+        states = {name: state for name, state in states.items() if not state.is_restart_suspected()}
+    return usable._replace(states=states)
 
 
 def _why_none(board: Board, ask: Ask, tried: Collection[str], among: Iterable[str] | None) -> Refusal:
@@ -196,7 +196,9 @@ def rows_of(
     """
     prompt_bytes, (answer_tokens, shared, charged) = ask.prompt_bytes, expected
     backlog_s, _, overcommit, _, _ = bounds
-    spread, rows, is_any_full = 1.0 + overcommit, [], False
+    spread, is_any_full = 1.0 + overcommit, False
+    rows: list[Candidate] = []
+    add = rows.append
     for name, state, held in known:
         costs = state.costs
         room, fixed_s, step_s, token_s, byte_tokens, front = costs.backlog.tariff or costs.tariff()
@@ -226,7 +228,7 @@ def rows_of(
                 if tokens < 0.0:
                     tokens = 0.0
             cost_s += tokens * token_s
-        rows.append(_new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held)))
+        add(_new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held)))
     return rows, is_any_full
 
 
