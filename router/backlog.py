@@ -155,9 +155,7 @@ class Backlog:
         self.queued_tokens += tokens
         self.kv_tokens += job.kv_tokens
 
-    def show(
-        self, key: Hashable, now: float, foreign: float = 0.0, *, tells: bool = True
-    ) -> Prefilled | None:
+    def show(self, key: Hashable, now: float, foreign: float = 0.0, tells: bool = True) -> Prefilled | None:
         """The first token has come, with so many requests of others there. None when it was taken out, or has
         shown one, before; or when it `tells` nothing of how its prompt was computed.
         """

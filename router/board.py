@@ -90,6 +90,8 @@ class Board:
         """The LoRA adapters that some unit lists."""
         self.has_far = False
         """Whether some units are farther away than others."""
+        self.cool_until = 0.0
+        """When the last unit has cooled down."""
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
@@ -260,13 +262,13 @@ class Board:
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
 
     def cool_down(self, name: str, until: float) -> None:
-        """Until then, use a unit that answered with an error only when there is no other.
-
-        An error comes faster than any answer, so a unit that sends them would look the least loaded of all.
+        """Until then, use a unit that answered with an error only when there is no other: an error comes
+        faster than any answer, so a unit that sends them would look the least loaded of all.
         """
         state = self.units.get(name)
         if state is not None:
             state.cool_until = until
+            self.cool_until = max(self.cool_until, until)
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""
@@ -289,7 +291,6 @@ class Board:
         name: str,
         ask: Ask,
         now: float,
-        *,
         retry: bool,
         expected: Expected = _NOTHING_EXPECTED,
         held: int | None = None,

@@ -79,11 +79,14 @@ def find_candidates(
     states, is_sure, steady_at = usable
     if tried or among is not None or not is_sure or ask.unit is not None or ask.build is not None:
         states, _, steady_at = _narrowed(board, usable, ask, tried, among)
-    known: Iterable[Known]
-    known, most, shared, charged = zip(states, states.values(), _NONE_HELD), 0, None, 1.0  # noqa: B905
-    if bounds.by_cache and (blocks := ask.blocks):
-        held = [state.costs.cache.match(blocks) for state in states.values()]
-        known, most = zip(states, states.values(), held), max(held, default=0)  # noqa: B905
+    held: Iterable[int] = _NONE_HELD
+    most, shared, charged = 0, None, 1.0
+    blocks = ask.blocks if states and bounds.by_cache else ()
+    if blocks:
+        held = found = [state.costs.cache.match(blocks) for state in states.values()]
+        most = max(found)
+    known: Iterable[Known] = zip(states, states.values(), held)  # noqa: B905
+    if blocks:
         if board.remote:
             known, most = _with_remote(board.remote.match(blocks), blocks, list(known), most)
         if most:
@@ -97,7 +100,7 @@ def find_candidates(
     rows, is_any_full = rows_of(known, ask, expected, bounds, now)
     if bounds.wait_s or not bounds.by_seconds:
         rows = [_bounded(board, row, bounds) for row in rows]
-    if is_any_full or now < steady_at:
+    if is_any_full or now < steady_at or now < board.cool_until:
         rows = _first_kind(board, rows, bounds.overcommit, now, chance)
     if model in board.adapters:
         rows = [

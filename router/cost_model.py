@@ -255,15 +255,15 @@ class CostModel:
         backlog.open(key, job, now)
         return job
 
-    def show(self, attempt: Attempted, now: float, *, tells: bool = True) -> Prefilled | None:
+    def show(self, attempt: Attempted, now: float, tells: bool = True) -> Prefilled | None:
         """The first token of an attempt has come; `tells`: it says how its prompt was computed."""
         if record := attempt.job.record:
             self.prefixes.prove(attempt.ask.blocks, record)
-        return self.backlog.show(attempt, now, self._price.foreign_batch, tells=tells)
+        return self.backlog.show(attempt, now, self._price.foreign_batch, tells)
 
     def expect_shown(self, attempt: Attempted, now: float) -> None:
         """The first token of a plain answer is due; whether it was generated is not visible."""
-        self.backlog.show(attempt, now, self._price.foreign_batch, tells=False)
+        self.backlog.show(attempt, now, self._price.foreign_batch, False)
 
     def expect_fetched(self, attempt: Attempted, now: float) -> None:
         """Another unit computes the prompt of an attempt."""

@@ -1,5 +1,5 @@
 """What decides whether a unit is in rotation, and whether others go before it: its verdict, a hold, a drain,
-a suspected restart, errors, a slow start; and the models it serves.
+a suspected restart, a slow start; and the models it serves.
 
 These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
 something from them (`Board.usable`) makes it anew.
@@ -28,7 +28,6 @@ class InRotation:
 
     __slots__ = (
         "_case",
-        "_cool_until",
         "_drained",
         "_hold",
         "_models",
@@ -45,7 +44,7 @@ class InRotation:
         self._drained = self.retired = False
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
-        self._cool_until = self._risen_at = 0.0
+        self._risen_at = 0.0
         self.on_change: Callable[[], None] = _nobody
 
     @property
@@ -92,16 +91,6 @@ class InRotation:
         self.on_change()
 
     @property
-    def cool_until(self) -> float:
-        """Until when others go before it, because it has answered with an error."""
-        return self._cool_until
-
-    @cool_until.setter
-    def cool_until(self, at: float) -> None:
-        self._cool_until = at
-        self.on_change()
-
-    @property
     def risen_at(self) -> float:
         """When it last came up."""
         return self._risen_at
@@ -128,9 +117,8 @@ class InRotation:
         return self._case.verdict in _USABLE and self._hold is None and not self._drained and not self.retired
 
     def steady_at(self, slow_start_s: float) -> float:
-        """From when on no other goes before it: not while it is SUSPECT, cooling or in slow start."""
-        is_up = self._case.verdict is Verdict.UP
-        return max(self._cool_until, self._risen_at + slow_start_s) if is_up else inf
+        """From when on no other goes before it: not while it is SUSPECT, or in slow start."""
+        return self._risen_at + slow_start_s if self._case.verdict is Verdict.UP else inf
 
     def serves_model(self, model: str | None) -> bool:
         """Whether it serves a model; one whose models are not known may serve any."""

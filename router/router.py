@@ -222,7 +222,7 @@ class Router:
         if splits and (split := splits.get(unit)) is not None:
             return self._open_split(unit, ask, now, split, expected, retry=retry)
         held = row.held_blocks if self._bounds.by_cache else None
-        return board.open(unit, ask, now, retry=retry, expected=expected, held=held)
+        return board.open(unit, ask, now, retry, expected, held)
 
     def _open_split(
         self, unit: str, ask: Ask, now: float, split: SplitPlan, expected: Expected, *, retry: bool

@@ -70,6 +70,7 @@ class UnitState(InRotation):
         "busy_at",
         "can_hold",
         "cleared_at",
+        "cool_until",
         "costs",
         "counters_at",
         "engine",
@@ -120,6 +121,7 @@ class UnitState(InRotation):
         self.facts = UnitFacts()
         self.load: Load | None = None
         self.foreign = 0
+        self.cool_until = 0.0
         self.life_at = 0.0
         self.heard_at = 0.0
         self.work_at = 0.0
@@ -303,7 +305,7 @@ class UnitState(InRotation):
 
 class Usable(NamedTuple):
     """Units that are in rotation, for requests of one model. `is_sure`: no restart of any is suspected;
-    `steady_at`: from when on none of them goes behind the others.
+    `steady_at`: from when on none of them goes behind the others, but for errors.
     """
 
     states: Mapping[str, UnitState]
@@ -377,7 +379,7 @@ class Lease:
             self.unit_state.ranks.show(self)
         # A plain answer arrives when all of it is computed, which says little about its prompt.
         tells = self.ask.stream and not self.was_paused
-        done = self.unit_state.costs.show(self, now, tells=tells)
+        done = self.unit_state.costs.show(self, now, tells)
         if done is not None:
             self.unit_state.step_times.prefilled(done)
             if done.tokens >= LARGE_TOKENS:
