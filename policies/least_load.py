@@ -22,11 +22,13 @@ def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequen
     if len(candidates) == 1:
         return candidates
     ranked = sorted(candidates, key=_cost_s)
-    ties, until_s = 1, ranked[0].cost_s + TIE_S
+    until_s = ranked[0].cost_s + TIE_S
+    if ranked[1].cost_s > until_s:
+        return ranked
+    ties = 2
     while ties < len(ranked) and ranked[ties].cost_s <= until_s:
         ties += 1
-    if ties > 1:
-        ranked.insert(0, ranked.pop(int(rng.random() * ties)))
+    ranked.insert(0, ranked.pop(int(rng.random() * ties)))
     return ranked
 
 

@@ -77,13 +77,23 @@ class Beside(NamedTuple):
 
 ALONE = Beside()
 
+QueuedWork = tuple[float, int, float, float, float, float]
+"""Of the prompts that have shown nothing: uncached tokens of those behind the first one, less those that the
+latency hides; of the first one, and since when it is computed; how many tokens are computed in a second, what
+each of them costs, and the rate again, or infinity while that is a guess.
+"""
+Tariff = tuple[float, float, float, float, float, QueuedWork | None]
+"""What an ask costs beside the jobs that are there: the tokens for which there is room in the KV cache; the
+seconds for any ask, for each token of its answer, and for each uncached one of its prompt; the tokens of a
+byte of prompt; and what is queued before it.
+"""
+
 
 class Backlog:
     """The jobs of one unit, by lease."""
 
     __slots__ = (
         "_area",
-        "_area_at",
         "_decoding",
         "_first",
         "_queued",
@@ -97,6 +107,7 @@ class Backlog:
         "kv_tokens",
         "peak_batch",
         "queued_tokens",
+        "tariff",
     )
 
     def __init__(self) -> None:
@@ -112,14 +123,16 @@ class Backlog:
         self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
-        self._area = self._area_at = 0.0
-        """The sum of the jobs there were, over time: until when it is added up."""
+        self._area = 0.0
+        """The sum of the jobs there were, over time, less `batch` times the present time."""
         self._decoding: dict[Hashable, tuple[Job, float, float, int]] = {}
         """With when it was shown, the area then, and `computed_tokens` then."""
         self.computed_tokens = 0
         """Uncached tokens of all prompts that were ever shown."""
         self.peak_batch = 0.0
         """The most that were decoded at once, others' included."""
+        self.tariff: Tariff | None = None
+        """What the cost model has computed of these jobs; None as soon as they are others."""
 
     @property
     def queued(self) -> int:
@@ -128,43 +141,49 @@ class Backlog:
 
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
-        tokens, begins_at = job.uncached_tokens, job.begins_at
-        self._area += self.batch * (now - self._area_at)
-        self._area_at = now
-        if not self._queued:
+        tokens, begins_at, queued = job.uncached_tokens, job.begins_at, self._queued
+        self.tariff = None
+        self._area -= now
+        if not queued:
             self.front_tokens, self._shown_at, self._first = tokens, now, key
             self.front_since = begins_at if begins_at > now else now
         if now - self._written_at > WRITTEN_STEP_S:
             self._written, self._written_at = self.written_tokens(now), now
         self._written += tokens
-        self._queued[key] = job
+        queued[key] = job
         self.batch += 1
         self.queued_tokens += tokens
         self.kv_tokens += job.kv_tokens
 
-    def show(self, key: Hashable, now: float, foreign: float = 0.0) -> Prefilled | None:
+    def show(self, key: Hashable, now: float, foreign: float = 0.0, tells: bool = True) -> Prefilled | None:
         """The first token has come, with so many requests of others there. None when it was taken out, or has
-        shown one, before.
+        shown one, before; or when it `tells` nothing of how its prompt was computed.
         """
-        job = self._queued.pop(key, None)
+        queued, decoding, since = self._queued, self._decoding, self.front_since
+        job = queued.pop(key, None)
         if job is None:
             return None
-        tokens = job.uncached_tokens
+        tokens, shown_at = job.uncached_tokens, self._shown_at
+        self.tariff = None
         self.computed_tokens = computed = self.computed_tokens + tokens
-        self._decoding[key] = job, now, self._area + self.batch * (now - self._area_at), computed
-        if (batch := len(self._decoding) + foreign) > self.peak_batch:
+        decoding[key] = job, now, self._area + self.batch * now, computed
+        if (batch := len(decoding) + foreign) > self.peak_batch:
             self.peak_batch = batch
         self.queued_tokens -= tokens
-        since = self.front_since
-        span_s = now - self._shown_at
-        self._begin_next(now)
+        self.front_since = self._shown_at = now
+        if queued:
+            self._begin_next(now)
+        else:
+            self.front_tokens = 0
+        if not tells:
+            return None
         return _new(
             Prefilled,
             (
                 tokens,
                 now - since if now > since else 0.0,
                 now - job.sent_at,
-                span_s,
+                now - shown_at,
                 key == self._first,
                 since > job.begins_at,
                 job.had_seat,
@@ -177,25 +196,26 @@ class Backlog:
         """
         if key in self._queued:
             job = self._leave_queue(key, now)
-            area = self._area + self.batch * (now - self._area_at)
-            self._decoding[key] = job, now, area, self.computed_tokens
+            self._decoding[key] = job, now, self._area + self.batch * now, self.computed_tokens
 
     def close(self, key: Hashable, now: float) -> Beside:
         """The attempt is over, however it ended. Nothing happens the second time.
 
         Returns what was there while it was decoded.
         """
-        self._area += self.batch * (now - self._area_at)
-        self._area_at = now
         decoded = self._decoding.pop(key, None)
         if decoded is not None:
             job, shown_at, area, computed = decoded
-            batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
+            batch: float = self.batch
+            if now > shown_at:
+                batch = (self._area + batch * now - area) / (now - shown_at)
             beside = _new(Beside, (batch, self.computed_tokens - computed))
         elif key in self._queued:
             job, beside = self._leave_queue(key, now), ALONE
         else:
             return ALONE
+        self.tariff = None
+        self._area += now
         self.kv_tokens -= job.kv_tokens
         self.batch -= 1
         return beside
@@ -222,14 +242,15 @@ class Backlog:
     def _leave_queue(self, key: Hashable, now: float) -> Job:
         was_in_front = next(iter(self._queued)) == key
         job = self._queued.pop(key)
+        self.tariff = None
         self.queued_tokens -= job.uncached_tokens
         if was_in_front:
             # What was computed of it counts for nothing.
+            self.front_since, self.front_tokens, self._shown_at = now, 0, now
             self._begin_next(now)
         return job
 
     def _begin_next(self, now: float) -> None:
-        self.front_since, self.front_tokens, self._shown_at = now, 0, now
         for job in self._queued.values():
             self.front_tokens = job.uncached_tokens
             if job.begins_at > now:

@@ -37,7 +37,7 @@ from cellgate.router.pairs import Pairs
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
-from cellgate.router.unit_state import Lease, UnitState
+from cellgate.router.unit_state import Lease, UnitState, Usable
 
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
@@ -72,6 +72,8 @@ class Board:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.units: dict[str, UnitState] = {}
+        self.usable: dict[str | None, Usable] = {}
+        """By model: the units for its requests, until anything of that changes (see candidates.py)."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
         self.elsewhere: dict[str, Elsewhere] = {}
@@ -88,6 +90,8 @@ class Board:
         """The LoRA adapters that some unit lists."""
         self.has_far = False
         """Whether some units are farther away than others."""
+        self.cool_until = 0.0
+        """When the last unit has cooled down."""
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
@@ -112,7 +116,8 @@ class Board:
         for unit in fleet.units:
             known = self.units.get(unit.name)
             if known is None:
-                self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
+                state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
+                state.on_change = self.usable.clear
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_anew.append(unit)
@@ -125,6 +130,7 @@ class Board:
         # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
         self.pairs.configure(self.units)
+        self.usable.clear()
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
@@ -256,13 +262,13 @@ class Board:
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
 
     def cool_down(self, name: str, until: float) -> None:
-        """Until then, use a unit that answered with an error only when there is no other.
-
-        An error comes faster than any answer, so a unit that sends them would look the least loaded of all.
+        """Until then, use a unit that answered with an error only when there is no other: an error comes
+        faster than any answer, so a unit that sends them would look the least loaded of all.
         """
         state = self.units.get(name)
         if state is not None:
             state.cool_until = until
+            self.cool_until = max(self.cool_until, until)
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""
@@ -285,7 +291,6 @@ class Board:
         name: str,
         ask: Ask,
         now: float,
-        *,
         retry: bool,
         expected: Expected = _NOTHING_EXPECTED,
         held: int | None = None,

@@ -8,9 +8,10 @@ The cost of an ask there, in seconds, follows from them (cost.py). Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import inf
 from typing import NamedTuple, Protocol
 
-from cellgate.router.backlog import Backlog, Beside, Job, Prefilled
+from cellgate.router.backlog import Backlog, Beside, Job, Prefilled, QueuedWork, Tariff
 from cellgate.router.cost import (
     COSTS,
     Cost,
@@ -147,41 +148,29 @@ class CostModel:
         """Set the forecast."""
         self.forecast: Forecast = one
         self._price: Price = price(one, self.rates, is_sure=self.is_sure())
+        self.backlog.tariff = None
 
-    def estimate(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
-        """The total of `quote`, and `backlog_s`.
-
-        This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
-        blocks of its prompt are believed to be there.
-        """
+    def tariff(self) -> Tariff:
+        """What an ask costs here with the work that is there, until that changes, or a tick passes."""
         (
-            tokens_s, token_s, total_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
+            tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
             byte_tokens, sure_tokens_s, hidden, _, _,
         ) = self._price  # fmt: skip
-        answer_tokens, shared, charged = expected
-        backlog, tokens = self.backlog, ask.prompt_bytes * byte_tokens
-        batch, queued = backlog.batch, 0.0
+        front: QueuedWork | None = None
+        backlog = self.backlog
+        batch, front_tokens = backlog.batch, backlog.front_tokens
         if backlog.queued_tokens:
-            # As Backlog.backlog_tokens, without the call.
-            queued = backlog.queued_tokens - hidden
-            if (front_s := now - backlog.front_since) > 0.0:
-                front = backlog.front_tokens
-                queued += abs(front - front_s * tokens_s) - front
-            if queued < 0.0:
-                queued = 0.0
-        if backlog.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
-            return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
-        total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
-        charged_tokens = tokens
-        if held:
-            charged_tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
-        if charged_tokens < 1.0:
-            charged_tokens = 1.0
-        if shared > held:
-            charged_tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
-            if charged_tokens < 0.0:
-                charged_tokens = 0.0
-        return total_s + charged_tokens * (uncached_s + beside_s * batch), queued / sure_tokens_s
+            behind = backlog.queued_tokens - hidden - front_tokens
+            front = behind, front_tokens, backlog.front_since, tokens_s, token_s, sure_tokens_s
+        backlog.tariff = tariff = (
+            kv_room - backlog.kv_tokens if batch < seat_room else -inf,
+            fixed_s,
+            step_s + sequence_s * batch,
+            uncached_s + beside_s * batch,
+            byte_tokens,
+            front,
+        )
+        return tariff
 
     def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
         """What `ask` would cost on this unit now; `held` as for `estimate`."""
@@ -223,23 +212,27 @@ class CostModel:
 
     def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Job:
         """An attempt is sent to the unit, which holds `held` blocks of its prompt."""
-        price, backlog, prefixes, blocks = self._price, self.backlog, self.prefixes, ask.blocks
-        bytes_per_token = self.rates.bytes_per_token.value
-        tokens = ask.prompt_bytes / bytes_per_token
-        cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
-        left = max(tokens - cached, 1.0)
-        answer_tokens, shared, charged = expected
-        batch = backlog.batch
-        had_seat = not batch or batch + price.foreign_batch < backlog.peak_batch
-        if backlog.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
-            had_seat = False
-            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
-        else:
-            ahead = 0.0
+        backlog, rates, price = self.backlog, self.rates, self._price
+        bytes_per_token = rates.bytes_per_token.value
+        left = tokens = ask.prompt_bytes / bytes_per_token
+        cached, record, (answer_tokens, shared, charged) = 0.0, 0, expected
+        if held:
+            cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
+            left -= cached
+        if left < 1.0:
+            left = 1.0
+        room = (backlog.tariff or self.tariff())[0]
+        if has_seat := tokens + answer_tokens <= room:
+            ahead = left
             if backlog.queued_tokens:
-                ahead = backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
-            ttft_s = price.ahead_s + (ahead + left) * price.token_s
-        record = prefixes.record(blocks) if blocks else 0
+                ahead += backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ttft_s = price.ahead_s + ahead * price.token_s
+            if batch := backlog.batch:
+                has_seat = batch + price.foreign_batch < backlog.peak_batch
+        else:
+            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
+        if blocks := ask.blocks:
+            record = self.prefixes.record(blocks)
         uncached = int(left)
         job = _new(
             Job,
@@ -247,8 +240,8 @@ class CostModel:
                 uncached,
                 uncached + int(answer_tokens),
                 now,
-                now + self.rates.latency.value,
-                had_seat,
+                now + rates.latency.value,
+                has_seat,
                 int(tokens),
                 int(cached),
                 held,
@@ -262,15 +255,15 @@ class CostModel:
         backlog.open(key, job, now)
         return job
 
-    def show(self, attempt: Attempted, now: float) -> Prefilled | None:
-        """The first token of an attempt has come."""
-        if attempt.job.record:
-            self.prefixes.prove(attempt.ask.blocks, attempt.job.record)
-        return self.backlog.show(attempt, now, self._price.foreign_batch)
+    def show(self, attempt: Attempted, now: float, tells: bool = True) -> Prefilled | None:
+        """The first token of an attempt has come; `tells`: it says how its prompt was computed."""
+        if record := attempt.job.record:
+            self.prefixes.prove(attempt.ask.blocks, record)
+        return self.backlog.show(attempt, now, self._price.foreign_batch, tells)
 
     def expect_shown(self, attempt: Attempted, now: float) -> None:
         """The first token of a plain answer is due; whether it was generated is not visible."""
-        self.backlog.show(attempt, now, self._price.foreign_batch)
+        self.backlog.show(attempt, now, self._price.foreign_batch, False)
 
     def expect_fetched(self, attempt: Attempted, now: float) -> None:
         """Another unit computes the prompt of an attempt."""
@@ -278,7 +271,7 @@ class CostModel:
 
     def remove(self, attempt: Attempted, now: float) -> Beside:
         """An attempt is over; returns the jobs while it was decoded."""
-        if attempt.job.record and not attempt.committed:
+        if not attempt.committed and attempt.job.record:
             # It sent nothing, so its prompt may not have been computed.
             self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
         return self.backlog.close(attempt, now)
@@ -316,9 +309,9 @@ class CostModel:
 
     def used(self, ask: Ask, job: Job, usage: Usage) -> None:
         """An answer has reported its usage."""
-        if usage.cached_tokens is not None and job.record:
+        if (found := usage.cached_tokens) is not None and job.record:
             expected = job.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
-            self.prefixes.correct(expected, float(usage.cached_tokens))
+            self.prefixes.correct(expected, float(found))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
     def computed(self, ask: Ask, usage: Usage, since: float, until: float) -> None:

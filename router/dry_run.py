@@ -60,10 +60,8 @@ def dry_run(
     """The result for a new ask with a body of `size` bytes, or for one that has failed on `tried`."""
     board, policy = router.board, deepcopy(router.policy)
     rules = router.queue.rules
-    bounds = Bounds(
-        rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache, chance=rng.random()
-    )
-    found = find_candidates(board, ask, now, tried, bounds)
+    bounds = Bounds(rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache)
+    found = find_candidates(board, ask, now, tried, bounds, chance=rng.random())
     rows, refusal = found.rows, found.refusal
     unit_costs = _unit_costs(board, ask, now, tried, bounds, rows, found.expected)
     if not rows:

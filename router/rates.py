@@ -24,7 +24,9 @@ SEQUENCE_SHARE = 0.01
 """A sequence more makes a step longer by so large a share, as long as nothing is known of it."""
 
 _GAIN = 0.1
-_CLIP = log(2.0)
+_LEAST, _MOST = 0.5, 2.0
+"""One sample counts as at least, and at most, so many times the estimate."""
+_CLIP = log(_MOST)
 _CLIP_FIRST = log(20.0)
 _SETTLED = 10
 """From then on each sample counts as much as any other."""
@@ -98,13 +100,16 @@ class Estimate:
         if not 0.0 < sample < inf:
             return
         self.seen += 1
-        by = log(sample) - log(self.value)
+        value = self.value
         if self._weight < _SETTLED:
             self._weight += 1.0
-            clip = max(_CLIP, _CLIP_FIRST / self.seen)
-            self._move(min(max(by, -clip), clip) / (self._weight + self._guesses))
+            clip, by = max(_CLIP, _CLIP_FIRST / self.seen), log(sample) - log(value)
+            value *= exp(min(max(by, -clip), clip) / (self._weight + self._guesses))
         else:
-            self._move((-_CLIP if by < -_CLIP else by if by < _CLIP else _CLIP) * _GAIN)
+            # As above, in fewer steps.
+            times = sample / value
+            value *= (times if _LEAST < times < _MOST else _LEAST if times < 1.0 else _MOST) ** _GAIN
+        self.value = self._low if value < self._low else value if value < self._high else self._high
 
     def fade(self, keep: float) -> None:
         """Time has passed: old samples count a little less."""
@@ -116,10 +121,6 @@ class Estimate:
         if self.seen and not self.usual:
             self.usual = self.value
         self.seen, self._weight = 0, 0.0
-
-    def _move(self, by: float) -> None:
-        value = self.value * exp(by)
-        self.value = self._low if value < self._low else value if value < self._high else self._high
 
 
 class Steps:

@@ -10,7 +10,7 @@ room may have appeared (a lease closed, a unit came UP, a drain ended), and from
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import cast
 
@@ -28,8 +28,6 @@ LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
-_new = tuple.__new__
-
 OnResult = Callable[[Lease | Refusal], None]
 
 
@@ -43,14 +41,15 @@ class Router:
     def __init__(self, board: Board, policy: Policy, rng: random.Random, queue: Queue) -> None:
         self.board = board
         self.policy = policy
-        self._by_seconds, self._by_cache = policy.by_seconds, policy.by_cache
+        self._by_seconds = policy.by_seconds
         self.queue = queue
+        self._bounds = Bounds(queue.rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache)
         self._rng = rng
         self._sampler = Sampler(board, rng)
         self._explorer = Explorer(board)
 
     def pick(
-        self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
+        self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         """The best unit for `ask` that was not tried yet, or why there is none.
 
@@ -58,8 +57,8 @@ class Router:
         the retry budget. FULL means that the ask may wait.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
-        best = self._best(ask, now, tried, overcommit=overcommit)
-        if isinstance(best, Refusal):
+        best = self._best(ask, now, tried, overcommit)
+        if not isinstance(best, tuple):
             return best
         has_others = self.queue.size and not (tried or evicted or retry)
         if not best[0].has_room or (has_others and self.comes_after(ask)):
@@ -94,7 +93,7 @@ class Router:
         if refusal is None:
             return ticket
         best = refusal if must_wait else self._best(ask, now, tried)
-        if not isinstance(best, Refusal) and best[0].has_room:
+        if isinstance(best, tuple) and best[0].has_room:
             return self._open(best, ask, now, retry=retry)
         return refusal
 
@@ -154,20 +153,18 @@ class Router:
         )
 
     def _best(
-        self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
+        self, ask: Ask, now: float, tried: Collection[str], overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Best | Refusal:
-        rules = self.queue.rules
-        bounds = _new(
-            Bounds,
-            (rules.backlog_s, wait_s, overcommit, self._by_seconds, self._by_cache, self._rng.random()),
-        )
-        is_large = len(self.board.units) > LOOK_AT_ALL
-        among = self._sampler.of(ask, now) if is_large and self._by_seconds else None
-        found = find_candidates(self.board, ask, now, tried, bounds, among)
+        board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
+        if overcommit or wait_s:
+            bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
+        if len(board.units) > LOOK_AT_ALL and self._by_seconds:
+            among = self._sampler.of(ask, now)
+        found = find_candidates(board, ask, now, tried, bounds, among, chance)
         best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
             # A sample does not contain all units: an ask must not wait or be refused because of that.
-            found = find_candidates(self.board, ask, now, tried, bounds)
+            found = find_candidates(board, ask, now, tried, bounds, None, chance)
             best = self._first(ask, now, found, overcommit)
         if best is not None:
             return best, found
@@ -186,10 +183,9 @@ class Router:
         elif self.board.has_far:
             rows = self._near(rows, ask, found.expected, now)
         ranked = self.policy.rank(ask, rows, self._rng)
-        best = ranked[0]
         if ask.deadline_at < inf:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
-        explorer = self._explorer
+        best, explorer = ranked[0], self._explorer
         explorer.purse_s += SHARE * best.cost_s
         return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
 
@@ -217,15 +213,16 @@ class Router:
         return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
-        row, found = best
-        if len(self.board.units) > LOOK_AT_ALL:
-            self._sampler.record(ask, row.unit)
-        if found.shared is not None:
-            found.shared.count += 1.0
-        held = row.held_blocks if self._by_cache else None
-        if found.splits and (split := found.splits.get(row.unit)) is not None:
-            return self._open_split(row.unit, ask, now, split, found.expected, retry=retry)
-        return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)
+        row, (_, _, expected, shared, splits) = best
+        unit, board = row.unit, self.board
+        if len(board.units) > LOOK_AT_ALL:
+            self._sampler.record(ask, unit)
+        if shared is not None:
+            shared.count += 1.0
+        if splits and (split := splits.get(unit)) is not None:
+            return self._open_split(unit, ask, now, split, expected, retry=retry)
+        held = row.held_blocks if self._bounds.by_cache else None
+        return board.open(unit, ask, now, retry, expected, held)
 
     def _open_split(
         self, unit: str, ask: Ask, now: float, split: SplitPlan, expected: Expected, *, retry: bool
@@ -261,17 +258,17 @@ class Router:
                 return
             ticket = entry.item
             best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
-            if isinstance(best, Refusal) and best not in _WAITS:
+            if not isinstance(best, tuple) and best not in _WAITS:
                 self.queue.remove(ticket)
                 ticket.on_result(best)
-            elif not isinstance(best, Refusal) and best[0].has_room:
+            elif isinstance(best, tuple) and best[0].has_room:
                 self.queue.take(ticket)
                 ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += entry.tokens
                 blocked.tickets.add(ticket)
-                if isinstance(best, Refusal) or not self._has_room(ticket, now):
+                if not isinstance(best, tuple) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
                     if blocked.kinds >= queue.kinds.keys():
                         return

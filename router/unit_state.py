@@ -6,8 +6,9 @@ A lease is the right to spend one attempt on one unit. It closes exactly once, w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
+from typing import NamedTuple
 
 from cellgate.router import panic
 from cellgate.router.adapters import Adapters
@@ -15,10 +16,10 @@ from cellgate.router.backlog import Beside, Job
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
 from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
-from cellgate.router.hold_nouns import Hold
+from cellgate.router.in_rotation import InRotation
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.node_nouns import AGENT, UnitFacts
-from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
+from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.ranks import Ranks
 from cellgate.router.split_nouns import SplitPlan
@@ -40,17 +41,15 @@ SPEED_BATCH = 0.1
 SHORTEST_STALL_S = 0.25
 """Shorter stalls are not recorded."""
 
-_USABLE = (Verdict.UP, Verdict.SUSPECT)
 
-
-class UnitState:
+class UnitState(InRotation):
     """What the Board keeps of one unit.
 
     `life_at` is when the unit last made progress, `heard_at` when anything of it last answered, `work_at`
     since when it has had requests without a break, `counters_at` when its engine's counters were last read
-    (0: never), `restart_suspected_at` when a restart was last suspected, `risen_at` when it last came up,
-    `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary last cleared it
-    of one. While `peer_canary_at` is not before the last progress, another gate sends the next canary.
+    (0: never), `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary
+    last cleared it of one. While `peer_canary_at` is not before the last progress, another gate sends the
+    next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
     recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
@@ -70,12 +69,10 @@ class UnitState:
         "build",
         "busy_at",
         "can_hold",
-        "case",
         "cleared_at",
         "cool_until",
         "costs",
         "counters_at",
-        "drained",
         "engine",
         "facts",
         "far_s",
@@ -84,7 +81,6 @@ class UnitState:
         "gaps_ms",
         "heard_at",
         "held_until",
-        "hold",
         "is_hold_spent",
         "last_error_at",
         "last_evidence",
@@ -95,7 +91,6 @@ class UnitState:
         "limit",
         "load",
         "meets",
-        "models",
         "moves_blocks",
         "needs_prefiller",
         "other_builds",
@@ -103,9 +98,6 @@ class UnitState:
         "peer_canary_at",
         "prefilling",
         "ranks",
-        "restart_suspected_at",
-        "retired",
-        "risen_at",
         "stall_reported_at",
         "stalls",
         "step_times",
@@ -116,10 +108,9 @@ class UnitState:
     )
 
     def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
+        super().__init__(case, frozenset(unit.models))
         self.learnt_limit = inf
         self.apply(unit, cell)
-        self.case = case
-        self.models = frozenset(unit.models)
         self.adapters = Adapters()
         self.ranks = Ranks()
         self.engine = unit.engine
@@ -131,15 +122,11 @@ class UnitState:
         self.load: Load | None = None
         self.foreign = 0
         self.cool_until = 0.0
-        self.drained = False
-        self.retired = False
         self.life_at = 0.0
         self.heard_at = 0.0
         self.work_at = 0.0
         self.counters_at = 0.0
-        self.restart_suspected_at = -1.0
         self.last_error_at = 0.0
-        self.risen_at = 0.0
         self.stall_reported_at = 0.0
         self.peer_canary_at = -1.0
         self.last_lease_at = 0.0
@@ -157,7 +144,6 @@ class UnitState:
         self.gaps_ms = self.step_times.gaps_ms
         self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
         self.full_until = 0.0
-        self.hold: Hold | None = None
         self.held_until = 0.0
         self.can_hold = self.is_hold_spent = False
 
@@ -192,12 +178,6 @@ class UnitState:
         """Whether it answers requests whose prompt another unit has computed."""
         return self.moves_blocks and (self.needs_prefiller or not self.meets)
 
-    def is_usable(self) -> bool:
-        """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
-        removed.
-        """
-        return self.case.verdict in _USABLE and self.hold is None and not self.drained and not self.retired
-
     def is_halted(self) -> bool:
         """True while an agent says that a process of the unit has ended or is stopped."""
         return any(source == AGENT for _, source in self.case.faults)
@@ -208,7 +188,7 @@ class UnitState:
             return False
         if ask.build is not None and ask.build != self.build.key:
             return False
-        return ask.model is None or not self.models or ask.model in self.models
+        return self.serves_model(ask.model)
 
     def base_models(self) -> frozenset[str]:
         """The models that it serves, without adapters."""
@@ -323,6 +303,16 @@ class UnitState:
         return f"<UnitState {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
 
 
+class Usable(NamedTuple):
+    """Units that are in rotation, for requests of one model. `is_sure`: no restart of any is suspected;
+    `steady_at`: from when on none of them goes behind the others, but for errors.
+    """
+
+    states: Mapping[str, UnitState]
+    is_sure: bool
+    steady_at: float
+
+
 class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
@@ -387,9 +377,10 @@ class Lease:
         self.first_at = now
         if self.rank >= 0:
             self.unit_state.ranks.show(self)
-        done = self.unit_state.costs.show(self, now)
-        if done is not None and self.ask.stream and not self.was_paused:
-            # A plain answer arrives when all of it is computed, which says little about its prompt.
+        # A plain answer arrives when all of it is computed, which says little about its prompt.
+        tells = self.ask.stream and not self.was_paused
+        done = self.unit_state.costs.show(self, now, tells)
+        if done is not None:
             self.unit_state.step_times.prefilled(done)
             if done.tokens >= LARGE_TOKENS:
                 self.unit_state.record_large_prompt(done.tokens, self.opened_at)

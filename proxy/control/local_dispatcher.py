@@ -12,7 +12,6 @@ from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.cost_model import Usage
-from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, Strength
 from cellgate.router.queue import Ticket
 from cellgate.router.unit_state import Lease, UnitState
@@ -192,28 +191,28 @@ class LocalDispatcher:
 
     def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation ended without a failure: it shows progress, and the cost model learns from it."""
-        state, now = lease.unit_state, self._now() if at is None else at
-        costs, ask = state.costs, lease.ask
-        state.life_at = max(state.life_at, now)
+        state, ask, job = lease.unit_state, lease.ask, lease.job
+        now, costs, opened_at = self._now() if at is None else at, state.costs, lease.opened_at
+        if now > state.life_at:
+            state.life_at = now
         costs.errors.worked(now)
+        tokens, is_stream = events, ask.stream
         if usage is not None:
             # Some engines put several tokens into an event.
             tokens = usage.answer_tokens
-            costs.used(ask, lease.job, usage)
-            costs.computed(ask, usage, lease.opened_at, lease.first_at)
+            costs.used(ask, job, usage)
+            if costs.known is not None:
+                costs.computed(ask, usage, opened_at, lease.first_at)
+        if is_stream or usage is not None:
             self._board.answer_lengths.learn(ask.model, tokens)
-        else:
-            tokens = events
-            if ask.stream:
-                self._board.answer_lengths.learn(ask.model, tokens)
-        if not ask.stream:
-            state.step_times.answered(now - lease.opened_at)
+        if not is_stream:
+            state.step_times.answered(now - opened_at)
             costs.last_plain = lease, usage, now
         elif not lease.was_paused:
             costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
         self._routing.completed(lease, usage, tokens)
-        self._answered((lease.opened_at, lease.first_at, now, lease.job.uncached_tokens, lease.unit))
-        if not nothing_to_learn(state.case):
+        self._answered((opened_at, lease.first_at, now, job.uncached_tokens, lease.unit))
+        if not state.is_blameless:
             self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
 
     def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:

@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
+from cellgate.router.candidates import usable_of
 from cellgate.router.fair_queue import FairRules
+from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import (
     Ask,
     Cell,
@@ -278,6 +280,14 @@ class BoardMachine(RuleBasedStateMachine):
             assert list(state.leases) == [lease for lease in self.leases if lease.unit_state is state]
         assert self.board.in_flight == len(self.leases)
         assert self.board.retries_in_flight == sum(lease.retry for lease in self.leases)
+
+    @invariant()
+    def what_was_prepared_for_requests_is_what_it_would_be_now(self) -> None:
+        board = self.board
+        for model, prepared in board.usable.items():
+            assert prepared == usable_of(board, board.pairs.decoders, model)
+        for state in board:
+            assert state.is_blameless == nothing_to_learn(state.case)
 
     @invariant()
     def a_unit_stays_known_until_its_last_lease_has_closed(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.router.candidates import Bounds, rows_of
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.nouns import Load
 from tests.unit.router.test_dry_run import NOW, PROMPT, router_of
@@ -45,10 +46,16 @@ def test_the_short_way_gives_the_same_total(
     ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
     held = state.costs.prefixes.match(ask.blocks)
     expected = Expected(answer_tokens, max(shared, held), 0.25)
-    total_s, backlog_s = state.costs.estimate(ask, held, expected, NOW + 1.5)
+    state.limit = 100.0
+    known, backlog_s = [(state.unit.name, state, held)], state.costs.backlog_s(NOW + 1.5)
+    # So much is queued there, and no less: with a smaller limit it has no room.
+    (row,), is_any_full = rows_of(known, ask, expected, Bounds(backlog_s * 1.000001 + 1e-9), NOW + 1.5)
+    assert row.has_room
+    assert not is_any_full
+    if backlog_s > 1e-6:
+        assert not rows_of(known, ask, expected, Bounds(backlog_s * 0.999999), NOW + 1.5)[0][0].has_room
     quote = state.costs.quote(ask, held, expected, NOW + 1.5)
-    assert total_s == pytest.approx(quote.terms[0])
-    assert backlog_s == pytest.approx(state.costs.backlog_s(NOW + 1.5))
+    assert row.cost_s == pytest.approx(quote.terms[0])
     job = state.costs.add("it", ask, expected, held, NOW + 1.5)
     assert job.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
     assert (job.prompt_tokens, job.held_blocks) == (int(quote.prompt_tokens), held)
