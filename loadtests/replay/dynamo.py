@@ -32,6 +32,7 @@ from loadtests.replay import figures
 from loadtests.replay.cell import least_late, measured, no_figures
 from loadtests.replay.client import bodies_of, read_answer
 from loadtests.replay.figures import Result
+from loadtests.replay.plan import PlanError, asks_for_more
 from loadtests.replay.plays import Play
 from loadtests.replay.shapes import MODEL
 from loadtests.wire.blocking import fetch
@@ -47,26 +48,27 @@ _ASK_WORKER = {"nvext": {"extra_fields": ["worker_id"]}}
 
 
 class Load(NamedTuple):
-    """A load of the gym, and how many requests a second are 0.8 of what least connections can take here."""
+    """A load of the gym, at so many requests a second."""
 
     name: str
     rate: float
 
 
 LOADS_RUN = (Load("zipf", 32.0), Load("bursts", 32.0), Load("mooncake", 7.0))
+"""About 0.8, 0.5 and 0.8 of what least connections can take; --saturate measures that."""
 MODES = {
     "dynamo kv": ("kv",),
-    "dynamo kv, no events": ("kv", "--no-router-kv-events"),
+    "dynamo kv without events": ("kv", "--no-router-kv-events"),
     "dynamo least-loaded": ("least-loaded",),
     "dynamo power-of-two": ("power-of-two",),
     "dynamo round-robin": ("round-robin",),
 }
 """How one frontend routes: the value of --router-mode, and more flags."""
-_DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", *MODES)
+_DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", "dynamo kv", "dynamo least-loaded")
 
 
 class Units(NamedTuple):
-    """The processes of all units, and the ports of their frontends; `router` is what clients ask."""
+    """The processes that make up all units, and what clients ask."""
 
     pids: Sequence[int]
     names: Mapping[str, str]
@@ -97,10 +99,14 @@ def main() -> int:
 
 
 def play_of(load: Load, seed: int, span_s: float) -> Play:
-    """As many requests as come in `span_s` seconds, in words that the workers' tokenizer knows."""
+    """As many requests as come in `span_s` seconds, in words that the workers' tokenizer knows. Raises
+    PlanError.
+    """
     LOADS["mooncake"] = Mooncake(_SAMPLE)
     rng = random.Random(f"{load.name} {seed}")
     requests = LOADS[load.name].make(rng, load.rate, max(int(load.rate * span_s), 1))
+    if why := asks_for_more(requests):
+        raise PlanError(f"{load.name}: {why}")
     return _play(f"{load.name}, {load.rate:g}/s", seed, requests)
 
 
@@ -221,27 +227,31 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.replay.dynamo", description=__doc__)
     add = parser.add_argument
     add("--loads", type=_loads, default=list(LOADS_RUN), metavar="NAME[=RATE],...", help="of the gym")
-    add("--routers", type=_routers, default=list(_DEFAULT), metavar="NAME;NAME", help="; between them")
+    add("--routers", type=_routers, default=list(_DEFAULT), metavar="NAME,NAME")
     add(
         "--seeds",
         type=int,
         default=1,
         help="repetitions, each with other requests and another order of units",
     )
-    add("--span-s", type=float, default=20.0, help="in which requests come")
+    add("--span-s", type=float, default=22.0, help="in which requests come")
     add("--saturate", type=int, metavar="COUNT", help="only: so many requests at once, what comes of them")
     add("--tries", type=int, default=2, help="how often a disturbed run is run at most")
     return parser.parse_args()
 
 
 def _loads(text: str) -> list[Load]:
-    found = [each.partition("=") for each in text.split(",")]
     usual = {each.name: each.rate for each in LOADS_RUN}
-    return [Load(name, float(rate or usual.get(name, 1.0))) for name, _, rate in found]
+    found = []
+    for name, _, rate in (each.partition("=") for each in text.split(",")):
+        if name not in LOADS or not (rate or name in usual):
+            raise argparse.ArgumentTypeError(f"{name!r} is no load, or has no usual rate: NAME=RATE")
+        found.append(Load(name, float(rate or usual[name])))
+    return found
 
 
 def _routers(text: str) -> list[str]:
-    known, found = [*ROUTERS, *MODES], text.split(";")
+    known, found = [*ROUTERS, *MODES], text.split(",")
     if unknown := [name for name in found if name not in known]:
         raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; there are {', '.join(known)}")
     return found

@@ -11,6 +11,7 @@ from loadtests.gym.nouns import Request
 from loadtests.gym.prompts import Text
 from loadtests.kit import dynamo as programs
 from loadtests.replay.dynamo import Load, known_words, play_of, read, run
+from loadtests.replay.plan import PlanError
 
 EVENT = b'data: {"choices":[{"text":" w%d","index":0}],"nvext":{"worker_id":{"decode_worker_id":77}}}\n\n'
 END = b'data: {"choices":[{"text":"","index":0,"finish_reason":"length"}],"usage":null}\n\n'
@@ -36,6 +37,11 @@ def test_prompts_are_words_of_the_model(load: str, tmp_path: Path) -> None:
         assert len(words) == one.prompt.tokens
         assert set(words) <= vocabulary.keys()
         assert body["nvext"] == {"extra_fields": ["worker_id"]}
+
+
+def test_what_is_for_the_gym_alone_is_told() -> None:
+    with pytest.raises(PlanError, match="deadlines"):
+        play_of(Load("deadlines", 10.0), 1, 2.0)
 
 
 def test_words_are_told_apart_by_where_they_stand() -> None:
