@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +85,12 @@ def main() -> int:
             print(f"{load.name}: {saturation(load.name, args.saturate):.3g} requests a second", flush=True)
         return 0
     results: list[Result] = []
-    for load, seed in product(args.loads, range(1, args.seeds + 1)):
-        play = play_of(load, seed, args.span_s)
+    try:
+        plays = [play_of(load, seed, args.span_s) for load in args.loads for seed in range(1, args.seeds + 1)]
+    except PlanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for play in plays:
         for router in args.routers:
             progress.phase(f"{play.cell} through {router}, {len(results)} runs so far")
             results.append(least_late(partial(run, play, router), args.tries))
