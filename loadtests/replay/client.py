@@ -6,7 +6,7 @@ figures worse, never better.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import orjson
 
 from loadtests.gym.nouns import Request
 from loadtests.replay.shapes import DONE, MODEL
-from loadtests.replay.texts import ANSWER_WORD, written
+from loadtests.replay.texts import ANSWER_WORD, Words, own_words, written
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import post
 from loadtests.wire.reply import Reply
@@ -44,11 +44,17 @@ class Answer:
         return (self.e2e_s - self.ttft_s) / max(self.answer_tokens - 1, 1)
 
 
-def bodies_of(requests: Iterable[Request]) -> dict[Request, bytes]:
-    """What is asked for, follow-ups included: in those stands what units answer."""
+Read = Callable[[bytes, Request], tuple[str, dict[str, Any], str]]
+"""What is wrong with an answer (empty: nothing), its usage if it tells it, and the unit that gave it."""
+
+
+def bodies_of(
+    requests: Iterable[Request], *, words: Words = own_words, more: Mapping[str, object] | None = None
+) -> dict[Request, bytes]:
+    """What is asked for, follow-ups included: in those stands what units answer; `more` is asked as well."""
     everyone = [each for first in requests for each in _followed(first)]
     answers = {each.context for each in everyone}
-    return {each: _body_of(each, written(each.prompt, answers)) for each in everyone}
+    return {each: _body_of(each, written(each.prompt, answers, words), more or {}) for each in everyone}
 
 
 def _followed(request: Request | None) -> Iterator[Request]:
@@ -57,7 +63,7 @@ def _followed(request: Request | None) -> Iterator[Request]:
         request = request.then
 
 
-def _body_of(request: Request, prompt: bytes) -> bytes:
+def _body_of(request: Request, prompt: bytes, more: Mapping[str, object]) -> bytes:
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": prompt.decode(),
@@ -67,7 +73,7 @@ def _body_of(request: Request, prompt: bytes) -> bytes:
     }
     if request.stream and request.usage:
         body["stream_options"] = {"include_usage": True}
-    return orjson.dumps(body)
+    return orjson.dumps(body | dict(more))
 
 
 async def replay(
@@ -77,6 +83,7 @@ async def replay(
     *,
     speed_up: float,
     patience_s: float,
+    read: Read,
 ) -> list[Answer]:
     """Send `requests` when they are due, and who follows up when its client has read the answer before; all
     time `speed_up` times as fast.
@@ -89,7 +96,7 @@ async def replay(
     for request in requests:
         play.expect(request, request.at)
     await play.until_over(patience_s)
-    return [each.answer() for each in play.exchanges]
+    return [each.answer(read) for each in play.exchanges]
 
 
 class _Play:
@@ -199,14 +206,14 @@ class _Exchange:
         finally:
             self.end_s = self._clock.now()
 
-    def answer(self) -> Answer:
+    def answer(self, read: Read) -> Answer:
         """What became of it, once all is over."""
         body, status = b"".join(self._received) or self._reply.body, self._reply.status
         trouble, usage, unit = self._trouble, dict[str, Any](), ""
         if not trouble and status != 200:
             trouble = f"status {status}: {body[:120]!r}"
         elif not trouble:
-            trouble, usage, unit = _read(body, self.request)
+            trouble, usage, unit = read(body, self.request)
         return Answer(
             due_s=self.due_s,
             late_s=self._sent_s - self.due_s,
@@ -227,17 +234,17 @@ class _Exchange:
         self._received.append(data)
 
 
-def _read(body: bytes, request: Request) -> tuple[str, dict[str, Any], str]:
-    """What is wrong with an answer (empty: nothing), its usage if it tells it, and the unit that gave it."""
+def read_answer(body: bytes, request: Request, token: bytes = ANSWER_WORD) -> tuple[str, dict[str, Any], str]:
+    """As `Read` says, for answers in which every token, and nothing else, has a `token` in its text."""
     if request.stream and not body.endswith(DONE):
         return f"broken off: ends in {body[-80:]!r}", {}, ""
     events = [each[6:] for each in body.split(b"\n\n") if each.startswith(b"data: {")]
     last = orjson.loads(events[-1] if request.stream else body)
     if "error" in last or "choices" not in last:
         return f"broken off: ends in {body[-80:]!r}", {}, ""
-    if (found := body.count(ANSWER_WORD)) != request.answer_tokens:
+    if (found := body.count(token)) != request.answer_tokens:
         return f"{found} tokens for {request.answer_tokens}", {}, ""
     usage = last.get("usage") or {}
     if (asked := usage.get("prompt_tokens", request.prompt.tokens)) != request.prompt.tokens:
         return f"a prompt of {asked} tokens for {request.prompt.tokens}", {}, ""
-    return "", usage, last.get("system_fingerprint", "")
+    return "", usage, last.get("system_fingerprint") or ""

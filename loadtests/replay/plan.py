@@ -52,7 +52,7 @@ def plays(timed: Timed, *, seeds: int, span_s: float, trace: Path, gate: dict[st
     for seed in range(1, seeds + 1):
         rng = random.Random(f"{cell.load} {seed}")
         requests = LOADS[cell.load].make(rng, rate, max(int(rate * span_s * timed.speed_up), 1))
-        if why := _asks_for_more(requests):
+        if why := asks_for_more(requests):
             raise PlanError(f"{cell}: {why}")
         yield Play(
             f"{cell}, {rate:.3g}/s",
@@ -74,7 +74,7 @@ def _unfit(fleet: Fleet) -> str:
     return ""
 
 
-def _asks_for_more(requests: Sequence[Request]) -> str:
+def asks_for_more(requests: Sequence[Request]) -> str:
     """Why a load cannot be replayed; empty when it can."""
     if any(each.tenant or each.priority or each.model not in MODEL_NAMES for each in requests):
         return "tenants, priorities and several models are for the gym alone"

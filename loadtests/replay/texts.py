@@ -1,7 +1,7 @@
 """Real bytes for the gym's texts, and how a unit reads them: a token is a word with the space behind it."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import xxhash
 
@@ -11,19 +11,11 @@ from loadtests.gym.prompts import Text
 ANSWER_WORD = b"word "
 """Every token of every answer."""
 
-
-def written(text: Text, answers: Collection[Text]) -> bytes:
-    """A text from its beginning. Of `answers`, texts that end in one, that end is what a unit answers."""
-    parts: list[bytes] = []
-    node = text
-    while node.base is not None:
-        tokens, size = node.tokens - node.base.tokens, node.size - node.base.size
-        parts.append(ANSWER_WORD * tokens if node in answers else _own_words(node.number, tokens, size))
-        node = node.base
-    return b"".join(reversed(parts))
+Words = Callable[[int, int, int], bytes]
+"""What a node of the tree of texts has of its own, by its number: so many words, in about so many bytes."""
 
 
-def _own_words(number: int, tokens: int, size: int) -> bytes:
+def own_words(number: int, tokens: int, size: int) -> bytes:
     """So many words in so many bytes, that nothing else begins with and that JSON need not escape."""
     letters = bytearray(hashlib.shake_256(b"%d" % number).hexdigest(size // 2 + 1).encode()[:size])
     length, longer = divmod(size, tokens)
@@ -33,6 +25,17 @@ def _own_words(number: int, tokens: int, size: int) -> bytes:
     letters[length : middle : length + 1] = b" " * longer
     letters[middle + length - 1 :: length] = b" " * (tokens - longer)
     return bytes(letters)
+
+
+def written(text: Text, answers: Collection[Text], words: Words = own_words) -> bytes:
+    """A text from its beginning. Of `answers`, texts that end in one, that end is what a unit answers."""
+    parts: list[bytes] = []
+    node = text
+    while node.base is not None:
+        tokens, size = node.tokens - node.base.tokens, node.size - node.base.size
+        parts.append(ANSWER_WORD * tokens if node in answers else words(node.number, tokens, size))
+        node = node.base
+    return b"".join(reversed(parts))
 
 
 def block_names(words: Sequence[bytes]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import pytest
 from loadtests.gym.nouns import Request
 from loadtests.gym.prompts import Text
 from loadtests.replay import shapes
-from loadtests.replay.client import Answer, _read
+from loadtests.replay.client import Answer, read_answer
 from loadtests.replay.figures import Result, as_text, figures_of, quantile, table
 from loadtests.replay.shapes import DONE
 
@@ -88,15 +88,17 @@ def request(tokens: int, *, usage: bool = True, stream: bool = True) -> Request:
 def test_an_answer_is_whole_only_with_all_its_tokens_and_its_end() -> None:
     text = shapes.event("unit-1", False, 2, last=True).split(b"\r\n")[1]
     used = b'data: {"choices":[],"usage":{"prompt_tokens":10},"system_fingerprint":"unit-1"}\n\n'
-    assert _read(text + used + DONE, request(2)) == ("", {"prompt_tokens": 10}, "unit-1")
-    assert _read(text + DONE, request(2, usage=False)) == ("", {}, "unit-1")
-    assert _read(text + used, request(2))[0].startswith("broken off")
-    assert _read(text + used + DONE, request(3))[0] == "2 tokens for 3"
-    assert _read(text + used.replace(b"10", b"9") + DONE, request(2))[0] == "a prompt of 9 tokens for 10"
+    assert read_answer(text + used + DONE, request(2)) == ("", {"prompt_tokens": 10}, "unit-1")
+    assert read_answer(text + DONE, request(2, usage=False)) == ("", {}, "unit-1")
+    assert read_answer(text + used, request(2))[0].startswith("broken off")
+    assert read_answer(text + used + DONE, request(3))[0] == "2 tokens for 3"
+    assert (
+        read_answer(text + used.replace(b"10", b"9") + DONE, request(2))[0] == "a prompt of 9 tokens for 10"
+    )
     error = b'data: {"error":{"message":"lost"}}\n\n'
-    assert _read(text + error + DONE, request(2))[0].startswith("broken off")
+    assert read_answer(text + error + DONE, request(2))[0].startswith("broken off")
 
 
 def test_a_plain_answer_is_whole_with_all_its_tokens() -> None:
     body = b'{"choices":[{"text":"word word "}],"usage":{"prompt_tokens":10},"system_fingerprint":"unit-0"}'
-    assert _read(body, request(2, stream=False)) == ("", {"prompt_tokens": 10}, "unit-0")
+    assert read_answer(body, request(2, stream=False)) == ("", {"prompt_tokens": 10}, "unit-0")
