@@ -120,6 +120,15 @@ class Intake:
             self._await_no_memory()
             self._sender.update_reading()
 
+    def at_once(self, request: Request) -> None:
+        """A request has begun, its head is read, and it is complete."""
+        self.begun_at = request.received_at
+        self.queue.append(request)
+        self._sender.deadline = inf
+        if request.body_size:
+            request.reserved = request.body_size
+            self._host.memory.hold(request.body_size)
+
     def upgrading(self) -> Request | None:
         """The last request, if it asks for a WebSocket and is not answered yet."""
         last = self.queue[-1] if self.queue else None

@@ -4,16 +4,25 @@
    exchange, EOF is complete only for a body delimited by close.
 2. A second message in the same read means that the unit misbehaves: nothing of that read is passed on.
 3. Heads, trailers and chunk extensions are limited in size.
+4. The usual reply needs no parser (plain_reply.py). One is made at the first read that is not usual, and reads
+   the rest of that reply: what came before were a whole head and whole chunks.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+from cellgate.proxy.wire.plain_reply import plain_head, whole_chunks
 
 HEAD_BYTES = 64 * 1024
+HEADS_MAX = 256
+"""So many heads of streams are kept; then all are forgotten. A unit sends the same one for a second, or always."""
+KEPT_HEAD_BYTES = 1024
+"""No longer head is kept."""
 
 _BODILESS = (204, 304)
 _FEW_BYTES = 3 * LIMITS.header_lines
@@ -68,6 +77,17 @@ class ReplyHead:
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
 
 
+class PlainHead(NamedTuple):
+    """A usual head: its bytes, what they say, and the length of the body that follows; None: in chunks."""
+
+    raw: bytes
+    head: ReplyHead
+    length: int | None
+
+
+_HEADS: dict[bytes, PlainHead] = {}
+
+
 class ReplyReader:
     """Reads the replies of one connection, one after the other.
 
@@ -85,6 +105,7 @@ class ReplyReader:
         "_lines",
         "_overhead",
         "_parser",
+        "_raw_head",
         "_to_head",
         "begun",
         "clean",
@@ -98,9 +119,11 @@ class ReplyReader:
     )
 
     def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._lines: list[bytes] = []
-        self._fields: Fields = []
+        self._parser: httptools.HttpResponseParser | None = None
+        # Of a usual reply in chunks: what a parser must have read before anything else.
+        self._raw_head = b""
+        self._lines: list[bytes]
+        self._fields: Fields
         # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
         self._overhead = 0
         self._to_head = self._interim = False
@@ -119,10 +142,7 @@ class ReplyReader:
 
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
-        if self._to_head:
-            # The parser still expects the body that a HEAD reply only announces.
-            self._parser = httptools.HttpResponseParser(self)
-        self.head = None
+        self._parser = self.head = None
         self.begun = self.clean = self.ended = self.has_head = False
         self._overhead = 0
         self._to_head = to_head
@@ -130,11 +150,15 @@ class ReplyReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Parse a read, and give the pieces of the body in it. To be asked for afterwards: `misbehaved`."""
         self.begun = True
+        if (parser := self._parser) is None:
+            if self._take_plain(data):
+                return self.pieces
+            parser = self._make_parser()
         self._overhead += len(data)
         pieces: list[bytes] = []
         self.pieces = pieces
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # One of the gate's callbacks failed: nothing is wrong with the reply.
             raise error.__context__ or error from None
@@ -164,7 +188,7 @@ class ReplyReader:
     def close(self) -> None:
         """Nothing more comes."""
         # The parser refers to our methods and we to it: without this, closed ones pile up until collection.
-        del self._parser
+        self._parser = None
 
     # -- the parser's callbacks ----------------------------------------------------------------------------
 
@@ -183,7 +207,9 @@ class ReplyReader:
             self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        status, lines, fields = self._parser.get_status_code(), self._lines, self._fields
+        parser = self._parser
+        assert parser is not None
+        status, lines, fields = parser.get_status_code(), self._lines, self._fields
         self._lines, self._fields = [], []
         self._interim = status < 200
         if self._interim or status > 599:
@@ -197,7 +223,7 @@ class ReplyReader:
             if self.misbehaved:
                 return
         self._overhead = 0
-        self.keep_alive = self._parser.should_keep_alive()
+        self.keep_alive = parser.should_keep_alive()
         self.head = head = ReplyHead(status, lines, fields, to_head=self._to_head)
         self.has_head, self.length, self._coding = True, head.length, head.coding
         if head.coding not in (b"", b"chunked"):
@@ -223,6 +249,49 @@ class ReplyReader:
 
     # -- inside --------------------------------------------------------------------------------------------
 
+    def _take_plain(self, data: bytes) -> bool:
+        """Read what is usual; False, with nothing read, if it is not."""
+        if self.has_head:
+            return not self.ended and self._take_chunks(data)
+        raw, end, body = data.partition(b"\r\n\r\n")
+        plain = _HEADS.get(raw) or _plain_head(raw)
+        if plain is None or not end or self._to_head:
+            return False
+        if plain.length is None:
+            self._raw_head = plain.raw
+            if body and not self._take_chunks(body):
+                return False
+            if not body:
+                self.pieces = []
+        elif plain.length == len(body):
+            self.pieces, self.ended = [body], True
+        else:
+            return False
+        head = plain.head
+        self.has_head = self.keep_alive = True
+        self.head, self.length, self._coding = head, head.length, head.coding
+        return True
+
+    def _take_chunks(self, data: bytes) -> bool:
+        """The same, of a body in chunks."""
+        read = whole_chunks(data)
+        if read is None:
+            return False
+        self.pieces, self.ended = read
+        self.clean = True
+        return True
+
+    def _make_parser(self) -> httptools.HttpResponseParser:
+        """A parser that has read what has come of this reply."""
+        self._lines, self._fields = [], []
+        self._parser = parser = httptools.HttpResponseParser(self)
+        if self.has_head and not self.ended:
+            # Whoever has taken the head away has done so.
+            head, self.has_head = self.head, False
+            parser.feed_data(self._raw_head + b"\r\n\r\n")
+            self.head = head
+        return parser
+
     def _check_overhead(self) -> None:
         """Look at what has come since the last bytes of a body."""
         if not self.has_head:
@@ -240,3 +309,23 @@ class ReplyReader:
             self.misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
         elif self._overhead > HEAD_BYTES and head_size(lines, fields) > HEAD_BYTES:
             self.misbehaved = _TOO_LARGE
+
+
+def _plain_head(raw: bytes) -> PlainHead | None:
+    """A head, if it is usual and tells how its body ends."""
+    if (read := plain_head(raw)) is None:
+        return None
+    head = ReplyHead(200, *read, to_head=False)
+    if len({name for name, _ in head.fields}) < len(head.fields):
+        # One comes twice.
+        return None
+    if head.coding:
+        if head.length is not None:
+            return None
+        plain = PlainHead(raw, head, None)
+        if len(raw) <= KEPT_HEAD_BYTES:
+            if len(_HEADS) >= HEADS_MAX:
+                _HEADS.clear()
+            _HEADS[raw] = plain
+        return plain
+    return None if head.length is None else PlainHead(raw, head, int(head.length))
