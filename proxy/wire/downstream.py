@@ -119,19 +119,25 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             intake = self._intake
-            failure = intake.reader.feed(data)
+            reader = intake.reader
+            failure = reader.feed(data)
             if failure is not None:
                 self._reject(failure)
             if self.exchange is not None or self._write_paused:
                 self._queued_bytes += len(data)
                 self.update_reading()
             elif intake.queue and not self._turn_due:
-                if self._host.start_scheduler.has_room(_REQUEST_BYTES):
-                    self.serve()
-                else:
+                is_alone = len(intake.queue) == 1 and reader.request is None and not reader.unread
+                if not self._host.start_scheduler.has_room(_REQUEST_BYTES):
                     self._turn_due = True
                     self._host.start_scheduler.join_next(self)
-            elif intake.reader.unread:
+                elif is_alone and self._may_begin():
+                    # Most clients wait for the answer before they send more.
+                    self._queued_bytes = 0
+                    self._begin(intake.queue.pop())
+                else:
+                    self.serve()
+            elif reader.unread:
                 if not self._turn_due:
                     self._turn_due = True
                     self._host.read_scheduler.join(self)
@@ -192,15 +198,14 @@ class ClientConnection(asyncio.Protocol):
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
         self.exchange = self._serving = None
-        self._intake.release(request)
+        intake = self._intake
+        intake.release(request)
         if self._transport is None:
             return
         if not keep_alive or not request.keep_alive:
             self.close()
             return
-        intake = self._intake
-        intake.answered(self._host.now())
-        if self._reading and not intake.queue and not intake.reader.unread:
+        if intake.answered(self._host.now()) and self._reading:
             # Most clients wait for the answer before they send more.
             return
         try:

@@ -31,11 +31,12 @@ _LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _UNUSUAL)
 
 def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
     """The forwarded lines and the fields of a head, without the empty line behind it; or None."""
-    first, *lines = head.split(b"\r\n")
-    if first != _FIRST_LINE or (read := _LINES.head(lines)) is None:
+    lines = head.split(b"\r\n")
+    if lines.pop(0) != _FIRST_LINE or (read := _LINES.head(lines)) is None:
         return None
     forwarded, fields, _ = read
-    return forwarded, fields
+    # A field that comes twice is unusual.
+    return (forwarded, fields) if len(dict(fields)) == len(fields) else None
 
 
 def whole_chunks(data: bytes) -> tuple[list[bytes], bool] | None:

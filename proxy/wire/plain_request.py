@@ -74,8 +74,8 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
     `head_bytes` and `body_bytes` are the largest sizes allowed.
     """
     head, end, body = data.partition(b"\r\n\r\n")
-    first, *lines = head.split(b"\r\n")
-    target = _TARGETS[first]
+    lines = head.split(b"\r\n")
+    target = _TARGETS[lines.pop(0)]
     if target is None or not end or len(head) > head_bytes:
         return None
     read = known.head(lines)
@@ -83,9 +83,11 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
         return None
     forwarded, fields, routing = read
     given = dict(fields)
-    length = int(given.get(b"content-length", b"0"))
+    length = len(body)
     # A field that comes twice is unusual.
-    if length != len(body) or length > body_bytes or b"host" not in given or len(given) != len(fields):
+    if len(given) != len(fields) or b"host" not in given or length > body_bytes:
+        return None
+    if given.get(b"content-length", b"0") != b"%d" % length:
         return None
     request = Request(0.0)
     request.method, request.target, request.path = target

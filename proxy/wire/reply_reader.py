@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
@@ -20,7 +18,7 @@ from cellgate.proxy.wire.plain_reply import plain_head, whole_chunks
 
 HEAD_BYTES = 64 * 1024
 HEADS_MAX = 256
-"""So many heads of streams are kept; then all are forgotten. A unit sends the same one for a second, or always."""
+"""So many heads of streams are kept; then all are forgotten. A unit sends the same one for a second or so."""
 KEPT_HEAD_BYTES = 1024
 """No longer head is kept."""
 
@@ -77,15 +75,8 @@ class ReplyHead:
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
 
 
-class PlainHead(NamedTuple):
-    """A usual head: its bytes, what they say, and the length of the body that follows; None: in chunks."""
-
-    raw: bytes
-    head: ReplyHead
-    length: int | None
-
-
-_HEADS: dict[bytes, PlainHead] = {}
+_HEADS: dict[bytes, tuple[bytes, ReplyHead]] = {}
+"""Usual heads of bodies in chunks, by their bytes; with these, so that all replies share one copy."""
 
 
 class ReplyReader:
@@ -254,22 +245,19 @@ class ReplyReader:
         if self.has_head:
             return not self.ended and self._take_chunks(data)
         raw, end, body = data.partition(b"\r\n\r\n")
-        plain = _HEADS.get(raw) or _plain_head(raw)
-        if plain is None or not end or self._to_head:
+        raw, head = _HEADS.get(raw) or (raw, _plain_head(raw))
+        if head is None or not end or self._to_head:
             return False
-        if plain.length is None:
-            self._raw_head = plain.raw
-            if body and not self._take_chunks(body):
+        if head.length is not None:
+            if int(head.length) != len(body):
                 return False
-            if not body:
-                self.pieces = []
-        elif plain.length == len(body):
             self.pieces, self.ended = [body], True
-        else:
+        elif not body:
+            self.pieces = []
+        elif not self._take_chunks(body):
             return False
-        head = plain.head
         self.has_head = self.keep_alive = True
-        self.head, self.length, self._coding = head, head.length, head.coding
+        self.head, self.length, self._coding, self._raw_head = head, head.length, head.coding, raw
         return True
 
     def _take_chunks(self, data: bytes) -> bool:
@@ -311,21 +299,15 @@ class ReplyReader:
             self.misbehaved = _TOO_LARGE
 
 
-def _plain_head(raw: bytes) -> PlainHead | None:
+def _plain_head(raw: bytes) -> ReplyHead | None:
     """A head, if it is usual and tells how its body ends."""
     if (read := plain_head(raw)) is None:
         return None
     head = ReplyHead(200, *read, to_head=False)
-    if len({name for name, _ in head.fields}) < len(head.fields):
-        # One comes twice.
+    if bool(head.coding) == (head.length is not None):
         return None
-    if head.coding:
-        if head.length is not None:
-            return None
-        plain = PlainHead(raw, head, None)
-        if len(raw) <= KEPT_HEAD_BYTES:
-            if len(_HEADS) >= HEADS_MAX:
-                _HEADS.clear()
-            _HEADS[raw] = plain
-        return plain
-    return None if head.length is None else PlainHead(raw, head, int(head.length))
+    if head.coding and len(raw) <= KEPT_HEAD_BYTES:
+        if len(_HEADS) >= HEADS_MAX:
+            _HEADS.clear()
+        _HEADS[raw] = raw, head
+    return head
