@@ -14,9 +14,10 @@ from cellgate.proxy.wire.heads import REQUEST_FIELDS
 from cellgate.proxy.wire.known_lines import KnownLines
 from cellgate.proxy.wire.request import Request
 
-TARGETS_MAX = 256
+FIRST_LINES_MAX = 256
 """So many first lines are kept; then all are forgotten."""
-TARGET_BYTES = 256
+FIRST_LINE_BYTES = 256
+"""No longer one is kept, and none with a query: there may be something secret in it."""
 
 _FIRST_LINE = re.compile(rb"(GET|POST) (/[A-Za-z0-9/._~:@%=+-]*)(\?[A-Za-z0-9/._~:@%=+&,-]*)? HTTP/1\.1")
 _USUAL_FIELDS = frozenset(
@@ -36,7 +37,7 @@ _USUAL_FIELDS = frozenset(
 """Of REQUEST_FIELDS; and `Connection: keep-alive`."""
 
 
-class Target(NamedTuple):
+class FirstLine(NamedTuple):
     """What the first line of a request says."""
 
     method: bytes
@@ -44,22 +45,22 @@ class Target(NamedTuple):
     path: bytes
 
 
-class _KnownTargets(dict[bytes, Target | None]):
+class _KnownFirstLines(dict[bytes, FirstLine | None]):
     """First lines by their bytes; None: unusual."""
 
-    def __missing__(self, line: bytes) -> Target | None:
+    def __missing__(self, line: bytes) -> FirstLine | None:
         found = _FIRST_LINE.fullmatch(line)
         if found is None:
             return None
-        target = Target(found[1], found[2] + (found[3] or b""), found[2])
-        if len(line) <= TARGET_BYTES and found[3] is None:
-            if len(self) >= TARGETS_MAX:
+        said = FirstLine(found[1], found[2] + (found[3] or b""), found[2])
+        if len(line) <= FIRST_LINE_BYTES and found[3] is None:
+            if len(self) >= FIRST_LINES_MAX:
                 self.clear()
-            self[line] = target
-        return target
+            self[line] = said
+        return said
 
 
-_TARGETS = _KnownTargets()
+_FIRST_LINES = _KnownFirstLines()
 
 
 @lru_cache(maxsize=8)
@@ -75,8 +76,8 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
     """
     head, end, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
-    target = _TARGETS[lines.pop(0)]
-    if target is None or not end or len(head) > head_bytes:
+    said = _FIRST_LINES[lines.pop(0)]
+    if said is None or not end or len(head) > head_bytes:
         return None
     read = known.head(lines)
     if read is None:
@@ -90,7 +91,7 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
     if given.get(b"content-length", b"0") != b"%d" % length:
         return None
     request = Request(0.0)
-    request.method, request.target, request.path = target
+    request.method, request.target, request.path = said
     request.lines, request.fields, request.routing = forwarded, fields, routing
     request.given_id = given.get(b"x-request-id", b"")
     request.length = request.body_size = length

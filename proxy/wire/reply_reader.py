@@ -4,8 +4,8 @@
    exchange, EOF is complete only for a body delimited by close.
 2. A second message in the same read means that the unit misbehaves: nothing of that read is passed on.
 3. Heads, trailers and chunk extensions are limited in size.
-4. The usual reply needs no parser (plain_reply.py). One is made at the first read that is not usual, and reads
-   the rest of that reply: what came before were a whole head and whole chunks.
+4. The usual reply needs no parser (plain_reply.py). One is made at the first read that is not usual, for the
+   rest of that reply: what came before were a whole head and whole chunks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ReplyReader:
 
     `begun`: a byte of the reply has come; `has_head`: its head is complete, which `head` is as long as nobody
     has taken it away; `length` is then that of the body, where it was declared; `ended`: the reply is whole.
-    `pieces` are those of the body in the last read; `clean` is True between two chunks of a chunked body: of
+    `clean` is True between two chunks of a chunked body: of
     the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
     `misbehaved` says what is wrong with the reply.
     """
@@ -96,6 +96,7 @@ class ReplyReader:
         "_lines",
         "_overhead",
         "_parser",
+        "_pieces",
         "_raw_head",
         "_to_head",
         "begun",
@@ -106,7 +107,6 @@ class ReplyReader:
         "keep_alive",
         "length",
         "misbehaved",
-        "pieces",
     )
 
     def __init__(self) -> None:
@@ -124,7 +124,8 @@ class ReplyReader:
         self.misbehaved = ""
         self.head: ReplyHead | None = None
         self.length: bytes | None = None
-        self.pieces: list[bytes] = []
+        # Of the body, in the read that the parser has.
+        self._pieces: list[bytes]
 
     @property
     def is_chunked(self) -> bool:
@@ -142,12 +143,12 @@ class ReplyReader:
         """Parse a read, and give the pieces of the body in it. To be asked for afterwards: `misbehaved`."""
         self.begun = True
         if (parser := self._parser) is None:
-            if self._take_plain(data):
-                return self.pieces
+            plain = self._take_plain(data)
+            if plain is not None:
+                return plain
             parser = self._make_parser()
         self._overhead += len(data)
-        pieces: list[bytes] = []
-        self.pieces = pieces
+        self._pieces = pieces = list[bytes]()
         try:
             parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -165,8 +166,7 @@ class ReplyReader:
         """The next reply has come, whole: another one with this head and this body."""
         self.begun = self.has_head = self.ended = self.keep_alive = True
         self.head, self.length, self._coding = head, head.length, head.coding
-        self.pieces = [body]
-        return self.pieces
+        return [body]
 
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
@@ -227,7 +227,7 @@ class ReplyReader:
 
     def on_body(self, body: bytes) -> None:
         self.clean = False
-        self.pieces.append(body)
+        self._pieces.append(body)
         if self._to_head:
             self.misbehaved = "it sent a body in reply to HEAD"
 
@@ -240,34 +240,34 @@ class ReplyReader:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _take_plain(self, data: bytes) -> bool:
-        """Read what is usual; False, with nothing read, if it is not."""
+    def _take_plain(self, data: bytes) -> list[bytes] | None:
+        """Read what is usual; None, with nothing read, if it is not."""
         if self.has_head:
-            return not self.ended and self._take_chunks(data)
+            return None if self.ended else self._take_chunks(data)
         raw, end, body = data.partition(b"\r\n\r\n")
         raw, head = _HEADS.get(raw) or (raw, _plain_head(raw))
         if head is None or not end or self._to_head:
-            return False
+            return None
+        pieces: list[bytes] | None = []
         if head.length is not None:
             if int(head.length) != len(body):
-                return False
-            self.pieces, self.ended = [body], True
-        elif not body:
-            self.pieces = []
-        elif not self._take_chunks(body):
-            return False
-        self.has_head = self.keep_alive = True
-        self.head, self.length, self._coding, self._raw_head = head, head.length, head.coding, raw
-        return True
+                return None
+            pieces, self.ended = [body], True
+        elif body:
+            pieces = self._take_chunks(body)
+        if pieces is not None:
+            self.has_head = self.keep_alive = True
+            self.head, self.length, self._coding, self._raw_head = head, head.length, head.coding, raw
+        return pieces
 
-    def _take_chunks(self, data: bytes) -> bool:
+    def _take_chunks(self, data: bytes) -> list[bytes] | None:
         """The same, of a body in chunks."""
         read = whole_chunks(data)
         if read is None:
-            return False
-        self.pieces, self.ended = read
+            return None
+        pieces, self.ended = read
         self.clean = True
-        return True
+        return pieces
 
     def _make_parser(self) -> httptools.HttpResponseParser:
         """A parser that has read what has come of this reply."""

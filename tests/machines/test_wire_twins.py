@@ -1,5 +1,5 @@
-"""What is read without the parser is what the parser reads: whatever comes, in whatever reads, from a client or
-from a unit, a reader that may do without it and one that may not tell the same.
+"""What is read without the parser is what the parser reads: whatever comes, in whatever reads, from a client
+or from a unit, a reader that may do without it and one that may not tell the same.
 
 FUZZ_EXAMPLES=N tries N random examples instead of the same few every time.
 """
@@ -31,7 +31,7 @@ def parser_only() -> Iterator[None]:
     """Nothing is read without the parser."""
     with (
         patch("cellgate.proxy.wire.reader.plain_request", lambda *_, **__: None),
-        patch("cellgate.proxy.wire.reply_reader.ReplyReader._take_plain", lambda *_: False),
+        patch("cellgate.proxy.wire.reply_reader.ReplyReader._take_plain", lambda *_: None),
     ):
         yield
 
@@ -155,7 +155,7 @@ def replied(exchanges: list[list[bytes]], *, to_head: bool, taken: bool) -> list
         reader.expect(to_head=to_head)
         for data in reads:
             pieces = reader.feed(data)
-            log.append((b"".join(pieces), reader.pieces is pieces, reader.misbehaved))
+            log.append((b"".join(pieces), reader.misbehaved))
             if reader.misbehaved:
                 return log
             log += [getattr(reader, name) for name in ("begun", "has_head", "ended", "is_chunked")]
