@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+import httptools
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +19,12 @@ from cellgate.proxy.config.settings import Limits
 from cellgate.proxy.wire.reader import RequestReader
 from cellgate.proxy.wire.reply_reader import ReplyHead, ReplyReader
 from cellgate.proxy.wire.request import Request
-from tests.machines.heads import LINES, REPLY_LINES, REQUEST_HEADS, TARGETS
+from tests.machines.heads import EACH_ODD_LINE, LINES, REPLY_LINES, REQUEST_HEADS, TARGETS
 from tests.machines.test_wire_fuzz import fuzz
 from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk, whole
 
-LIMITS = Limits(head_bytes=2000, body_bytes=20_000)
+LIMITS = Limits(head_bytes=2000, body_bytes=10_000)
 ROUTING = frozenset({b"x-session", b"authorization", b"x-request-id", b"host", b"accept-encoding"})
 
 
@@ -84,7 +86,9 @@ def requests(reads: list[bytes]) -> list[object]:
     return told.log
 
 
-BODIES = st.sampled_from([b"", b"{}", b"x", b"a" * 1200, b"a" * 21_000, b'{"model":"m"}\r\n\r\n'])
+BODIES = st.sampled_from(
+    [b"", b"{}", b"x", b"a" * 1200, b"a" * 12_000, b"a" * 21_000, b'{"model":"m"}\r\n\r\n']
+)
 FRAMINGS = st.sampled_from(
     [
         lambda body: b"Content-Length: %d\r\n" % len(body),
@@ -139,6 +143,43 @@ def test_each_head_of_a_real_client_is_read_without_the_parser_and_alike() -> No
                 expected = requests(sent)
             with patch("httptools.HttpRequestParser", None):
                 assert requests(sent) == expected
+
+
+GOOD = b"POST /x HTTP/1.1\r\nHost: a\r\nX-A: b\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def test_each_odd_line_in_a_good_request_is_read_alike_and_so_is_what_follows_it() -> None:
+    for line in EACH_ODD_LINE:
+        for sent in (
+            b"POST /x HTTP/1.1\r\nHost: a\r\n" + line + b"Content-Length: 2\r\n\r\n{}",
+            b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n" + line + b"\r\n{}",
+            b"GET /x HTTP/1.1\r\n" + line + b"\r\n",
+        ):
+            with parser_only():
+                expected = requests([sent, GOOD])
+            assert requests([sent, GOOD]) == expected, sent
+
+
+@pytest.mark.parametrize("line", [b"", b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"X_A: b\r\n"])
+@pytest.mark.parametrize("behind", [b"", b"\r\n", b"\r", b"G", b"GET /y HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_requests_are_read_alike_wherever_they_are_cut_and_whatever_is_behind_them(
+    line: bytes, behind: bytes
+) -> None:
+    for first in (GOOD.replace(b"X-A: b\r\n", line), GOOD.replace(b"Content-Length: 5", b"X-A: c")[:-5]):
+        sent = first + behind
+        for at in range(1, len(sent)):
+            reads = [sent[:at], sent[at:], GOOD, GOOD]
+            with parser_only():
+                expected = requests(reads)
+            assert requests(reads) == expected, reads
+
+
+def test_the_parser_goes_once_a_body_has_ended_with_a_read_that_began_in_it() -> None:
+    reads = [GOOD[:-3], GOOD[-3:], GOOD]
+    with patch("httptools.HttpRequestParser", Mock(wraps=httptools.HttpRequestParser)) as made:
+        requests(reads)
+        requests([*reads, GOOD[:-3], GOOD[-3:]])
+    assert made.call_count == 3
 
 
 # Replies
@@ -214,6 +255,35 @@ def test_replies_are_the_same_with_and_without_the_parser(
     with parser_only():
         expected = replied(exchanges, to_head=to_head, taken=taken)
     assert replied(exchanges, to_head=to_head, taken=taken) == expected
+
+
+def test_each_odd_line_in_a_good_reply_is_read_alike() -> None:
+    for line in EACH_ODD_LINE:
+        for sent in (SSE_HEAD, whole(b"{}"), b"HTTP/1.1 200 OK\r\n\r\n"):
+            first, _, rest = sent.partition(b"\r\n")
+            reply = first + b"\r\n" + line + rest
+            for to_head in (False, True):
+                exchanges = [[reply, chunk(b"a"), chunk(b"b") + LAST_CHUNK], [whole(b"{}")]]
+                with parser_only():
+                    expected = replied(exchanges, to_head=to_head, taken=True)
+                assert replied(exchanges, to_head=to_head, taken=True) == expected, reply
+
+
+def test_a_stream_is_read_alike_wherever_it_is_cut() -> None:
+    token = chunk(b'data: {"id":1}\n\n')
+    for stream in (
+        token * 3 + LAST_CHUNK,
+        token + b"0\r\nX-A: b\r\n\r\n",
+        token + LAST_CHUNK + b"\r\n",
+        token[:-1],
+    ):
+        for at in range(len(stream)):
+            for reads in ([SSE_HEAD + stream[:at], stream[at:]], [SSE_HEAD, stream[:at], stream[at:]]):
+                exchanges = [[data for data in reads if data], [whole(b"{}")]]
+                for taken in (False, True):
+                    with parser_only():
+                        expected = replied(exchanges, to_head=False, taken=taken)
+                    assert replied(exchanges, to_head=False, taken=taken) == expected, reads
 
 
 def test_a_usual_stream_and_a_usual_reply_need_no_parser() -> None:
