@@ -174,6 +174,14 @@ def test_requests_are_read_alike_wherever_they_are_cut_and_whatever_is_behind_th
             assert requests(reads) == expected, reads
 
 
+def test_a_body_that_is_too_large_is_refused_alike() -> None:
+    for size in (LIMITS.body_bytes, LIMITS.body_bytes + 1):
+        sent = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + b"a" * size
+        with parser_only():
+            expected = requests([sent])
+        assert requests([sent]) == expected
+
+
 def test_the_parser_goes_once_a_body_has_ended_with_a_read_that_began_in_it() -> None:
     reads = [GOOD[:-3], GOOD[-3:], GOOD]
     with patch("httptools.HttpRequestParser", Mock(wraps=httptools.HttpRequestParser)) as made:
