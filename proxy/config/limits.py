@@ -22,9 +22,9 @@ class HardLimits:
     pipelined_requests_per_turn: int = 8
     """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
     requests_per_turn: int = 16
-    """Requests of all connections begun in one turn of the loop, and as many of those that came behind others
-    on theirs; the rest waits for the next, so that the first have answers before the last begin. Never
-    counted: nobody is refused."""
+    """Requests of all connections begun in one turn of the loop, behind others on theirs or not; the rest
+    waits for the next, so that the first have answers before the last begin. Never counted: nobody is
+    refused."""
     request_bytes_per_turn: int = 1 << 20
     """Bytes of all clients' bodies together that are parsed in one turn of the loop, other bytes counting 64
     times; the rest waits for the next turn. Reads up to `parsed_bytes` are no part of it. Never counted."""

@@ -119,19 +119,22 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             intake = self._intake
-            failure = intake.reader.feed(data)
+            reader = intake.reader
+            failure = reader.feed(data)
             if failure is not None:
                 self._reject(failure)
             if self.exchange is not None or self._write_paused:
                 self._queued_bytes += len(data)
                 self.update_reading()
             elif intake.queue and not self._turn_due:
-                if self._host.start_scheduler.has_room(_REQUEST_BYTES):
-                    self.serve()
+                is_alone = len(intake.queue) == 1 and reader.request is None and not reader.unread
+                if is_alone and self._may_begin():
+                    # Most clients wait for the answer before they send more.
+                    self._queued_bytes = 0
+                    self._begin(intake.queue.pop())
                 else:
-                    self._turn_due = True
-                    self._host.start_scheduler.join_next(self)
-            elif intake.reader.unread:
+                    self.serve()
+            elif reader.unread:
                 if not self._turn_due:
                     self._turn_due = True
                     self._host.read_scheduler.join(self)
@@ -140,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
             self.crashed("the bytes of a client could not be processed", error)
 
     def go_on(self, _size: int, /) -> tuple[int, bool]:
-        """It is its turn to parse what has come, and to go on: what that cost (see rota.py). Never raises."""
+        """Its turn to parse what has come, and to go on: what parsing cost (see rota.py). Never raises."""
         self._turn_due, cost = False, 0
         try:
             intake, reader = self._intake, self._intake.reader
@@ -148,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
                 cost = reader.go_on()
                 if reader.failure is not None:
                     self._reject(reader.failure)
-            cost += self.serve() * _REQUEST_BYTES
+            self.serve()
         except Exception as error:
             self.crashed("the bytes of a client could not be processed", error)
         return cost, False
@@ -192,15 +195,14 @@ class ClientConnection(asyncio.Protocol):
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
         self.exchange = self._serving = None
-        self._intake.release(request)
+        intake = self._intake
+        intake.release(request)
         if self._transport is None:
             return
         if not keep_alive or not request.keep_alive:
             self.close()
             return
-        intake = self._intake
-        intake.answered(self._host.now())
-        if self._reading and not intake.queue and not intake.reader.unread:
+        if intake.answered(self._host.now()) and self._reading:
             # Most clients wait for the answer before they send more.
             return
         try:
@@ -308,10 +310,10 @@ class ClientConnection(asyncio.Protocol):
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def serve(self) -> int:
-        """Serve waiting requests, as many as one turn allows; returns their number. Not re-entrant."""
+    def serve(self) -> None:
+        """Serve waiting requests, as many as one turn allows. Not re-entrant."""
         if self._pumping or self._turn_due:
-            return 0
+            return
         self._pumping, intake, served = True, self._intake, 0
         try:
             while intake.queue and served < LIMITS.pipelined_requests_per_turn and self._may_begin():
@@ -319,30 +321,34 @@ class ClientConnection(asyncio.Protocol):
                 item = intake.queue.pop(0)
                 if not intake.queue:
                     self._queued_bytes = len(intake.reader.unread)
-                if isinstance(item, Failure):
-                    self._refuse(item)
-                    return served
-                self.deadline = inf
                 self._begin(item)
         finally:
             self._pumping = False
         if intake.queue or intake.reader.unread:
-            if self._may_begin() and not intake.awaiting_memory:
+            if self._is_free() and (intake.queue or not intake.awaiting_memory):
                 self._turn_due = True
-                self._host.read_scheduler.join_next(self)
+                host = self._host
+                (host.start_scheduler if intake.queue else host.read_scheduler).join_next(self)
                 if served == LIMITS.pipelined_requests_per_turn:
                     reached("pipelined_requests_per_turn")
             self.update_reading()
         elif not self._reading:
             self.update_reading()
-        return served
 
     def _may_begin(self) -> bool:
+        """Whether one more request may begin in this turn; it counts then."""
+        return self._is_free() and self._host.start_scheduler.has_room(_REQUEST_BYTES)
+
+    def _is_free(self) -> bool:
         if self.exchange is not None or self._write_paused:
             return False
         return self._transport is not None and not self._transport.is_closing()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: Request | Failure) -> None:
+        if isinstance(request, Failure):
+            self._refuse(request)
+            return
+        self.deadline = inf
         self._serving, exchange = request, None
         try:
             self.exchange = exchange = self._host.exchange(self, request)

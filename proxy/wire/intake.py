@@ -120,6 +120,15 @@ class Intake:
             self._await_no_memory()
             self._sender.update_reading()
 
+    def at_once(self, request: Request) -> None:
+        """A request has begun, its head is read, and it is complete."""
+        self.begun_at = request.received_at
+        self.queue.append(request)
+        self._sender.deadline = inf
+        if request.body_size:
+            request.reserved = request.body_size
+            self._host.memory.hold(request.body_size)
+
     def upgrading(self) -> Request | None:
         """The last request, if it asks for a WebSocket and is not answered yet."""
         last = self.queue[-1] if self.queue else None
@@ -144,15 +153,18 @@ class Intake:
         # The part that was read is useless now, and the refused client may stay connected for long.
         self._forget_unfinished()
 
-    def answered(self, now: float) -> None:
-        """The previous request is answered: until now the gate may have kept the client from sending."""
-        limits = self._host.limits
-        if self.reader.request is None:
-            self._sender.deadline = now + limits.idle_timeout_s
+    def answered(self, now: float) -> bool:
+        """The previous request is answered: until now the gate may have kept the client from sending. Whether
+        there is nothing more to be served.
+        """
+        reader = self.reader
+        if reader.request is None:
+            self._sender.deadline = now + self._host.limits.idle_timeout_s
         else:
             self.begun_at = self._grown_at = now
-            self._sender.deadline = now + limits.head_timeout_s
+            self._sender.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
+        return not self.queue and not reader.unread
 
     def release(self, request: Request) -> None:
         """Give back the memory that the body of a request holds."""

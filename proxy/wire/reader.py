@@ -5,13 +5,15 @@
 3. The work of one turn of the loop is bounded: once a request is complete, or many bytes outside of bodies
    were read, the rest is left for another turn.
 4. Work and memory are linear in the bytes received, however small the pieces.
+5. The usual request needs no parser (plain_request.py). One is made for any other, and stays until a body has
+   ended exactly with a read: only then is it certain that the parser holds nothing of what comes next.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import httptools
@@ -19,6 +21,7 @@ import httptools
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import REQUEST_FIELDS
+from cellgate.proxy.wire.plain_request import plain_request, request_lines
 from cellgate.proxy.wire.request import Request, check_head
 
 if TYPE_CHECKING:
@@ -46,6 +49,9 @@ class RequestSink(Protocol):
     def whole(self, request: Request) -> None:
         """A request is complete."""
 
+    def at_once(self, request: Request) -> None:
+        """A request has begun, its head is read, and it is complete."""
+
     def upgrading(self) -> Request | None:
         """The last request, if it asks for a WebSocket and is not answered yet."""
 
@@ -64,12 +70,12 @@ class RequestReader:
         "_has_whole",
         "_heading",
         "_is_first",
+        "_known",
         "_limits",
         "_now",
         "_parser",
         "_pieces",
         "_read_bytes",
-        "_routing_fields",
         "_tell",
         "failure",
         "request",
@@ -81,14 +87,15 @@ class RequestReader:
         tell: RequestSink,
         limits: Limits,
         now: Callable[[], float],
-        routing_fields: Container[bytes] = (),
+        routing_fields: frozenset[bytes] = frozenset(),
     ) -> None:
         self._tell = tell
-        self._routing_fields = routing_fields
+        self._known = request_lines(routing_fields)
         self._limits = limits
         self._now = now
-        self._parser = httptools.HttpRequestParser(self)
-        self._body = io.BytesIO()
+        self._parser: httptools.HttpRequestParser | None = None
+        # Of a body that comes in several reads.
+        self._body: io.BytesIO | None = None
         # Of the read that is being parsed.
         self._pieces: list[bytes] = []
         # Bytes of the request, its body's among them.
@@ -113,6 +120,15 @@ class RequestReader:
         if self.unread or len(data) > LIMITS.parsed_bytes:
             self.unread += data
             return None
+        if self._parser is None:
+            limits = self._limits
+            request = plain_request(
+                data, self._known, head_bytes=limits.head_bytes, body_bytes=limits.body_bytes
+            )
+            if request is not None:
+                request.received_at = self._now()
+                self._tell.at_once(request)
+                return None
         return self._parse(data)
 
     def go_on(self) -> int:
@@ -137,7 +153,7 @@ class RequestReader:
         """Drop the request that is being read; it is returned, so that its memory can be freed."""
         request, self.request, self._heading = self.request, None, None
         self._pieces.clear()
-        self._body = io.BytesIO()
+        self._body = None
         self.unread = b""
         return request
 
@@ -145,7 +161,14 @@ class RequestReader:
         """The connection is closed. References are dropped, because otherwise closed connections pile up
         until garbage is collected.
         """
-        del self._parser, self._tell
+        del self._tell
+        self._parser = None
+
+    @property
+    def _the_parser(self) -> httptools.HttpRequestParser:
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+        return self._parser
 
     def _body_size(self) -> int:
         return 0 if self.request is None else self.request.body_size
@@ -158,9 +181,11 @@ class RequestReader:
     def _parse(self, data: bytes | memoryview) -> Failure | None:
         self._read_bytes = size = len(data)
         self._fed += size
-        self._is_first = self.request is None
+        going_on = self.request
+        self._is_first = going_on is None
+        ends_exactly = going_on is not None and going_on.keep_alive and size == self._missing()
         try:
-            self._parser.feed_data(data)
+            self._the_parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if (request := self._tell.upgrading()) is None:
                 self._fail(
@@ -178,6 +203,8 @@ class RequestReader:
         else:
             if (request := self.request) is not None:
                 self._check_begun(request)
+            elif ends_exactly:
+                self._parser = None
         return self.failure
 
     def _check_begun(self, request: Request) -> None:
@@ -196,6 +223,8 @@ class RequestReader:
     def _collect(self, request: Request) -> None:
         """Join the pieces of a body: each piece by itself would take 33 bytes more."""
         request.pieces += len(self._pieces)
+        if self._body is None:
+            self._body = io.BytesIO()
         self._body.write(b"".join(self._pieces))
         self._pieces.clear()
 
@@ -230,7 +259,7 @@ class RequestReader:
             # After the head these are trailers, which are dropped.
             return
         name = name.lower()
-        if name in self._routing_fields:
+        if name in self._known.routing_fields:
             request.routing.append((name, value))
         if name in REQUEST_FIELDS:
             request.fields.append((name, value))
@@ -250,9 +279,10 @@ class RequestReader:
         if (self._fed > limit or self._read_bytes > limit) and request.head_size() > limit:
             self._fail(self._head_too_large())
             return
-        request.method = self._parser.get_method()
-        request.keep_alive = self._parser.should_keep_alive()
-        failure = check_head(request, self._parser.get_http_version())
+        parser = self._the_parser
+        request.method = parser.get_method()
+        request.keep_alive = parser.should_keep_alive()
+        failure = check_head(request, parser.get_http_version())
         if failure is None and request.length > self._limits.body_bytes:
             failure = self._body_too_large()
         if failure is None:
@@ -280,8 +310,8 @@ class RequestReader:
             if not self._is_within(request):
                 return
             # The buffer itself and no copy: copying a large body takes time.
-            request.body = self._body.getvalue()
-            self._body = io.BytesIO()
+            request.body = b"" if self._body is None else self._body.getvalue()
+            self._body = None
         self._is_first = False
         self._has_whole = True
         self._fed = 0

@@ -4,6 +4,8 @@
    exchange, EOF is complete only for a body delimited by close.
 2. A second message in the same read means that the unit misbehaves: nothing of that read is passed on.
 3. Heads, trailers and chunk extensions are limited in size.
+4. The usual reply needs no parser (plain_reply.py). One is made at the first read that is not usual, for the
+   rest of that reply: what came before were a whole head and whole chunks.
 """
 
 from __future__ import annotations
@@ -12,8 +14,13 @@ import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+from cellgate.proxy.wire.plain_reply import plain_head, whole_chunks
 
 HEAD_BYTES = 64 * 1024
+HEADS_MAX = 256
+"""So many heads of streams are kept; then all are forgotten. A unit sends the same one for a second or so."""
+KEPT_HEAD_BYTES = 1024
+"""No longer head is kept."""
 
 _BODILESS = (204, 304)
 _FEW_BYTES = 3 * LIMITS.header_lines
@@ -68,12 +75,16 @@ class ReplyHead:
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
 
 
+_HEADS: dict[bytes, tuple[bytes, ReplyHead]] = {}
+"""Usual heads of bodies in chunks, by their bytes; with these, so that all replies share one copy."""
+
+
 class ReplyReader:
     """Reads the replies of one connection, one after the other.
 
     `begun`: a byte of the reply has come; `has_head`: its head is complete, which `head` is as long as nobody
     has taken it away; `length` is then that of the body, where it was declared; `ended`: the reply is whole.
-    `pieces` are those of the body in the last read; `clean` is True between two chunks of a chunked body: of
+    `clean` is True between two chunks of a chunked body: of
     the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
     `misbehaved` says what is wrong with the reply.
     """
@@ -85,6 +96,8 @@ class ReplyReader:
         "_lines",
         "_overhead",
         "_parser",
+        "_pieces",
+        "_raw_head",
         "_to_head",
         "begun",
         "clean",
@@ -94,13 +107,14 @@ class ReplyReader:
         "keep_alive",
         "length",
         "misbehaved",
-        "pieces",
     )
 
     def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._lines: list[bytes] = []
-        self._fields: Fields = []
+        self._parser: httptools.HttpResponseParser | None = None
+        # Of a usual reply in chunks: what a parser must have read before anything else.
+        self._raw_head = b""
+        self._lines: list[bytes]
+        self._fields: Fields
         # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
         self._overhead = 0
         self._to_head = self._interim = False
@@ -110,7 +124,8 @@ class ReplyReader:
         self.misbehaved = ""
         self.head: ReplyHead | None = None
         self.length: bytes | None = None
-        self.pieces: list[bytes] = []
+        # Of the body, in the read that the parser has.
+        self._pieces: list[bytes]
 
     @property
     def is_chunked(self) -> bool:
@@ -119,10 +134,7 @@ class ReplyReader:
 
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
-        if self._to_head:
-            # The parser still expects the body that a HEAD reply only announces.
-            self._parser = httptools.HttpResponseParser(self)
-        self.head = None
+        self._parser = self.head = None
         self.begun = self.clean = self.ended = self.has_head = False
         self._overhead = 0
         self._to_head = to_head
@@ -130,11 +142,15 @@ class ReplyReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Parse a read, and give the pieces of the body in it. To be asked for afterwards: `misbehaved`."""
         self.begun = True
+        if (parser := self._parser) is None:
+            plain = self._take_plain(data)
+            if plain is not None:
+                return plain
+            parser = self._make_parser()
         self._overhead += len(data)
-        pieces: list[bytes] = []
-        self.pieces = pieces
+        self._pieces = pieces = list[bytes]()
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # One of the gate's callbacks failed: nothing is wrong with the reply.
             raise error.__context__ or error from None
@@ -150,8 +166,7 @@ class ReplyReader:
         """The next reply has come, whole: another one with this head and this body."""
         self.begun = self.has_head = self.ended = self.keep_alive = True
         self.head, self.length, self._coding = head, head.length, head.coding
-        self.pieces = [body]
-        return self.pieces
+        return [body]
 
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
@@ -164,7 +179,7 @@ class ReplyReader:
     def close(self) -> None:
         """Nothing more comes."""
         # The parser refers to our methods and we to it: without this, closed ones pile up until collection.
-        del self._parser
+        self._parser = None
 
     # -- the parser's callbacks ----------------------------------------------------------------------------
 
@@ -183,7 +198,9 @@ class ReplyReader:
             self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        status, lines, fields = self._parser.get_status_code(), self._lines, self._fields
+        parser = self._parser
+        assert parser is not None
+        status, lines, fields = parser.get_status_code(), self._lines, self._fields
         self._lines, self._fields = [], []
         self._interim = status < 200
         if self._interim or status > 599:
@@ -197,7 +214,7 @@ class ReplyReader:
             if self.misbehaved:
                 return
         self._overhead = 0
-        self.keep_alive = self._parser.should_keep_alive()
+        self.keep_alive = parser.should_keep_alive()
         self.head = head = ReplyHead(status, lines, fields, to_head=self._to_head)
         self.has_head, self.length, self._coding = True, head.length, head.coding
         if head.coding not in (b"", b"chunked"):
@@ -210,7 +227,7 @@ class ReplyReader:
 
     def on_body(self, body: bytes) -> None:
         self.clean = False
-        self.pieces.append(body)
+        self._pieces.append(body)
         if self._to_head:
             self.misbehaved = "it sent a body in reply to HEAD"
 
@@ -222,6 +239,46 @@ class ReplyReader:
             self.ended = True
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _take_plain(self, data: bytes) -> list[bytes] | None:
+        """Read what is usual; None, with nothing read, if it is not."""
+        if self.has_head:
+            return None if self.ended else self._take_chunks(data)
+        raw, end, body = data.partition(b"\r\n\r\n")
+        raw, head = _HEADS.get(raw) or (raw, _plain_head(raw))
+        if head is None or not end or self._to_head:
+            return None
+        pieces: list[bytes] | None = []
+        if head.length is not None:
+            if int(head.length) != len(body):
+                return None
+            pieces, self.ended = [body], True
+        elif body:
+            pieces = self._take_chunks(body)
+        if pieces is not None:
+            self.has_head = self.keep_alive = True
+            self.head, self.length, self._coding, self._raw_head = head, head.length, head.coding, raw
+        return pieces
+
+    def _take_chunks(self, data: bytes) -> list[bytes] | None:
+        """The same, of a body in chunks."""
+        read = whole_chunks(data)
+        if read is None:
+            return None
+        pieces, self.ended = read
+        self.clean = True
+        return pieces
+
+    def _make_parser(self) -> httptools.HttpResponseParser:
+        """A parser that has read what has come of this reply."""
+        self._lines, self._fields = [], []
+        self._parser = parser = httptools.HttpResponseParser(self)
+        if self.has_head and not self.ended:
+            # Whoever has taken the head away has done so.
+            head, self.has_head = self.head, False
+            parser.feed_data(self._raw_head + b"\r\n\r\n")
+            self.head = head
+        return parser
 
     def _check_overhead(self) -> None:
         """Look at what has come since the last bytes of a body."""
@@ -240,3 +297,17 @@ class ReplyReader:
             self.misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
         elif self._overhead > HEAD_BYTES and head_size(lines, fields) > HEAD_BYTES:
             self.misbehaved = _TOO_LARGE
+
+
+def _plain_head(raw: bytes) -> ReplyHead | None:
+    """A head, if it is usual and tells how its body ends."""
+    if (read := plain_head(raw)) is None:
+        return None
+    head = ReplyHead(200, *read, to_head=False)
+    if bool(head.coding) == (head.length is not None):
+        return None
+    if head.coding and len(raw) <= KEPT_HEAD_BYTES:
+        if len(_HEADS) >= HEADS_MAX:
+            _HEADS.clear()
+        _HEADS[raw] = raw, head
+    return head

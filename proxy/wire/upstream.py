@@ -187,20 +187,22 @@ class UnitConnection(asyncio.Protocol):
         end = len(late) if is_sized else at + size
         part = late[at:end]
         self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
+        pieces = 0
         try:
-            self._parse(part)
+            pieces = self._parse(part)
         except Exception as error:
             self._crash(error)
         if not self._late:
             self._update_reading()
-        return len(part) + PIECE_BYTES * len(self.reply.pieces), bool(self._late)
+        return len(part) + PIECE_BYTES * pieces, bool(self._late)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> int:
+        """Parse a read, and pass it on; in how many pieces the body in it came."""
         sink = self.sink
         if sink is None:
             # There was no request: the connection cannot be trusted with one.
             self.drop()
-            return
+            return 0
         reply, usual = self.reply, self.usual
         if usual is not None and not reply.begun and usual.is_like(data):
             pieces = reply.repeat(usual.head, usual.body)
@@ -208,10 +210,11 @@ class UnitConnection(asyncio.Protocol):
             pieces = reply.feed(data)
         if reply.misbehaved:
             self._fail(FailureKind.GARBAGE, reply.misbehaved)
-            return
-        sink.on_read(data, pieces, self)
-        if reply.ended:
-            self._release()
+        else:
+            sink.on_read(data, pieces, self)
+            if reply.ended:
+                self._release()
+        return len(pieces)
 
     def eof_received(self) -> bool:
         if self.reused and not self.reply.begun and self.sink is not None and self.transport is not None:

@@ -311,12 +311,17 @@ def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
         assert (rig.shown, rig.failures) == (shown, [])
 
 
+@pytest.mark.parametrize(
+    ("method", "reply"),
+    [("feed", whole()), ("on_body", whole().replace(b"200 OK", b"200 Okay"))],
+    ids=["usual", "unusual"],
+)
 def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
-    monkeypatch: pytest.MonkeyPatch,
+    method: str, reply: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ReplyReader, "on_body", lambda *_: 1 / 0)
+    monkeypatch.setattr(ReplyReader, method, lambda *_: 1 / 0)
     rig = Rig()
-    rig.feed([whole()])
+    rig.feed([reply])
     assert len(rig.bugs) == 1
     assert [failure.kind for failure in rig.failures] == [FailureKind.INTERNAL]
     assert rig.wire.closed

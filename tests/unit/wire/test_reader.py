@@ -43,6 +43,11 @@ class Told:
         self.log.append("whole")
         self.requests.append(request)
 
+    def at_once(self, request: Request) -> None:
+        self.begun(request)
+        self.head_read(request)
+        self.whole(request)
+
     def upgrading(self) -> Request | None:
         return None
 

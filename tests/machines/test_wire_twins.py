@@ -1,0 +1,302 @@
+"""What is read without the parser is what the parser reads: whatever comes, in whatever reads, from a client
+or from a unit, a reader that may do without it and one that may not tell the same.
+
+FUZZ_EXAMPLES=N tries N random examples instead of the same few every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import Mock, patch
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.wire.reader import RequestReader
+from cellgate.proxy.wire.reply_reader import ReplyHead, ReplyReader
+from cellgate.proxy.wire.request import Request
+from tests.machines.heads import EACH_ODD_LINE, LINES, REPLY_LINES, REQUEST_HEADS, TARGETS
+from tests.machines.test_wire_fuzz import fuzz
+from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk, whole
+
+LIMITS = Limits(head_bytes=2000, body_bytes=10_000)
+ROUTING = frozenset({b"x-session", b"authorization", b"x-request-id", b"host", b"accept-encoding"})
+
+
+@contextmanager
+def parser_only() -> Iterator[None]:
+    """Nothing is read without the parser."""
+    with (
+        patch("cellgate.proxy.wire.reader.plain_request", lambda *_, **__: None),
+        patch("cellgate.proxy.wire.reply_reader.ReplyReader._take_plain", lambda *_: None),
+    ):
+        yield
+
+
+class Told:
+    """Writes down what a reader of requests tells."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+        self.queue: list[Request] = []
+
+    def begun(self, request: Request) -> None:
+        self.log.append("begun")
+
+    def head_read(self, request: Request) -> None:
+        self.log.append("head")
+
+    def body_read(self, request: Request) -> None:
+        self.log.append(request.body_size)
+
+    def whole(self, request: Request) -> None:
+        self.log.append(summary(request))
+        self.queue.append(request)
+
+    def at_once(self, request: Request) -> None:
+        self.begun(request)
+        self.head_read(request)
+        self.whole(request)
+
+    def upgrading(self) -> Request | None:
+        last = self.queue[-1] if self.queue else None
+        return last if last is not None and last.upgrades else None
+
+
+def summary(request: Request) -> dict[str, object]:
+    """All that was read of a request; but not in how many pieces its body came."""
+    return {name: getattr(request, name) for name in Request.__slots__ if name != "pieces"}
+
+
+def requests(reads: list[bytes]) -> list[object]:
+    """What a reader tells of these reads."""
+    told = Told()
+    reader = RequestReader(told, LIMITS, lambda: 7.0, ROUTING)
+    for data in reads:
+        if reader.failure is None:
+            told.log.append(reader.feed(data))
+            while reader.unread and reader.failure is None:
+                reader.go_on()
+            told.log.append((reader.request is None, reader.in_head, reader.failure))
+    return told.log
+
+
+BODIES = st.sampled_from(
+    [b"", b"{}", b"x", b"a" * 1200, b"a" * 12_000, b"a" * 21_000, b'{"model":"m"}\r\n\r\n']
+)
+FRAMINGS = st.sampled_from(
+    [
+        lambda body: b"Content-Length: %d\r\n" % len(body),
+        lambda body: b"content-length: %d\r\n" % len(body),
+        lambda body: b"Content-Length: %d\r\n" % (len(body) + 1),
+        lambda body: b"Content-Length: %d\r\n" % max(len(body) - 1, 0),
+        lambda body: b"Content-Length: 0%d\r\n" % len(body),
+        lambda body: b"Content-Length: +%d\r\n" % len(body),
+        lambda body: b"Content-Length: %d\r\nContent-Length: %d\r\n" % (len(body), len(body)),
+        lambda body: b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n" % len(body),
+        lambda body: b"",
+        lambda body: b"Transfer-Encoding: chunked\r\n",
+    ]
+)
+
+
+@st.composite
+def one_request(draw: st.DrawFn) -> bytes:
+    """A request, mostly a good one."""
+    body = draw(BODIES)
+    framing = draw(FRAMINGS)(body)
+    if framing == b"Transfer-Encoding: chunked\r\n":
+        body = (chunk(body) if body else b"") + LAST_CHUNK
+    lines = draw(st.sampled_from(REQUEST_HEADS) | st.lists(LINES, max_size=6).map(b"".join))
+    host = draw(st.sampled_from([b"Host: a\r\n", b"host: a:80\r\n", b"", b"Host: a\r\nHost: a\r\n"]))
+    parts = [host, lines, framing]
+    return draw(TARGETS) + b"".join(draw(st.permutations(parts))) + b"\r\n" + body
+
+
+@fuzz(1500)
+@given(
+    st.lists(st.tuples(one_request(), st.one_of(st.just([]), DAMAGES)), min_size=1, max_size=4),
+    st.none() | CUTS,
+    st.sampled_from([b"", *WORDS]),
+)
+def test_requests_are_the_same_with_and_without_the_parser(
+    sent: list[tuple[bytes, list[Damage]]], cuts: Cuts | None, more: bytes
+) -> None:
+    each = [damaged(request, damages) for request, damages in sent]
+    reads = each if cuts is None else cuts.pieces(b"".join(each))
+    reads = [data for data in [*reads, more] if data]
+    with parser_only():
+        expected = requests(reads)
+    assert requests(reads) == expected
+
+
+def test_each_head_of_a_real_client_is_read_without_the_parser_and_alike() -> None:
+    for head in REQUEST_HEADS:
+        for first in (b"POST /v1/chat/completions HTTP/1.1\r\n", b"POST /v1/messages?beta=true HTTP/1.1\r\n"):
+            sent = [first + b"Host: a\r\n" + head + b"Content-Length: 2\r\n\r\n{}"] * 2
+            with parser_only():
+                expected = requests(sent)
+            with patch("httptools.HttpRequestParser", None):
+                assert requests(sent) == expected
+
+
+GOOD = b"POST /x HTTP/1.1\r\nHost: a\r\nX-A: b\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def test_each_odd_line_in_a_good_request_is_read_alike_and_so_is_what_follows_it() -> None:
+    for line in EACH_ODD_LINE:
+        for sent in (
+            b"POST /x HTTP/1.1\r\nHost: a\r\n" + line + b"Content-Length: 2\r\n\r\n{}",
+            b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n" + line + b"\r\n{}",
+            b"GET /x HTTP/1.1\r\n" + line + b"\r\n",
+        ):
+            with parser_only():
+                expected = requests([sent, GOOD])
+            assert requests([sent, GOOD]) == expected, sent
+
+
+@pytest.mark.parametrize("line", [b"", b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"X_A: b\r\n"])
+@pytest.mark.parametrize("behind", [b"", b"\r\n", b"\r", b"G", b"GET /y HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_requests_are_read_alike_wherever_they_are_cut_and_whatever_is_behind_them(
+    line: bytes, behind: bytes
+) -> None:
+    for first in (GOOD.replace(b"X-A: b\r\n", line), GOOD.replace(b"Content-Length: 5", b"X-A: c")[:-5]):
+        sent = first + behind
+        for at in range(1, len(sent)):
+            reads = [sent[:at], sent[at:], GOOD, GOOD]
+            with parser_only():
+                expected = requests(reads)
+            assert requests(reads) == expected, reads
+
+
+def test_a_body_that_is_too_large_is_refused_alike() -> None:
+    for size in (LIMITS.body_bytes, LIMITS.body_bytes + 1):
+        sent = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + b"a" * size
+        with parser_only():
+            expected = requests([sent])
+        assert requests([sent]) == expected
+
+
+def test_the_parser_goes_once_a_body_has_ended_with_a_read_that_began_in_it() -> None:
+    reads = [GOOD[:-3], GOOD[-3:], GOOD]
+    with patch("httptools.HttpRequestParser", Mock(wraps=httptools.HttpRequestParser)) as made:
+        requests(reads)
+        requests([*reads, GOOD[:-3], GOOD[-3:]])
+    assert made.call_count == 3
+
+
+# Replies
+
+
+def head_of(head: ReplyHead | None) -> dict[str, object] | None:
+    return None if head is None else {name: getattr(head, name) for name in ReplyHead.__slots__}
+
+
+def replied(exchanges: list[list[bytes]], *, to_head: bool, taken: bool) -> list[object]:
+    """What a reader tells of replies, each of some reads; the next begins where one has ended."""
+    reader, log = ReplyReader(), list[object]()
+    for reads in exchanges:
+        reader.expect(to_head=to_head)
+        for data in reads:
+            pieces = reader.feed(data)
+            log.append((b"".join(pieces), reader.misbehaved))
+            if reader.misbehaved:
+                return log
+            log += [getattr(reader, name) for name in ("begun", "has_head", "ended", "is_chunked")]
+            log.append(head_of(reader.head))
+            if reader.has_head:
+                log += [reader.keep_alive, reader.length, reader.clean or not pieces]
+            if reader.head is not None and taken:
+                reader.head = None
+            if reader.ended:
+                break
+        log.append(reader.is_ended_by_close())
+        if not reader.ended or not reader.keep_alive:
+            return log
+    return log
+
+
+REPLIES = [
+    whole(b'{"a": 1}'),
+    whole(b"{}", "503 Busy"),
+    SSE_HEAD + chunk(b"data: a\n\n") + chunk(b"data: b\n\n") + LAST_CHUNK,
+    SSE_HEAD + chunk(b": ping\n\ndata: a\n\ndat") + chunk(b"a: b\n\n") + b"0\r\nX-A: b\r\n\r\n",
+    SSE_HEAD + b"A\r\n0123456789\r\n" + b"0a;x=y\r\n0123456789\r\n" + chunk(b"x" * 300) + LAST_CHUNK,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{}") * 3 + LAST_CHUNK,
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: a\n\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" + whole(b"{}"),
+    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+]
+
+
+@st.composite
+def one_reply(draw: st.DrawFn) -> bytes:
+    """A reply of the list, with more lines in its head, and damaged perhaps."""
+    first, _, rest = draw(st.sampled_from(REPLIES)).partition(b"\r\n")
+    lines = draw(st.just(b"") | st.lists(REPLY_LINES, max_size=4).map(b"".join))
+    return damaged(first + b"\r\n" + lines + rest, draw(st.one_of(st.just([]), DAMAGES)))
+
+
+@st.composite
+def reads_of_a_reply(draw: st.DrawFn) -> list[bytes]:
+    """As engines write it: its head, and each chunk by itself; or cut anywhere."""
+    reply = draw(one_reply())
+    if draw(st.booleans()):
+        return draw(CUTS).pieces(reply)
+    head, end, rest = reply.partition(b"\r\n\r\n")
+    chunks = rest.replace(b"\n\n\r\n", b"\n\n\r\n\0").split(b"\0")
+    return [data for data in (head + end, *chunks) if data]
+
+
+@fuzz(2500)
+@given(st.lists(reads_of_a_reply(), min_size=1, max_size=3), st.booleans(), st.booleans())
+def test_replies_are_the_same_with_and_without_the_parser(
+    exchanges: list[list[bytes]], to_head: bool, taken: bool
+) -> None:
+    with parser_only():
+        expected = replied(exchanges, to_head=to_head, taken=taken)
+    assert replied(exchanges, to_head=to_head, taken=taken) == expected
+
+
+def test_each_odd_line_in_a_good_reply_is_read_alike() -> None:
+    for line in EACH_ODD_LINE:
+        for sent in (SSE_HEAD, whole(b"{}"), b"HTTP/1.1 200 OK\r\n\r\n"):
+            first, _, rest = sent.partition(b"\r\n")
+            reply = first + b"\r\n" + line + rest
+            for to_head in (False, True):
+                exchanges = [[reply, chunk(b"a"), chunk(b"b") + LAST_CHUNK], [whole(b"{}")]]
+                with parser_only():
+                    expected = replied(exchanges, to_head=to_head, taken=True)
+                assert replied(exchanges, to_head=to_head, taken=True) == expected, reply
+
+
+def test_a_stream_is_read_alike_wherever_it_is_cut() -> None:
+    token = chunk(b'data: {"id":1}\n\n')
+    for stream in (
+        token * 3 + LAST_CHUNK,
+        token + b"0\r\nX-A: b\r\n\r\n",
+        token + LAST_CHUNK + b"\r\n",
+        token[:-1],
+    ):
+        for at in range(len(stream)):
+            for reads in ([SSE_HEAD + stream[:at], stream[at:]], [SSE_HEAD, stream[:at], stream[at:]]):
+                exchanges = [[data for data in reads if data], [whole(b"{}")]]
+                for taken in (False, True):
+                    with parser_only():
+                        expected = replied(exchanges, to_head=False, taken=taken)
+                    assert replied(exchanges, to_head=False, taken=taken) == expected, reads
+
+
+def test_a_usual_stream_and_a_usual_reply_need_no_parser() -> None:
+    tokens = [chunk(b'data: {"id":%d}\n\n' % n) for n in range(5)]
+    stream = [SSE_HEAD, tokens[0], tokens[1] + tokens[2], tokens[3], tokens[4] + LAST_CHUNK]
+    with patch("httptools.HttpResponseParser", None):
+        log = replied([stream, [whole(b"{}")], [b"".join(stream)]], to_head=False, taken=True)
+    assert log
