@@ -48,13 +48,11 @@ from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import KEY_FIELDS, Fields
 from cellgate.proxy.wire.idle import first_to_close
-from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
-from cellgate.router.unit_state import UnitState
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
@@ -97,6 +95,8 @@ class Gateway:
         self.large_reads = LargeReads(loop, read, self.memory)
         self.models = choice_of(settings.models, settings.fallback)
         self.local_endpoints = LocalEndpoints(board, self.models)
+        self.pool = unit_pools.pool
+        """The connections to a unit."""
         self.orphans = Orphans(board, self.pool, reports, loop.time)
         self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
         self.cors = cors_rules(settings.cors)
@@ -265,10 +265,6 @@ class Gateway:
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
         return b"%032x" % self.rng.getrandbits(128)
-
-    def pool(self, state: UnitState) -> Pool:
-        """The connections to a unit."""
-        return self._unit_pools.pool(state)
 
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
         """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops

@@ -38,7 +38,7 @@ class AccessLog(LineLog[Finished]):
 
 
 def json_line(at: float, record: Finished) -> bytes:
-    """The record as one JSON object, with times to a tenth of a millisecond; the schema is in docs/logs.md."""
+    """The record as one JSON object (docs/logs.md); times to a tenth of a millisecond."""
     # Unpacked, and not read by name, because this is done for each request.
     (request_id, peer, method, path, route, model, status, code, unit, outcome) = record[:10]
     (attempts, continued, ttft_s, duration_s, events, bytes_in, bytes_out, rank) = record[10:]

@@ -9,8 +9,8 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.request.body_shape import shape_of
-from cellgate.proxy.request.prompt import read_prompt
+from cellgate.proxy.request.body_shape import shape_of_body
+from cellgate.proxy.request.prompt import prompt_in
 from cellgate.proxy.resume.ways import WAYS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -73,8 +73,8 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
     model = data.get("model")
     if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
         return _no_model(model)
-    shape = shape_of(data)
-    blocks, size, fingerprint = read_prompt(data, shape, body)
+    shape = shape_of_body(data)
+    blocks, size, fingerprint = prompt_in(data, shape, body)
     follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
     limit: Any = 0
     for name in shape.limits:

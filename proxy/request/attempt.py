@@ -304,6 +304,7 @@ class Attempt:
         # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
         may_pass_raw = (
             not ended
+            and response.is_events
             and response.passes_raw
             and reply.clean
             and data.endswith(EVENT_ENDS)

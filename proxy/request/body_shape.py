@@ -1,4 +1,4 @@
-"""What follows from the names of a body's fields alone: which of them its prompt is made of, and in which order.
+"""What follows from the names of a body's fields alone: what its prompt is made of, in which order.
 
 A client sends the same names with each of its requests, so it is worked out once. What is kept is bounded: a
 client may send any names.
@@ -38,9 +38,9 @@ _NO_PART = NAMES | _VARIES | {"model"}
 
 
 class BodyShape:
-    """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in this
-    order; `rendering` changes all of it; `more` are other fields that change the work of an engine; `limits`
-    bound the answer. `is_personal`: it tells its user, a priority, or the response that it follows.
+    """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
+    this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
+    `limits` bound the answer. `is_personal`: it tells its user, a priority, or the response that it follows.
     """
 
     __slots__ = ("is_personal", "limits", "more", "preamble", "prompts", "rendering")
@@ -61,7 +61,7 @@ class BodyShape:
 _shapes: dict[tuple[str, ...], BodyShape] = {}
 
 
-def shape_of(body: dict[str, Any]) -> BodyShape:
+def shape_of_body(body: dict[str, Any]) -> BodyShape:
     """The shape of a parsed body."""
     names = tuple(body)
     return _shapes.get(names) or _new_shape(names)

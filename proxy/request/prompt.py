@@ -18,7 +18,7 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.request.body_shape import BodyShape
+from cellgate.proxy.request.body_shape import BodyShape, shape_of_body
 from cellgate.router.cost_model import BLOCK_BYTES
 
 MAX_BLOCKS = 8192
@@ -49,12 +49,16 @@ class Prompt(NamedTuple):
     fingerprint: int
 
 
-def read_prompt(data: dict[str, Any], shape: BodyShape, body: bytes = b"") -> Prompt:
+def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
     """The prompt in the parsed body of any API that generates; an empty one if it has none.
 
-    `shape` is that of `data`; `body`, as received, is used for a prompt that is nested too deeply to be
-    serialised.
+    `body`, as received, is used for a prompt that is nested too deeply to be serialised.
     """
+    return prompt_in(data, shape_of_body(data), body)
+
+
+def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> Prompt:
+    """The same of a body whose shape is known."""
     model = data.get("model")
     start = seed = xxh3_64_intdigest(model.encode() if isinstance(model, str) else b"")
     more = b""

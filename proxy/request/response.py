@@ -94,7 +94,8 @@ class Response:
         "whole",
     )
 
-    # From the first promise on.
+    # From the first promise on: the last two of a body that is none of events, and of one that is.
+    promised: ReplyHead | None
     _own_lines: bytes
     _framing: Framing
     _ends_by_close: bool
@@ -134,7 +135,6 @@ class Response:
         self.begun = self.whole = self.over = False
         self.paused = self.is_events = self.in_event = self.has_ids = False
         self.replay: ReplayBuffer | None = None
-        self.promised: ReplyHead | None = None
 
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
@@ -147,21 +147,24 @@ class Response:
             return False
         self.promised, self._own_lines, self.is_events = head, own_lines, is_events
         self._framing = framing = framing_of(head, http10=self._request.http10)
-        self._ends_by_close = framing is not CHUNKED and head.length is None
-        self.passes_raw = is_events and framing is CHUNKED
+        if is_events:
+            self.passes_raw = framing is CHUNKED
+        else:
+            self._ends_by_close = framing is not CHUNKED and head.length is None
         return True
 
     def commit(self, state: UnitState, at: float, first: bytes) -> None:
         """The attempt commits at `at` with its `first` bytes, which are passed on next."""
         self.last_at = at
-        self.in_event = False
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
-        self._chunks, self._fold_at, self._first = None, inf, first
-        if self.is_events:
-            self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
-            self.events += 1
-            state.life_at = at
-            self._first = b""
+        self._chunks = None
+        if not self.is_events:
+            self._first = first
+            return
+        self.in_event, self._first, self._fold_at = False, b"", inf
+        self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
+        self.events += 1
+        state.life_at = at
 
     def go_through(self, screen: ResponseClient) -> None:
         """From now on `screen` takes what the client would."""
@@ -201,7 +204,9 @@ class Response:
     def pass_on(self, data: bytes, body: bytes) -> None:
         """Send a read of the unit unchanged, but for token ids; `body` is its content."""
         framed = self._framed(body)
-        self._send(framed if self.has_ids else data)
+        data = framed if self.has_ids else data
+        self.sent += len(data)
+        self._client.send(data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
         """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part.
@@ -349,10 +354,11 @@ class Response:
         """End the response: all is written; the connection serves its next request, or closes."""
         self.over = True
         request = self._request
+        now, observers = self.now(), self.observers
         fields = (
-            self.request_id.decode("latin-1"),
+            self.request_id.decode(),
             self._client.peer,
-            request.method.decode("latin-1"),
+            request.method.decode(),
             request.path.decode("latin-1"),
             self.route,
             self.model,
@@ -363,7 +369,7 @@ class Response:
             self.attempts,
             self.continued,
             self.ttft_s,
-            self.now() - request.received_at,
+            now - request.received_at,
             self.events,
             request.body_size,
             self.sent,
@@ -371,8 +377,8 @@ class Response:
         )
         record = _new(Finished, fields)
         self._host.finished(record)
-        for observer in self.observers:
-            observer.over(record, self.now())
+        for observer in observers:
+            observer.over(record, now)
         self._client.finish(request, keep_alive=not self.closes)
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.request.body_shape import shape_of
-from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, Prompt, block_hashes, canonical
-from cellgate.proxy.request.prompt import read_prompt as prompt_of
+from cellgate.proxy.request.body_shape import shape_of_body
+from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, canonical, read_prompt
 from cellgate.router.cost_model import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)
@@ -41,11 +40,6 @@ chats = st.fixed_dictionaries(
     optional={"tools": st.lists(st.dictionaries(words, words, max_size=2), min_size=1, max_size=2)},
 )
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=600)
-
-
-def read_prompt(data: Body, body: bytes = b"") -> Prompt:
-    """The prompt in a body, which was received as `body`."""
-    return prompt_of(data, shape_of(data), body)
 
 
 def shared(one: Body, other: Body) -> int:
@@ -103,7 +97,7 @@ def test_another_model_or_salt_or_template_has_nothing_in_common(chat: Body, oth
 @given(chat=chats)
 def test_the_size_is_that_of_what_is_hashed(chat: Body) -> None:
     prompt = read_prompt(chat)
-    assert prompt.size == len(canonical(chat, shape_of(chat)))
+    assert prompt.size == len(canonical(chat, shape_of_body(chat)))
     assert len(prompt.blocks) == prompt.size // BLOCK_BYTES
     assert all(0 <= block < 1 << 60 for block in prompt.blocks)
     assert prompt == read_prompt(dict(reversed(chat.items())))
@@ -194,7 +188,7 @@ def test_a_call_of_a_tool_is_part_of_the_prompt() -> None:
         return {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
 
     empty, full = called("{}"), called('{"a": 1}')
-    assert canonical(empty, shape_of(empty)) != canonical(full, shape_of(full))
+    assert canonical(empty, shape_of_body(empty)) != canonical(full, shape_of_body(full))
 
 
 def test_a_prompt_without_end_is_hashed_up_to_a_limit() -> None:
