@@ -212,20 +212,23 @@ class Attempt:
             body, self._plain = self._plain + body, b""
             if self._lacks_token(body, conn):
                 return
-        if is_events and (self._passage is not None or not (body.startswith(b"data:") and are_whole(body))):
-            passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
-            begun = passage.begin(body, ended=reply.ended)
-            if isinstance(begun, Failure):
-                self._give_up(conn, begun)
-            if not isinstance(begun, bytes):
-                return
-            body = begun
-        elif not is_events:
+        if not is_events:
             whole = self._whole(body, conn)
-            if whole is None:
-                return
-            body = whole
-        self._commit(data, body, conn)
+        elif self._passage is None and body.startswith(b"data:") and are_whole(body):
+            whole = body
+        else:
+            whole = self._first_events(body, conn)
+        if whole is not None:
+            self._commit(data, whole, conn)
+
+    def _first_events(self, body: bytes, conn: UnitConnection) -> bytes | None:
+        """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
+        passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
+        begun = passage.begin(body, ended=conn.reply.ended)
+        if isinstance(begun, Failure):
+            self._give_up(conn, begun)
+            return None
+        return begun
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
         """Whether all that was received shows nothing yet: it is held, and at its end it has failed."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.logs.record import LEFT_STATUS, Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.refusal import refusal_lines
 from cellgate.proxy.request.response_host import ResponseHost
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
@@ -204,24 +205,19 @@ class Response:
     def pass_on(self, data: bytes, body: bytes) -> None:
         """Send a read of the unit unchanged, but for token ids; `body` is its content."""
         framed = self._framed(body)
-        data = framed if self.has_ids else data
-        self.sent += len(data)
-        self._client.send(data)
+        self._send(framed if self.has_ids else data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
         """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part.
 
         False: the framing would end in the middle of an event, so the end is not sent.
         """
-        out = b"" if self.begun else self._head_bytes()
-        if body:
-            out += self._framed(body)
-        lacks_end = False
-        if ended:
-            replay = self.replay
-            lacks_end = replay is not None and replay.is_incomplete()
-            if not lacks_end and self._framing is CHUNKED:
-                out += LAST_CHUNK
+        out = self._framed(body) if body else b""
+        if not self.begun:
+            out = self._head_bytes() + out
+        lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
+        if ended and not lacks_end and self._framing is CHUNKED:
+            out += LAST_CHUNK
         if out:
             self.sent += len(out)
             self._client.send(out)
@@ -235,11 +231,11 @@ class Response:
     # -- what is kept of it --------------------------------------------------------------------------------
 
     def record_replay(self, ways: int, shape: StreamShape) -> None:
-        """Keep what is sent, as these ways to resume it need it. Must be called before anything is sent."""
-        if self.is_events:
-            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
-            self._chunks = self.replay.chunks
-            self._fold_at = self.sent + FOLD_BYTES if ways else inf
+        """Keep what is sent of a stream, from its begin on, as these ways to resume it need it."""
+        self.replay = replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
+        self._chunks = replay.chunks
+        if ways:
+            self._fold_at = self.sent + FOLD_BYTES
             self.has_ids = bool(ways & TOKENS)
 
     def keep_tail(self) -> None:
@@ -299,15 +295,9 @@ class Response:
 
     def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
         """End it with a row of the failure table. `line`: one more header line, `reason`: a better word."""
-        row, line = failure.kind.row, line + failure.lines
-        if row.retry_after_s is not None:
-            line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
-        if row.retry_after_s is not None or row.is_final:
-            line += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
-        if row.is_final:
-            # OpenAI's clients retry twice after any 5xx unless this header says no.
-            line += b"x-should-retry: false\r\n"
+        row = failure.kind.row
         self.closes = self.closes or row.closes
+        line += refusal_lines(failure, reason)
         self._write_own(row.status, shape_of(self.route).body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
@@ -394,7 +384,7 @@ class Response:
             self.request_id,
             self._own_lines,
             self.lines,
-            self._host.report_lines(self._request.fields, to_trusted=self.shows_internals),
+            self._host.report_lines(self._request, to_trusted=self.shows_internals),
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True

@@ -116,9 +116,8 @@ def is_request_id(value: bytes) -> bool:
 
 def unit_head(method: bytes, target: bytes, lines: list[bytes], *, own: bytes, length: int) -> bytes:
     """The head of a request as the unit gets it. `own` are the gate's own lines, `length` is the body's."""
-    if length or method in _WITH_BODY:
-        own = b"%bcontent-length: %d\r\n" % (own, length)
-    return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, b"".join(lines), own)
+    size = b"content-length: %d\r\n" % length if length or method in _WITH_BODY else b""
+    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (method, target, b"".join(lines), own, size)
 
 
 def forwarded_lines(fields: Fields, peer: bytes, scheme: bytes) -> bytes:
