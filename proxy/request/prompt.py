@@ -114,24 +114,26 @@ def _seed(data: dict[str, Any], rendering: tuple[str, ...]) -> int:
 
 def _several(prompts: list[Any], out: list[bytes]) -> None:
     """Several texts or lists of ids, one after another."""
-    for number, each in enumerate(prompts):
+    following = iter(prompts)
+    for each in following:
         if len(out) > LIMITS.prompt_pieces:
-            _rest(prompts, number, out)
+            _rest([each, *following], out)
             return
         out += (_RECORD, _token_ids(each) if isinstance(each, list) else _bytes_of(each))
 
 
-def _rest(value: list[Any], start: int, out: list[bytes]) -> None:
-    """The pieces from `start` on are too many to be read one by one."""
+def _rest(pieces: list[Any], out: list[bytes]) -> None:
+    """These are too many to be read one by one."""
     reached("prompt_pieces")
-    out += (_RECORD, _bytes_of(value[start:]))
+    out += (_RECORD, _bytes_of(pieces))
 
 
 def _messages(messages: list[Any], out: list[bytes]) -> None:
     """Messages of a chat, or items of a response's input, one after another."""
-    for number, message in enumerate(messages):
+    following = iter(messages)
+    for message in following:
         if len(out) > LIMITS.prompt_pieces:
-            _rest(messages, number, out)
+            _rest([message, *following], out)
             return
         if not isinstance(message, dict):
             out += (_RECORD, _bytes_of(message))
@@ -166,7 +168,7 @@ def _content(content: Any, out: list[bytes]) -> None:
         return
     for number, part in enumerate(content):
         if len(out) > LIMITS.prompt_pieces and number:
-            _rest(content, number, out)
+            _rest(content[number:], out)
             return
         if number:
             out.append(_FIELD)
