@@ -18,7 +18,7 @@ from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.guardrail.guardrail import make_guardrail
 from cellgate.proxy.ingress.envoy_health import response_line
 from cellgate.proxy.ingress.haproxy_agent import GATE
-from cellgate.proxy.ingress.orca import LoadLines
+from cellgate.proxy.ingress.orca import FORMAT_FIELD, LoadLines
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
@@ -46,15 +46,13 @@ from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.client import ClientExchange, ResponseClient
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import KEY_FIELDS, Fields
+from cellgate.proxy.wire.heads import KEY_FIELDS
 from cellgate.proxy.wire.idle import first_to_close
-from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
-from cellgate.router.unit_state import UnitState
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
@@ -97,6 +95,8 @@ class Gateway:
         self.large_reads = LargeReads(loop, read, self.memory)
         self.models = choice_of(settings.models, settings.fallback)
         self.local_endpoints = LocalEndpoints(board, self.models)
+        self.pool = unit_pools.pool
+        """The connections to a unit."""
         self.orphans = Orphans(board, self.pool, reports, loop.time)
         self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
         self.cors = cors_rules(settings.cors)
@@ -145,8 +145,8 @@ class Gateway:
         self.routing_fields = self._fields()
 
     def _fields(self) -> frozenset[bytes]:
-        """The header fields of requests that are read before units are asked."""
-        fields = self.routing_headers.names
+        """The header fields of requests that are read for each of them."""
+        fields = self.routing_headers.names | {FORMAT_FIELD}
         if self.cors is not None:
             fields |= CORS_FIELDS
         return fields if self.door is None else fields | KEY_FIELDS
@@ -266,10 +266,6 @@ class Gateway:
         """An id for a request that came without one."""
         return b"%032x" % self.rng.getrandbits(128)
 
-    def pool(self, state: UnitState) -> Pool:
-        """The connections to a unit."""
-        return self._unit_pools.pool(state)
-
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
         """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops
         it.
@@ -283,9 +279,9 @@ class Gateway:
                 about = unit_asked_about(request.path) or GATE
                 self.reports.health_checked(about, value.decode("latin-1"))
 
-    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes:
+    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
-        return self._load_lines.line(fields) + self._stop_line if to_trusted else self._stop_line
+        return self._load_lines.line(request.routing) + self._stop_line if to_trusted else self._stop_line
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""

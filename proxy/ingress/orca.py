@@ -94,8 +94,11 @@ class LoadLines:
 
     def line(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The header line for a request with these fields, with its line end."""
-        form = dict(fields).get(FORMAT_FIELD)
-        return self.usual if form is None else self.others.get(form.strip().lower(), self.usual)
+        line = self.usual
+        for name, value in fields:
+            if name == FORMAT_FIELD:
+                line = self.others.get(value.strip().lower(), self.usual)
+        return line
 
 
 class Orca:

@@ -17,7 +17,6 @@ from cellgate.proxy.logs.text import one_line, utc
 
 TEXT_MAX = 256
 """The most characters of a text that the client chose (path, model, id)."""
-_NAMES = ("time", *Finished._fields)
 
 
 def stdout_sink() -> LogSink:
@@ -39,14 +38,33 @@ class AccessLog(LineLog[Finished]):
 
 
 def json_line(at: float, record: Finished) -> bytes:
-    """The record as one JSON object; the schema is in docs/logs.md."""
-    fields: dict[str, object] = dict(zip(_NAMES, (utc(at), *record), strict=True))
-    fields["outcome"] = record.outcome._value_
-    fields["duration_s"] = _tenth_ms(record.duration_s)
-    if record.ttft_s is not None:
-        fields["ttft_s"] = _tenth_ms(record.ttft_s)
-    if len(record.path) + len(record.model) > TEXT_MAX:
-        fields["path"], fields["model"] = _short(record.path), _short(record.model)
+    """The record as one JSON object (docs/logs.md); times to a tenth of a millisecond."""
+    # Unpacked, and not read by name, because this is done for each request.
+    (request_id, peer, method, path, route, model, status, code, unit, outcome) = record[:10]
+    (attempts, continued, ttft_s, duration_s, events, bytes_in, bytes_out, rank) = record[10:]
+    if len(path) + len(model) > TEXT_MAX:
+        path, model = _short(path), _short(model)
+    fields = {
+        "time": utc(at),
+        "request_id": request_id,
+        "peer": peer,
+        "method": method,
+        "path": path,
+        "route": route,
+        "model": model,
+        "status": status,
+        "code": code,
+        "unit": unit,
+        "outcome": outcome._value_,
+        "attempts": attempts,
+        "continued": continued,
+        "ttft_s": None if ttft_s is None else int(ttft_s * 10_000 + 0.5) / 10_000,
+        "duration_s": int(duration_s * 10_000 + 0.5) / 10_000,
+        "events": events,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "rank": rank,
+    }
     try:
         # A copy: the buffer of orjson holds at least 4 KB for each waiting line.
         return orjson.dumps(fields) + b"\n"
@@ -74,11 +92,6 @@ def console_line(at: float, record: Finished) -> bytes:
 
 
 _FORMATS: dict[LogFormat, Callable[[float, Finished], bytes]] = {"json": json_line, "console": console_line}
-
-
-def _tenth_ms(seconds: float) -> float:
-    """Rounded to a tenth of a millisecond, in a tenth of the time that `round` takes."""
-    return int(seconds * 10_000 + 0.5) / 10_000
 
 
 def _short(text: str) -> str:

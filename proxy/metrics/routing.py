@@ -73,13 +73,13 @@ class RoutingMetrics(Collector):
 
     def completed(self, lease: Lease, usage: Usage | None, tokens: int) -> None:
         """A generation ended without a failure; its answer has so many `tokens`."""
-        tally, job = self._tallies[lease.unit], lease.job
-        tally.prompt += job.prompt_tokens
+        tally, job, model = self._tallies[lease.unit], lease.job, lease.ask.model
+        prompt = job.prompt_tokens
+        tally.prompt += prompt
         tally.expected += job.cached_tokens
         tally.completion += tokens
-        model = lease.ask.model or ""
-        of_model = self._models[model if model in lease.unit_state.unit.models else ""]
-        of_model.prompt += job.prompt_tokens
+        of_model = self._models[model if model and model in lease.unit_state.unit.models else ""]
+        of_model.prompt += prompt
         of_model.completion += tokens
         if usage is not None and usage.cached_tokens is not None:
             tally.found += usage.cached_tokens

@@ -119,10 +119,10 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
         return
     if gate.guard is not None:
         gate.guard.screen_answer(exchange)
-    request, ask, route = exchange.request, exchange.selection.ask, response.route
+    request, route = exchange.request, response.route
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
-    if ask.stream and route in STREAMS:
+    if response.is_events and (ask := exchange.selection.ask).stream and route in STREAMS:
         ways = 0 if why_not(gate, request, ask) else ask.continuable
         response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, STREAMS[route].shape)
 
@@ -132,7 +132,7 @@ def finish(exchange: Exchange) -> None:
     attempt, response = exchange.attempt, exchange.response
     assert attempt is not None
     response.whole = True
-    outcome = outcome_of(response.status)
+    outcome = _OK if response.status < 400 else outcome_of(response.status)
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.continuation is not None:

@@ -9,7 +9,8 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.request.prompt import read_prompt
+from cellgate.proxy.request.body_shape import shape_of_body
+from cellgate.proxy.request.prompt import prompt_in
 from cellgate.proxy.resume.ways import WAYS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -24,6 +25,7 @@ _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
+_NOBODY: tuple[str | None, str, int] = (None, "", 0)
 _BACKSLASH = ord("\\")
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
 _new = tuple.__new__
@@ -69,29 +71,27 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
     if not isinstance(data, dict):
         return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
-    if model is not None and not isinstance(model, str):
-        return Failure(
-            FailureKind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model"
-        )
-    if model is not None and len(model) > LIMITS.name_chars:
-        reached("name_chars")
-        reason = f"`model` is longer than {LIMITS.name_chars} characters"
-        return Failure(FailureKind.BAD_JSON, reason, param="model")
-    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
-    blocks, size, fingerprint = read_prompt(data, body)
+    if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
+        return _no_model(model)
+    shape = shape_of_body(data)
+    blocks, size, fingerprint = prompt_in(data, shape, body)
+    follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
+    limit: Any = 0
+    for name in shape.limits:
+        if limit := data[name]:
+            break
     stream = data.get("stream") is True
-    limit = data.get("max_tokens") or data.get("max_completion_tokens") or data.get("max_output_tokens")
     ask = (
         model,
         stream,
         size // _BYTES_PER_TOKEN,
         None,
-        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
+        follows,
         size,
         blocks,
-        user[: LIMITS.name_chars] if isinstance(user, str) else "",
+        user,
         "",
-        0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
+        priority,
         inf,
         WAYS[route](data) if stream and route in WAYS else 0,
         fingerprint,
@@ -100,6 +100,25 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         route in SPLIT_ROUTES,
     )
     return _new(Ask, ask)
+
+
+def _no_model(model: object) -> Failure:
+    """Why this cannot be the name of a model."""
+    reason = f"`model` must be a string, not {_kind_of(model)}"
+    if isinstance(model, str):
+        reached("name_chars")
+        reason = f"`model` is longer than {LIMITS.name_chars} characters"
+    return Failure(FailureKind.BAD_JSON, reason, param="model")
+
+
+def _personal(data: dict[str, Any]) -> tuple[str | None, str, int]:
+    """The response that it follows, its user, and its priority."""
+    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
+    return (
+        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
+        user[: LIMITS.name_chars] if isinstance(user, str) else "",
+        0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
+    )
 
 
 def _engines_integer(value: object) -> int:

@@ -39,20 +39,21 @@ def grant(exchange: Exchange, lease: Lease) -> None:
 
 def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     """Send the request to the unit, on a new connection if `fresh`."""
+    selection, request = exchange.selection, exchange.request
     exchange.attempt = attempt = Attempt(exchange, exchange.gate.dispatcher, exchange.response, lease)
-    exchange.selection.given = None
+    selection.given = None
     lease.on_evict = exchange.evicted
     # A kept connection may be stale and need a second try, which not every path allows.
     fresh = fresh or exchange.route.kind is UNLISTED
     if exchange.continuation is None:
-        request, body = exchange.request, exchange.request.body
+        body = request.body
         if lease.unit_state.moves_blocks:
             request.lines = sglang.own_lines(request.lines) if lease.unit_state.meets else request.lines
             if _begin_leg(exchange, lease, request.target, body):
                 return
             body = _stripped(body, lease) if exchange.route.json else body
         exchange.state = HOLDING
-        if exchange.selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
+        if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
         send_request(exchange, attempt, request.target, body, fresh=fresh)
         return
@@ -61,7 +62,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
         lease.split = None
     exchange.state = PROVING
     lines = exchange.gate.pool(lease.unit_state).lines
-    head = partial(head_for_unit, exchange.request, exchange.client, exchange.response, lines)
+    head = partial(head_for_unit, request, exchange.client, exchange.response, lines)
     exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 

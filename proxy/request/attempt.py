@@ -212,20 +212,23 @@ class Attempt:
             body, self._plain = self._plain + body, b""
             if self._lacks_token(body, conn):
                 return
-        if is_events and (self._passage is not None or not (body.startswith(b"data:") and are_whole(body))):
-            passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
-            begun = passage.begin(body, ended=reply.ended)
-            if isinstance(begun, Failure):
-                self._give_up(conn, begun)
-            if not isinstance(begun, bytes):
-                return
-            body = begun
-        elif not is_events:
+        if not is_events:
             whole = self._whole(body, conn)
-            if whole is None:
-                return
-            body = whole
-        self._commit(data, body, conn)
+        elif self._passage is None and body.startswith(b"data:") and are_whole(body):
+            whole = body
+        else:
+            whole = self._first_events(body, conn)
+        if whole is not None:
+            self._commit(data, whole, conn)
+
+    def _first_events(self, body: bytes, conn: UnitConnection) -> bytes | None:
+        """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
+        passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
+        begun = passage.begin(body, ended=conn.reply.ended)
+        if isinstance(begun, Failure):
+            self._give_up(conn, begun)
+            return None
+        return begun
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
         """Whether all that was received shows nothing yet: it is held, and at its end it has failed."""
@@ -274,16 +277,19 @@ class Attempt:
 
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         response, lease = self._response, self.lease
-        lease.commit(response.now())
-        response.commit(lease.unit_state, lease.first_at, body)
-        self._owner.committed(body, lease.first_at)
-        passage = self._passage
-        is_stitched = passage is not None and passage.stitch is not None
-        if response.is_events and (is_stitched or conn.reply.ended or not body.endswith(b"\n\n")):
+        at = response.now()
+        lease.commit(at)
+        response.commit(lease.unit_state, at, body)
+        self._owner.committed(body, at)
+        if response.is_events and (conn.reply.ended or self._is_stitched() or not body.endswith(b"\n\n")):
             self._reframe(data, body, conn)
         else:
             # It was checked already, or it is not a stream.
             self._show(data, body, None, conn)
+
+    def _is_stitched(self) -> bool:
+        """Whether the events go on with those of another unit."""
+        return self._passage is not None and self._passage.stitch is not None
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
@@ -296,23 +302,36 @@ class Attempt:
 
     def _show(self, data: bytes, body: bytes, failure: Failure | None, conn: UnitConnection) -> None:
         """Send `body`, the complete part of a read; then `failure`, or the end of the unit's reply."""
-        response, passage = self._response, self._passage
-        ended = conn.reply.ended or (passage is not None and passage.is_over)
-        may_pass_raw = response.passes_raw and not ended and (passage is None or passage.is_empty)
+        response, passage, reply = self._response, self._passage, conn.reply
+        ended = reply.ended or (passage is not None and passage.is_over)
         # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
-        may_pass_raw = may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS)
-        token_sink = TokensWithIds(response) if self.has_ids else response
-        conn.raw = token_sink if may_pass_raw else None
+        may_pass_raw = (
+            not ended
+            and response.is_events
+            and response.passes_raw
+            and reply.clean
+            and data.endswith(EVENT_ENDS)
+            and (passage is None or passage.is_empty)
+        )
+        conn.raw = (TokensWithIds(response) if self.has_ids else response) if may_pass_raw else None
         if not response.show(body, ended=ended and failure is None):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:
-            if not conn.reply.ended:
-                conn.drop()
-            self.over = True
-            self._conn = None
-            guarded(self._owner, self._owner.done)
+            self._end(conn)
+
+    def _end(self, conn: UnitConnection) -> None:
+        """All was sent."""
+        if not conn.reply.ended:
+            conn.drop()
+        self.over = True
+        self._conn = None
+        owner = self._owner
+        try:
+            owner.done()
+        except Exception as error:
+            owner.crashed(error)
 
     def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
         self.over = True

@@ -12,13 +12,13 @@ broken streams. Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.observer import Observer
-from cellgate.proxy.request.reading import Stop
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.proxy.request.selection import Selection
@@ -100,7 +100,7 @@ class Exchange:
         self.attempt: Attempt | None = None
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
-        self.stop_reading: Stop | None = None
+        self.stop_reading: Callable[[], None] | None = None
         self.was_stale = self.is_slow = self.is_held = False
 
     # -- events: states.py says what each means, the table what is done -------------------------------------

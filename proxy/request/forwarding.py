@@ -33,9 +33,7 @@ def head_for_unit(
     """The head of a request for `target` with a body of `length` bytes; it begins with the `lines`."""
     for observer in response.observers:
         lines += observer.unit_lines
-    own = b"%b%bx-request-id: %b\r\n" % (
-        lines,
-        forwarded_lines(request.fields, client.peer.encode(), b"https" if client.secure else b"http"),
-        response.request_id,
-    )
+    scheme = b"https" if client.secure else b"http"
+    forwarded = forwarded_lines(request.fields, client.peer.encode(), scheme)
+    own = b"%b%bx-request-id: %b\r\n" % (lines, forwarded, response.request_id)
     return unit_head(request.method, target, request.lines, own=own, length=length)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.request.ask import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
+from cellgate.proxy.request.asking import grant
 from cellgate.proxy.request.door import OPEN_ROUTES
 from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
-from cellgate.proxy.request.reading import begin_reading
-from cellgate.proxy.request.routes import OWN, why_refused
+from cellgate.proxy.request.routes import GENERATE, OWN, STICKY, why_refused
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.door import Door
@@ -38,21 +40,41 @@ def start(exchange: Exchange) -> None:
             refuse(exchange, refusal)
             return
         exchange.response.shows_internals = True
-    why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
-    if why is not None:
-        allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
-        exchange.state = OVER
-        exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
-    elif route.kind is OWN:
-        gate.health_checked(request, exchange.client.peer)
-        exchange.state = OVER
-        exchange.response.answer(*gate.local_endpoints.answer(request.path, stopping=gate.is_stopping()))
-    else:
-        found = begin_reading(gate, request, route, exchange.asked)
-        if callable(found):
-            exchange.stop_reading = found
+    kind = route.kind
+    if kind is not GENERATE or request.method not in route.methods:
+        why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
+        if why is not None:
+            allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
+            exchange.state = OVER
+            exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
+            return
+        if kind is OWN:
+            gate.health_checked(request, exchange.client.peer)
+            exchange.state = OVER
+            answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
+            exchange.response.answer(*answer)
+            return
+    _read(exchange)
+
+
+def _read(exchange: Exchange) -> None:
+    """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
+    route, request = exchange.route, exchange.request
+    if route.json:
+        if is_large(request.body):
+            exchange.stop_reading = exchange.gate.read_large(request, exchange.asked)
         else:
-            ask(exchange, found)
+            ask(exchange, read_ask(request.body, route.name))
+    elif route.kind is STICKY:
+        ask(exchange, stored_ask(request.path))
+    else:
+        ask(exchange, plain_ask(request.target, request.body))
+
+
+def read_late(exchange: Exchange, read: Ask | Failure) -> None:
+    """A large body was read, without its route: it can be split nevertheless."""
+    splits = exchange.route.name in SPLIT_ROUTES
+    ask(exchange, read if isinstance(read, Failure) else read._replace(splits=splits))
 
 
 def _enter(exchange: Exchange, door: Door) -> bool:
@@ -115,8 +137,10 @@ def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -
     """Find a unit: the first, or the next one (see Selection.acquire)."""
     exchange.state = WAITING
     found = exchange.selection.acquire(exchange, draws, moved)
-    if found is not None:
-        exchange.resolve(found)
+    if isinstance(found, Lease):
+        grant(exchange, found)
+    elif found is not None:
+        refuse(exchange, found)
 
 
 def refuse(exchange: Exchange, failure: Failure) -> None:

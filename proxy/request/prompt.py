@@ -12,54 +12,26 @@ make this cost is bounded, and what it appends still changes no block before.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Set
 from typing import Any, NamedTuple
 
 import orjson
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.request.body_shape import BodyShape, shape_of_body
 from cellgate.router.cost_model import BLOCK_BYTES
 
 MAX_BLOCKS = 8192
 """Blocks beyond (4 MiB) are counted and not hashed: no engine's context is longer."""
+_MOST_BYTES = MAX_BLOCKS * BLOCK_BYTES
 TOKEN_ID_BYTES = 4
 """A token id takes as many bytes as a token of text does on average."""
 MEDIA_BYTES = 2048
 """An image, a sound or a video counts as this many bytes, whatever the size of its file."""
 
 _RECORD, _FIELD = b"\x1e", b"\x1f"
-_PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
-_PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
-_RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
-"""Fields that change the whole prompt."""
-_IN_ORDER = (*_PREAMBLE, *_PROMPTS)
-NAMES = frozenset((*_IN_ORDER, *_RENDERING))
-"""All fields of a body that its prompt depends on."""
 _PLAIN = frozenset(("role", "content"))
-_NONE: frozenset[str] = frozenset()
-_new = tuple.__new__
-"""What the constructor of a named tuple calls, in a third of the time."""
-
-
-_VARIES = frozenset(
-    (
-        *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
-        *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
-        *(
-            "max_tokens",
-            "max_completion_tokens",
-            "max_output_tokens",
-            "frequency_penalty",
-            "presence_penalty",
-        ),
-        "repetition_penalty",
-    )
-)
-"""Fields that clients change from one try to the next, and that do not end engines."""
-_NO_PART = NAMES | _VARIES | {"model"}
-"""Fields that the fingerprint has from the prompt, or leaves out."""
 
 
 class Prompt(NamedTuple):
@@ -80,105 +52,112 @@ def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
 
     `body`, as received, is used for a prompt that is nested too deeply to be serialised.
     """
-    # Mostly one of the names occurs in a body: it is searched once, and not once for each name.
-    found = NAMES & data.keys()
+    return Prompt(*prompt_in(data, shape_of_body(data), body))
+
+
+def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> tuple[tuple[int, ...], int, int]:
+    """The fields of the same, of a body whose shape is known."""
+    model = data.get("model")
+    start = seed = xxh3_64_intdigest(model.encode() if isinstance(model, str) else b"")
+    more = b""
     try:
-        text, seed = canonical(data, found), _seed(data, found)
-        names = data.keys() - _NO_PART
-        more = _more(data, names) if names else b""
+        text = canonical(data, shape)
+        if shape.rendering:
+            seed = _seed(data, shape.rendering)
+        if shape.more:
+            more = _bytes_of({name: data[name] for name in shape.more})
     except TypeError:
-        text, seed, more = body, _seed(data, _NONE), b""
+        text, seed = body, start
     blocks = block_hashes(text, seed)
     fingerprint = xxh3_64_intdigest(text[len(blocks) * BLOCK_BYTES :], blocks[-1] if blocks else seed)
     if more:
         fingerprint = xxh3_64_intdigest(more, fingerprint)
-    return _new(Prompt, (blocks, len(text), fingerprint))
+    return blocks, len(text), fingerprint
 
 
 def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
     """The hash of each full block, seeded with the one before it. 60 bits: an int of two digits, 32 bytes."""
-    end = min(len(text) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
-    return tuple(
-        [
-            seed := xxh3_64_intdigest(text[at : at + BLOCK_BYTES], seed) >> 4
-            for at in range(0, end, BLOCK_BYTES)
-        ]
-    )
+    blocks = []
+    for end in range(BLOCK_BYTES, min(len(text), _MOST_BYTES) + 1, BLOCK_BYTES):
+        seed = xxh3_64_intdigest(text[end - BLOCK_BYTES : end], seed) >> 4
+        blocks.append(seed)
+    return tuple(blocks)
 
 
-def canonical(data: dict[str, Any], found: Set[str]) -> bytes:
-    """The prompt as one run of bytes; `found` are the names of NAMES that are in it."""
+def canonical(data: dict[str, Any], shape: BodyShape) -> bytes:
+    """The prompt as one run of bytes."""
     out: list[bytes] = []
-    for name in found if len(found) == 1 else _IN_ORDER:
-        if name not in found or not (value := data[name]):
-            continue
-        if name in _PROMPTS:
-            _prompt(value, out)
-        elif name in _PREAMBLE:
+    for name in shape.preamble:
+        if value := data[name]:
             out += (_RECORD, name.encode(), _FIELD)
             _content(value, out)
+    for name in shape.prompts:
+        if not (value := data[name]):
+            continue
+        if not isinstance(value, list):
+            out.append(_bytes_of(value))
+        elif isinstance(value[0], int):
+            out.append(_token_ids(value))
+        elif isinstance(value[0], dict):
+            _messages(value, out)
+        else:
+            _several(value, out)
     return b"".join(out)
 
 
-def _seed(data: dict[str, Any], found: Set[str]) -> int:
+def _seed(data: dict[str, Any], rendering: tuple[str, ...]) -> int:
+    """What the first block is seeded with: the model, and the fields of these names."""
     model = data.get("model")
     first = model.encode() if isinstance(model, str) else b""
-    if len(found) <= 1:
-        # This one is the prompt, or there is none.
-        return xxh3_64_intdigest(first)
-    parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if name in found and data[name])]
-    return xxh3_64_intdigest(_FIELD.join(parts))
+    return xxh3_64_intdigest(_FIELD.join([first, *(_bytes_of(data[n]) for n in rendering if data[n])]))
 
 
-def _more(data: dict[str, Any], names: Set[str]) -> bytes:
-    """The fields of these names: those beside the prompt that change the work of an engine."""
-    return _bytes_of({name: data[name] for name in sorted(names)} if len(names) <= LIMITS.fields else data)
-
-
-def _prompt(value: Any, out: list[bytes]) -> None:
-    """Text, token ids, messages, or several texts or lists of ids, one after another."""
-    if not isinstance(value, list):
-        out.append(_bytes_of(value))
-    elif isinstance(value[0], int):
-        out.append(_token_ids(value))
-    else:
-        add = _message if isinstance(value[0], dict) else _one_of_several
-        for number, each in enumerate(value):
-            if len(out) > LIMITS.prompt_pieces:
-                _rest(value, number, out)
-                return
-            add(each, out)
-
-
-def _one_of_several(prompt: Any, out: list[bytes]) -> None:
-    out += (_RECORD, _token_ids(prompt) if isinstance(prompt, list) else _bytes_of(prompt))
-
-
-def _rest(value: list[Any], start: int, out: list[bytes]) -> None:
-    """The pieces from `start` on are too many to be read one by one."""
-    reached("prompt_pieces")
-    out += (_RECORD, _bytes_of(value[start:]))
-
-
-def _message(message: Any, out: list[bytes]) -> None:
-    """A message of a chat, or an item of a response's input: role, content, then all the rest by name."""
-    if not isinstance(message, dict):
-        out += (_RECORD, _bytes_of(message))
-        return
-    role, content = message.get("role", ""), message.get("content")
-    if type(content) is str and type(role) is str:
-        out += (_RECORD, role.encode(), _FIELD, content.encode())
-        if len(message) == 2:
+def _several(prompts: list[Any], out: list[bytes]) -> None:
+    """Several texts or lists of ids, one after another."""
+    following = iter(prompts)
+    for each in following:
+        if len(out) > LIMITS.prompt_pieces:
+            _rest([each, *following], out)
             return
-    else:
-        out += (_RECORD, _bytes_of(role), _FIELD)
-        _content(content, out)
+        out += (_RECORD, _token_ids(each) if isinstance(each, list) else _bytes_of(each))
+
+
+def _rest(pieces: list[Any], out: list[bytes]) -> None:
+    """These are too many to be read one by one."""
+    reached("prompt_pieces")
+    out += (_RECORD, _bytes_of(pieces))
+
+
+def _messages(messages: list[Any], out: list[bytes]) -> None:
+    """Messages of a chat, or items of a response's input, one after another."""
+    following = iter(messages)
+    for message in following:
+        if len(out) > LIMITS.prompt_pieces:
+            _rest([message, *following], out)
+            return
+        if not isinstance(message, dict):
+            out += (_RECORD, _bytes_of(message))
+            continue
+        role, content = message.get("role", ""), message.get("content")
+        if type(content) is str and type(role) is str:
+            out += (_RECORD, role.encode(), _FIELD, content.encode())
+            if len(message) == 2:
+                continue
+        else:
+            out += (_RECORD, _bytes_of(role), _FIELD)
+            _content(content, out)
+        if not message.keys() <= _PLAIN:
+            _beside(message, out)
+
+
+def _beside(message: dict[str, Any], out: list[bytes]) -> None:
+    """All the rest of a message, by name."""
     if len(message) > LIMITS.fields:
         out += (_FIELD, orjson.dumps(message, option=orjson.OPT_SORT_KEYS))
-    elif not message.keys() <= _PLAIN:
-        rest = {name: value for name, value in message.items() if value and name not in _PLAIN}
-        if rest:
-            out += (_FIELD, orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
+        return
+    rest = {name: value for name, value in message.items() if value and name not in _PLAIN}
+    if rest:
+        out += (_FIELD, orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
 
 
 def _content(content: Any, out: list[bytes]) -> None:
@@ -189,7 +168,7 @@ def _content(content: Any, out: list[bytes]) -> None:
         return
     for number, part in enumerate(content):
         if len(out) > LIMITS.prompt_pieces and number:
-            _rest(content, number, out)
+            _rest(content[number:], out)
             return
         if number:
             out.append(_FIELD)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.logs.record import LEFT_STATUS, Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.refusal import refusal_lines
 from cellgate.proxy.request.response_host import ResponseHost
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
 from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
+from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import WORKING
@@ -94,7 +95,8 @@ class Response:
         "whole",
     )
 
-    # From the first promise on.
+    # From the first promise on: the last two of a body that is none of events, and of one that is.
+    promised: ReplyHead | None
     _own_lines: bytes
     _framing: Framing
     _ends_by_close: bool
@@ -134,7 +136,6 @@ class Response:
         self.begun = self.whole = self.over = False
         self.paused = self.is_events = self.in_event = self.has_ids = False
         self.replay: ReplayBuffer | None = None
-        self.promised: ReplyHead | None = None
 
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
@@ -147,21 +148,24 @@ class Response:
             return False
         self.promised, self._own_lines, self.is_events = head, own_lines, is_events
         self._framing = framing = framing_of(head, http10=self._request.http10)
-        self._ends_by_close = framing is not CHUNKED and head.length is None
-        self.passes_raw = is_events and framing is CHUNKED
+        if is_events:
+            self.passes_raw = framing is CHUNKED
+        else:
+            self._ends_by_close = framing is not CHUNKED and head.length is None
         return True
 
     def commit(self, state: UnitState, at: float, first: bytes) -> None:
         """The attempt commits at `at` with its `first` bytes, which are passed on next."""
         self.last_at = at
-        self.in_event = False
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
-        self._chunks, self._fold_at, self._first = None, inf, first
-        if self.is_events:
-            self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
-            self.events += 1
-            state.life_at = at
-            self._first = b""
+        self._chunks = None
+        if not self.is_events:
+            self._first = first
+            return
+        self.in_event, self._first, self._fold_at = False, b"", inf
+        self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
+        self.events += 1
+        state.life_at = at
 
     def go_through(self, screen: ResponseClient) -> None:
         """From now on `screen` takes what the client would."""
@@ -208,14 +212,15 @@ class Response:
 
         False: the framing would end in the middle of an event, so the end is not sent.
         """
-        out = b"" if self.begun else self._head_bytes()
-        if body:
-            out += self._framed(body)
+        out = self._framed(body) if body else b""
+        if not self.begun:
+            out = self._head_bytes() + out
         lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
-        if ended and not lacks_end:
-            out += self._framing.end
+        if ended and not lacks_end and self._framing is CHUNKED:
+            out += LAST_CHUNK
         if out:
-            self._send(out)
+            self.sent += len(out)
+            self._client.send(out)
         return not lacks_end
 
     def pause(self, *, paused: bool) -> None:
@@ -226,11 +231,11 @@ class Response:
     # -- what is kept of it --------------------------------------------------------------------------------
 
     def record_replay(self, ways: int, shape: StreamShape) -> None:
-        """Keep what is sent, as these ways to resume it need it. Must be called before anything is sent."""
-        if self.is_events:
-            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
-            self._chunks = self.replay.chunks
-            self._fold_at = self.sent + FOLD_BYTES if ways else inf
+        """Keep what is sent of a stream, from its begin on, as these ways to resume it need it."""
+        self.replay = replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
+        self._chunks = replay.chunks
+        if ways:
+            self._fold_at = self.sent + FOLD_BYTES
             self.has_ids = bool(ways & TOKENS)
 
     def keep_tail(self) -> None:
@@ -246,7 +251,8 @@ class Response:
 
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as it is sent; the replay buffer keeps it, with the token ids."""
-        framed = self._framing.frame(without_prompt(body) if self.has_ids else body)
+        shown = without_prompt(body) if self.has_ids else body
+        framed = b"%x\r\n%b\r\n" % (len(shown), shown) if self._framing is CHUNKED else shown
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
@@ -289,15 +295,9 @@ class Response:
 
     def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
         """End it with a row of the failure table. `line`: one more header line, `reason`: a better word."""
-        row, line = failure.kind.row, line + failure.lines
-        if row.retry_after_s is not None:
-            line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
-        if row.retry_after_s is not None or row.is_final:
-            line += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
-        if row.is_final:
-            # OpenAI's clients retry twice after any 5xx unless this header says no.
-            line += b"x-should-retry: false\r\n"
+        row = failure.kind.row
         self.closes = self.closes or row.closes
+        line += refusal_lines(failure, reason)
         self._write_own(row.status, shape_of(self.route).body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
@@ -344,10 +344,11 @@ class Response:
         """End the response: all is written; the connection serves its next request, or closes."""
         self.over = True
         request = self._request
+        now, observers = self.now(), self.observers
         fields = (
-            self.request_id.decode("latin-1"),
+            self.request_id.decode(),
             self._client.peer,
-            request.method.decode("latin-1"),
+            request.method.decode(),
             request.path.decode("latin-1"),
             self.route,
             self.model,
@@ -358,7 +359,7 @@ class Response:
             self.attempts,
             self.continued,
             self.ttft_s,
-            self.now() - request.received_at,
+            now - request.received_at,
             self.events,
             request.body_size,
             self.sent,
@@ -366,8 +367,8 @@ class Response:
         )
         record = _new(Finished, fields)
         self._host.finished(record)
-        for observer in self.observers:
-            observer.over(record, self.now())
+        for observer in observers:
+            observer.over(record, now)
         self._client.finish(request, keep_alive=not self.closes)
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ class Response:
             self.request_id,
             self._own_lines,
             self.lines,
-            self._host.report_lines(self._request.fields, to_trusted=self.shows_internals),
+            self._host.report_lines(self._request, to_trusted=self.shows_internals),
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.wire.heads import Fields
+
+if TYPE_CHECKING:
+    from cellgate.proxy.wire.request import Request
 
 
 class ResponseHost(Protocol):
@@ -15,5 +17,5 @@ class ResponseHost(Protocol):
 
     def now(self) -> float: ...
     def new_id(self) -> bytes: ...
-    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes: ...
+    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes: ...
     def finished(self, record: Finished) -> None: ...

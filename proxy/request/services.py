@@ -19,7 +19,6 @@ from cellgate.proxy.request.orphans import Orphans
 from cellgate.proxy.request.reports import Reports
 from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 from cellgate.router.board import Board
@@ -67,7 +66,7 @@ class Services(Protocol):
     def health_checked(self, request: Request, peer: str) -> None:
         """A path of the gate was requested: it may be the health check of a load balancer."""
 
-    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes:
+    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
 
     def is_stopping(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 
 class ExchangeState(IntEnum):
@@ -34,7 +35,7 @@ class ExchangeEvent(IntEnum):
     STARTED = 0
     """The whole request has arrived."""
     ASKED = auto()
-    """The request is parsed, or cannot be."""
+    """Its large body is parsed, or cannot be."""
     GRANTED = auto()
     """A unit was found."""
     REFUSED = auto()
@@ -71,7 +72,8 @@ class ExchangeEvent(IntEnum):
     """A guardrail has seen the request, and allows, changes or denies it."""
 
 
-class Transition(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Transition:
     """The action for an event, and the states that may follow."""
 
     action: Callable[..., Any]

@@ -22,7 +22,7 @@ def _ignore(*_: object) -> None:
 
 TABLE: Table = {
     (_S.PARSING, _E.STARTED): Transition(opening.start, tuple(ExchangeState)),
-    (_S.PARSING, _E.ASKED): Transition(opening.ask, _ANY),
+    (_S.PARSING, _E.ASKED): Transition(opening.read_late, _ANY),
     (_S.PARSING, _E.SCREENED): Transition(opening.screened, _ANY),
     (_S.PARSING, _E.LEFT): Transition(ending.leave, _ENDS),
     (_S.PARSING, _E.TICKED): Transition(clocks.tick, (_S.PARSING,)),

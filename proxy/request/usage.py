@@ -10,6 +10,10 @@ from re import compile as pattern
 
 from cellgate.router.cost_model import Usage
 
+_USUAL = pattern(
+    rb'"usage":\{"prompt_tokens":(\d{1,9}),(?:"total_tokens":\d{1,9},)?"completion_tokens":(\d{1,9})'
+)
+"""As most engines begin it: all at once, in half the time."""
 _PROMPT = pattern(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _ANSWER = pattern(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED = pattern(rb'"cached_tokens"\s*:\s*(\d{1,9})')
@@ -25,9 +29,13 @@ def read_usage(end: bytes) -> Usage | None:
     at = end.rfind(b'"usage"')
     if at < 0:
         return None
-    prompt = _PROMPT.search(end, at)
-    if prompt is None:
+    usual = _USUAL.match(end, at)
+    if usual is not None:
+        prompt, answer = usual.groups()
+    elif (found := _PROMPT.search(end, at)) is not None:
+        other = _ANSWER.search(end, at)
+        prompt, answer = found[1], other[1] if other is not None else 0
+    else:
         return None
-    answer, cached = _ANSWER.search(end, at), _CACHED.search(end, at)
-    tokens = int(prompt[1]), int(answer[1]) if answer else 0, int(cached[1]) if cached else None
-    return _new(Usage, tokens)
+    cached = _CACHED.search(end, at)
+    return _new(Usage, (int(prompt), int(answer), int(cached[1]) if cached is not None else None))

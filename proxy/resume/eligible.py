@@ -63,7 +63,7 @@ _ANYTHING = """logprobs top_logprobs tool_choice functions response_format struc
 _WITH_IDS = frozenset(("logprobs", "top_logprobs", "repetition_penalty"))
 """Fields for which the same tokens are enough: this penalty takes prompt and answer together."""
 PENALTIES = frozenset(("frequency_penalty", "presence_penalty", "repetition_penalty"))
-_HINTS = ("tools", "chat_template_kwargs", "reasoning_effort")
+_HINTS = frozenset(("tools", "chat_template_kwargs", "reasoning_effort"))
 """With one of these an answer may show more than text."""
 _COMPUTED = frozenset(_ANYTHING.split())
 """Fields with which a unit that computes the whole answer again computes the same answer."""
@@ -79,14 +79,22 @@ def ways_of(body: dict[str, Any], *, chat: bool) -> int:
     # Most requests name neither of them.
     may_repeat = "temperature" in body or "seed" in body
     ways = OPEN | AGAIN | TOKENS if may_repeat and is_deterministic(body) else OPEN | TOKENS
+    if not body.keys() <= _HARMLESS:
+        ways &= _ways_beside(body)
+    if ways & ~AGAIN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
+        return ways & AGAIN
+    profits = chat and (not ways & OPEN or not _HINTS.isdisjoint(body))
+    return ways if profits else ways & ~TOKENS
+
+
+def _ways_beside(body: dict[str, Any]) -> int:
+    """The ways that fields leave open which are not harmless whatever they say."""
+    ways = OPEN | AGAIN | TOKENS
     for name in body.keys() - _HARMLESS:
         if not is_harmless(name, body):
             with_ids = TOKENS if name in _WITH_IDS else 0
             ways &= AGAIN | with_ids if name in _COMPUTED else 0
-    if ways & ~AGAIN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
-        return ways & AGAIN
-    profits = chat and (not ways & OPEN or any(name in body for name in _HINTS))
-    return ways if profits else ways & ~TOKENS
+    return ways
 
 
 def is_deterministic(body: dict[str, Any]) -> bool:

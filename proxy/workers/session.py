@@ -298,7 +298,7 @@ class WorkerSession:
                 Finished,
                 (
                     *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, 0, ttft_s, duration_s),
-                    *(0, bytes_in, bytes_out),
+                    *(0, bytes_in, bytes_out, None),
                 ),
             )
         )

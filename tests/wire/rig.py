@@ -13,7 +13,6 @@ from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.request import Request
@@ -148,7 +147,7 @@ class Rig:
         """As a client's connection: it is trusted."""
         return True
 
-    def report_lines(self, fields: Fields, *, to_trusted: bool) -> bytes:
+    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         return b""
 
     def finished(self, record: Finished) -> None:

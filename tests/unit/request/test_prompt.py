@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, NAMES, block_hashes, canonical, read_prompt
+from cellgate.proxy.request.body_shape import shape_of_body
+from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, canonical, read_prompt
 from cellgate.router.cost_model import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)
@@ -96,7 +97,7 @@ def test_another_model_or_salt_or_template_has_nothing_in_common(chat: Body, oth
 @given(chat=chats)
 def test_the_size_is_that_of_what_is_hashed(chat: Body) -> None:
     prompt = read_prompt(chat)
-    assert prompt.size == len(canonical(chat, NAMES & chat.keys()))
+    assert prompt.size == len(canonical(chat, shape_of_body(chat)))
     assert len(prompt.blocks) == prompt.size // BLOCK_BYTES
     assert all(0 <= block < 1 << 60 for block in prompt.blocks)
     assert prompt == read_prompt(dict(reversed(chat.items())))
@@ -187,7 +188,7 @@ def test_a_call_of_a_tool_is_part_of_the_prompt() -> None:
         return {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
 
     empty, full = called("{}"), called('{"a": 1}')
-    assert canonical(empty, NAMES & empty.keys()) != canonical(full, NAMES & full.keys())
+    assert canonical(empty, shape_of_body(empty)) != canonical(full, shape_of_body(full))
 
 
 def test_a_prompt_without_end_is_hashed_up_to_a_limit() -> None:

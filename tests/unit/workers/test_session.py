@@ -11,6 +11,7 @@ from cellgate.proxy.doors.bill import Bill
 from cellgate.proxy.doors.ledger import LimitLedger
 from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
 from cellgate.proxy.doors.metrics import DoorCounts
+from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.request.dispatcher import PickRequest
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import ToControl, ToWorker, request_out
@@ -104,3 +105,17 @@ def test_a_worker_that_ends_gives_the_places_back_that_its_requests_have() -> No
     control.settle(0)
     control.session.vacate()
     assert [control.ask(3), control.ask(4), control.ask(5)] == [True, True, False]
+
+
+def test_the_record_of_a_request_that_has_ended_at_a_worker_is_whole() -> None:
+    control = Control()
+    control.session.hear((ToControl.FINISHED, "chat", 200, "u1", 0.5, 1.5, 10, 20))
+    (record,) = control.shared.reports.finished.call_args[0]
+    assert record == Finished(*record)
+    assert (record.route, record.status, record.unit, record.bytes_out, record.rank) == (
+        "chat",
+        200,
+        "u1",
+        20,
+        None,
+    )
