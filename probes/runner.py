@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from cellgate.probes.agenda import Agenda
+from cellgate.probes.agenda import Agenda, Due
 from cellgate.probes.base import FetchError, PageProbe, PageWait, Probe, ProbeContext, Reply, TalkingProbe
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
@@ -55,8 +55,8 @@ class Runner:
         self._take = take
         self._rng = rng
         self._agenda = agenda
-        self._number = 0
-        """Of its call in the agenda; 0: it has none."""
+        self._due: Due | None = None
+        """Its call in the agenda, if it has one."""
         self._awaited_at = -math.inf
         """When it was due at the latest, when it began to wait."""
         self._nudged = False
@@ -79,7 +79,7 @@ class Runner:
     def stop(self) -> None:
         """End the present run, and begin no other one."""
         self._is_stopped = True
-        self._agenda.cancel(self._number)
+        self._forget_due()
         if self._is_stepping:
             # Who stops it was called by its probe, or took a finding.
             asyncio.get_running_loop().call_soon(self._end_run)
@@ -133,14 +133,19 @@ class Runner:
 
     def _wait(self) -> None:
         """Wait until it is due."""
-        self._agenda.cancel(self._number)
+        self._forget_due()
         now, self._awaited_at = self._patient.now(), self.due_at()
         pause_s = self._awaited_at - now
         if pause_s == math.inf:
             return
         if 0.0 < pause_s <= RARE_S and not self._nudged:
             pause_s *= 1.0 - JITTER * self._rng.random()
-        self._number = self._agenda.at(now + max(0.0, pause_s), self._wake)
+        self._due = self._agenda.at(now + max(0.0, pause_s), self._wake)
+
+    def _forget_due(self) -> None:
+        if self._due is not None:
+            self._agenda.cancel(self._due)
+            self._due = None
 
     def _wake(self) -> None:
         # The unit may have made progress meanwhile, which postpones the run.
