@@ -52,6 +52,7 @@ class Runner:
         self._probe = probe
         self._page_probe = probe if isinstance(probe, PageProbe) else None
         self._patient = context
+        self._now = context.now
         self._take = take
         self._rng = rng
         self._agenda = agenda
@@ -134,13 +135,20 @@ class Runner:
     def _wait(self) -> None:
         """Wait until it is due."""
         self._forget_due()
-        now, self._awaited_at = self._patient.now(), self.due_at()
-        pause_s = self._awaited_at - now
-        if pause_s == math.inf:
+        self._wait_until(self.due_at())
+
+    def _wait_until(self, due_at: float) -> None:
+        self._awaited_at = due_at
+        now = self._now()
+        pause_s = due_at - now
+        if 0.0 < pause_s <= RARE_S:
+            if not self._nudged:
+                due_at = now + pause_s * (1.0 - JITTER * self._rng.random())
+        elif pause_s < 0.0:
+            due_at = now
+        elif pause_s == math.inf:
             return
-        if 0.0 < pause_s <= RARE_S and not self._nudged:
-            pause_s *= 1.0 - JITTER * self._rng.random()
-        self._due = self._agenda.at(now + max(0.0, pause_s), self._wake)
+        self._due = self._agenda.at(due_at, self._wake)
 
     def _forget_due(self) -> None:
         if self._due is not None:
@@ -148,15 +156,14 @@ class Runner:
             self._due = None
 
     def _wake(self) -> None:
-        # The unit may have made progress meanwhile, which postpones the run.
-        if self.due_at() > self._awaited_at:
-            self._wait()
-        else:
-            self._nudged = self._overdue = self._was_late = False
-            self._last_at = self._patient.now()
-            self._begin()
-
-    def _begin(self) -> None:
+        self._due = None
+        due_at = self.due_at()
+        if due_at > self._awaited_at:
+            # The unit has made progress meanwhile, which postpones the run.
+            self._wait_until(due_at)
+            return
+        self._nudged = self._overdue = self._was_late = False
+        self._last_at = self._now()
         self._is_looking = True
         if self._page_probe is not None:
             self._ask(self._page_probe)

@@ -32,8 +32,10 @@ from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
 from cellgate.router.engine_nouns import Answered, Build, Built, Urgency
 from cellgate.router.hold_nouns import Quiescence
+from cellgate.router.judge import nothing_to_learn
 from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import (
+    Case,
     Evidence,
     Finding,
     Load,
@@ -71,7 +73,7 @@ class _UnitContext:
     rules: Rules
     fetch: Fetch
     net: Net
-    loop: asyncio.AbstractEventLoop
+    now: Callable[[], float]
     rng: random.Random
     notes: dict[str, Any]
 
@@ -126,7 +128,7 @@ class _UnitContext:
 
     @property
     def hides_work(self) -> bool:
-        return hides_work(self.unit_state, self.loop.time())
+        return hides_work(self.unit_state, self.now())
 
     @property
     def shows_work(self) -> bool:
@@ -152,9 +154,6 @@ class _UnitContext:
     def models(self) -> frozenset[str]:
         return self.unit_state.base_models()
 
-    def now(self) -> float:
-        return self.loop.time()
-
     async def pause(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
 
@@ -162,7 +161,7 @@ class _UnitContext:
         return f"{self.rng.getrandbits(40):010x}"
 
     def heard(self) -> None:
-        self.unit_state.heard_at = self.loop.time()
+        self.unit_state.heard_at = self.now()
 
 
 class Prober:
@@ -200,6 +199,8 @@ class Prober:
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate lagged."""
+        self._clean: dict[str, Case] = {}
+        """The last case of a unit from which good evidence had nothing to teach the judge."""
         self._agenda: Agenda | None = None
         self._sweep_at = 0.0
         self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
@@ -214,9 +215,10 @@ class Prober:
         transport = self._transport_of(state)
         agents = self._agents[unit.name] = {}
         reports = self._reports[unit.name] = []
+        take = partial(self._take, state)
         for node, probe in self._looks_at(unit):
             notes: dict[str, Any] = {}
-            runner = self._runner(state, node, probe, transport, notes)
+            runner = self._runner(state, node, probe, transport, notes, take)
             if node is not None and isinstance(probe, AgentLink):
                 agents[node.name] = notes
             elif isinstance(probe, AgentReport):
@@ -247,16 +249,20 @@ class Prober:
         probe: Probe,
         transport: ProbeTransport,
         notes: dict[str, Any],
+        take: Callable[[Finding], None],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
         if self._agenda is None:
             self._agenda = Agenda(loop, TOGETHER_S)
-        context = _UnitContext(state, node, rules, transport.fetch, transport.net, loop, self._rng, notes)
-        return Runner(probe, context, partial(self._take, state), self._rng, self._agenda)
+        context = _UnitContext(
+            state, node, rules, transport.fetch, transport.net, loop.time, self._rng, notes
+        )
+        return Runner(probe, context, take, self._rng, self._agenda)
 
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
         self._runners.pop(name, None)
+        self._clean.pop(name, None)
         self._agents.pop(name, None)
         self._reports.pop(name, None)
         for runner in self._all.pop(name, ()):
@@ -342,7 +348,8 @@ class Prober:
             return
         match finding:
             case Evidence():
-                self.observe(finding)
+                if not self._is_known(state, finding):
+                    self.observe(finding)
             case Load():
                 self._take_load(state, finding)
             case Models():
@@ -357,6 +364,22 @@ class Prober:
                 self.on_answered(state, finding)
             case NodeFacts():
                 state.facts.take(finding)
+
+    def _is_known(self, state: UnitState, evidence: Evidence) -> bool:
+        """Whether a node that is well only says so again, as most do each second: then all that is new is the
+        time.
+        """
+        if evidence.node is None or evidence.sign is not Sign.GOOD or evidence.strength is not Strength.WEAK:
+            return False
+        if evidence.epoch is not None:
+            return False
+        case = state.case
+        if self._clean.get(evidence.unit) is not case:
+            if not nothing_to_learn(case):
+                return False
+            self._clean[evidence.unit] = case
+        state.last_evidence[evidence.node, evidence.source] = evidence
+        return True
 
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)
