@@ -67,7 +67,9 @@ class Runner:
         """What that waits for."""
         self._pending: PageWait | None = None
         """The page that the present run waits for."""
-        self._is_looking = self._is_stepping = self._is_stopped = False
+        self.looks_since = math.inf
+        """Since when the present run takes; inf: there is none."""
+        self._is_stepping = self._is_stopped = False
         self._overdue = False
         self._was_late = False
         self._last_at = -math.inf
@@ -91,19 +93,15 @@ class Runner:
         """Look now."""
         if not self._nudged and not self._is_stopped:
             self._nudged = True
-            if not self._is_looking:
+            if self.looks_since == math.inf:
                 self._wait()
-
-    def looking_s(self, now: float) -> float:
-        """For how long the present run has taken; 0: there is none."""
-        return now - self._last_at if self._is_looking else 0.0
 
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
 
         While it looks, that is when it began to.
         """
-        if self._is_looking:
+        if self.looks_since < math.inf:
             return self._last_at
         if self._nudged:
             return self._last_at + GAP_S
@@ -122,7 +120,7 @@ class Runner:
         Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
         in the same turn, and must come first.
         """
-        if not self._is_looking or now < self._last_at + self._probe.limit_s(self._patient) + GRACE_S:
+        if now < self.looks_since + self._probe.limit_s(self._patient) + GRACE_S:
             self._was_late = False
         elif not self._was_late:
             self._was_late = True
@@ -163,8 +161,7 @@ class Runner:
             self._wait_until(due_at)
             return
         self._nudged = self._overdue = self._was_late = False
-        self._last_at = self._now()
-        self._is_looking = True
+        self._last_at = self.looks_since = self._now()
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
@@ -172,7 +169,7 @@ class Runner:
             self._step()
 
     def _end(self) -> None:
-        self._is_looking = False
+        self.looks_since = math.inf
         self._run = self._waits_for = self._pending = None
         if not self._is_stopped:
             self._wait()

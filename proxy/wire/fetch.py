@@ -193,11 +193,11 @@ class _Waiting:
         self._call.begin(fresh=is_fresh)
 
     def answered(self, status: int, body: bytes) -> None:
-        fetch = self._fetch
+        fetch, call = self._fetch, self._call
         if self._fresh_at:
             fetch.fresh_at = self._fresh_at
         fetch.note_reply()
-        self._settle(self._page.answered(self._call, status, body))
+        self._settle(self._page.answered(call, status, body))
 
     def failed(self, failure: Failure) -> None:
         if failure.kind is FailureKind.STALE_CONNECTION:
@@ -212,9 +212,9 @@ class _Waiting:
         """
         self._tell = None
         if not self._is_over:
-            self._is_over = True
-            self._fetch.deadlines.cancel(self._due)
-            self._call.abandon()
+            call = self._call
+            self._close()
+            call.abandon()
 
     def _expire(self) -> None:
         phase = self._call.phase
@@ -229,11 +229,16 @@ class _Waiting:
         self._settle(error)
 
     def _settle(self, outcome: Reply | FetchError) -> None:
+        if not self._is_over:
+            self._close()
+            # Not now: its connection is not given back yet.
+            self._fetch.deadlines.soon(self._deliver, outcome)
+
+    def _close(self) -> None:
         self._is_over = True
-        deadlines = self._fetch.deadlines
-        deadlines.cancel(self._due)
-        # Not now: its connection is not given back yet.
-        deadlines.soon(self._deliver, outcome)
+        self._fetch.deadlines.cancel(self._due)
+        # They refer to each other: without this, each look would leave something to the collector.
+        del self._call
 
     def _deliver(self, outcome: Reply | FetchError) -> None:
         if self._tell is not None:
