@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, cast
 
 from cellgate.probes.agenda import Agenda, Due
@@ -165,8 +165,7 @@ class Runner:
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
-            self._run = self._look(cast("TalkingProbe", self._probe))
-            self._step()
+            self._talk(cast("TalkingProbe", self._probe).look(self._patient))
 
     def _end(self) -> None:
         self.looks_since = math.inf
@@ -199,13 +198,21 @@ class Runner:
     def _answered(self, answer: Reply | FetchError) -> None:
         assert self._page_probe is not None
         try:
-            for finding in self._page_probe.read(self._patient, answer):
+            findings = self._page_probe.read(self._patient, answer)
+            if isinstance(findings, AsyncGenerator):
+                self._talk(findings)
+                return
+            for finding in findings:
                 self._take(finding)
         except Exception as error:
             self._failed(error)
         self._end()
 
     # -- a run that talks ----------------------------------------------------------------------------------
+
+    def _talk(self, findings: AsyncGenerator[Finding, None]) -> None:
+        self._run = self._look(findings)
+        self._step()
 
     def _step(self, error: asyncio.CancelledError | None = None) -> None:
         """Run until it has to wait for something."""
@@ -229,17 +236,16 @@ class Runner:
         if self._run is not None and done is self._waits_for:
             self._step()
 
-    async def _look(self, probe: TalkingProbe) -> None:
+    async def _look(self, findings: AsyncGenerator[Finding, None]) -> None:
         try:
-            await self._collect(probe)
+            await self._collect(findings)
         except Exception as error:
             self._failed(error)
 
-    async def _collect(self, probe: TalkingProbe) -> None:
+    async def _collect(self, findings: AsyncGenerator[Finding, None]) -> None:
         """Take the findings of one run. Raises TimeoutError when it takes too long, and what the probe
         raises.
         """
-        findings = probe.look(self._patient)
         try:
             async for finding in findings:
                 self._take(finding)
