@@ -23,7 +23,7 @@ RESOLUTION_S = 0.001
 PER_TURN = 32
 """Calls made in one turn of the loop; the next ones wait for another, so that others have their turn."""
 SLOTS_PER_S = 100
-SPARE = 1000
+SPARE = 64
 """Slots without calls that are kept until their time, beside two for each call."""
 
 _when = attrgetter("when")
