@@ -289,8 +289,10 @@ class PageProbe(Probe, Protocol):
         """What to ask for."""
         ...
 
-    def read(self, context: ProbeContext, answer: Reply | FetchError) -> Sequence[Finding]:
-        """The findings of one run."""
+    def read(
+        self, context: ProbeContext, answer: Reply | FetchError
+    ) -> Sequence[Finding] | AsyncGenerator[Finding, None]:
+        """The findings of one run; as a generator when it has more to ask."""
         ...
 
 

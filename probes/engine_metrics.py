@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, is_in_use
@@ -55,8 +55,7 @@ class EngineMetrics:
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Later for a unit without work, late for one that has no metrics where its engine shows them."""
-        absences = _absences(context, _url(context))
-        if absences:
+        if _ABSENT in context.notes and (absences := _absences(context, _url(context))):
             return last_at + (self.absent_s if absences >= _ABSENT_LOOKS else self.period_s)
         is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
         return last_at + (self.idle_s if is_idle else self.period_s)
@@ -80,9 +79,10 @@ class EngineMetrics:
         if answer.status == 200:
             lines = context.notes.setdefault(_LINES, SampleLines(_SAMPLE))
             load = scan(answer.body, context.unit.name, context.now(), own_in_flight, lines)
-        context.notes[_ABSENT] = url, _absences(context, url) + 1 if load is None else 0
         if load is None:
+            context.notes[_ABSENT] = url, _absences(context, url) + 1
             return ()
+        context.notes.pop(_ABSENT, None)
         youngest = _youngest(context, load.epoch)
         return (load if load.epoch == youngest else replace(load, epoch=youngest),)
 
@@ -162,6 +162,23 @@ _ADAPTERS = re.compile(rb'(?:running|waiting)_lora_adapters="([^"]*)"')
 _ADAPTER_PLACES = re.compile(rb'max_lora="(\d{1,6})"')
 _ADAPTERS_MAX = 256
 """So many adapters in use are looked at."""
+_OF_RANKS = (MetricRole.RUNNING, MetricRole.WAITING, MetricRole.STEPS, MetricRole.PROGRESS)
+_LABELS_KEPT = 512
+"""What longer labels mean is not remembered: they come from a server."""
+
+_Key = tuple[bytes, bytes]
+_Samples = Mapping[_Key, float]
+_NONE: _Samples = {}
+
+
+class _Meaning(NamedTuple):
+    """What a sample tells, by its name and labels; samples with the same key show the same. `tokens`: what
+    it says in its labels and not in its value.
+    """
+
+    role: MetricRole
+    key: _Key
+    tokens: float | None = None
 
 
 def scan(
@@ -173,49 +190,58 @@ def scan(
     Engines behind one front end (data parallel ranks, models) are summed; of their KV cache use the fullest
     counts. Ranks that share their work show the same numbers, which count once.
     """
-    samples: dict[MetricRole, dict[tuple[bytes, bytes], float]] = {role: {} for role in MetricRole}
+    samples: dict[MetricRole, dict[_Key, float]] = {}
     born: str | None = None
     for match in (lines or SampleLines(_SAMPLE)).of(body):
-        name, labels, text = match[1], match[2] or b"", match[3]
-        role, value = _role(name, labels), _number(text)
-        if role is None or value is None:
+        name, labels, text = match.groups(b"")
+        meaning = _meaning(name, labels) if len(labels) <= _LABELS_KEPT else _mean(name, labels)
+        value = _number(text)
+        if meaning is None or value is None:
             continue
+        role, key, tokens = meaning
         if role is MetricRole.BORN:
             born = text.decode("ascii", "replace")
             continue
-        if role is MetricRole.KV_SHAPE:
-            role, value = MetricRole.KV_TOKENS, _tokens(labels)
-        key = name, _SAME_WORK.sub(b"", labels) if b"_rank=" in labels else labels
-        samples[role][key] = max(value, samples[role].get(key, 0.0))
-    if not samples[MetricRole.RUNNING] and not samples[MetricRole.WAITING]:
+        if tokens is not None:
+            value = tokens
+        known = samples.get(role)
+        if known is None:
+            samples[role] = {key: value}
+        elif key not in known or value > known[key]:
+            known[key] = value
+    running, waiting = samples.get(MetricRole.RUNNING, _NONE), samples.get(MetricRole.WAITING, _NONE)
+    if not running and not waiting:
         return None
-    adapters, adapter_places = _adapters(samples[MetricRole.ADAPTERS])
-    counters = [*samples[MetricRole.STEPS].values(), *samples[MetricRole.PROGRESS].values()]
+    adapters, adapter_places = _adapters(samples.get(MetricRole.ADAPTERS, _NONE))
+    steps = samples.get(MetricRole.STEPS, _NONE)
+    counters = [*steps.values(), *samples.get(MetricRole.PROGRESS, _NONE).values()]
     return Load(
         unit,
         at,
-        running=_total(samples[MetricRole.RUNNING]),
-        waiting=_total(samples[MetricRole.WAITING]),
-        kv_use=min(max(samples[MetricRole.KV_USE].values(), default=0.0), 1.0),
+        running=_total(running),
+        waiting=_total(waiting),
+        kv_use=min(max(samples.get(MetricRole.KV_USE, _NONE).values(), default=0.0), 1.0),
         own_in_flight=own_in_flight,
         progress=sum(counters) if counters else None,
-        sighted=bool(samples[MetricRole.STEPS]),
+        sighted=bool(steps),
         epoch=born,
-        kv_tokens=_total(samples[MetricRole.KV_TOKENS]),
+        kv_tokens=_total(samples.get(MetricRole.KV_TOKENS, _NONE)),
         adapters=adapters,
         adapter_places=adapter_places,
-        corrupted=sum(samples[MetricRole.CORRUPTED].values()),
+        corrupted=sum(samples.get(MetricRole.CORRUPTED, _NONE).values()),
         ranks=_ranks(samples),
     )
 
 
-def _ranks(samples: Mapping[MetricRole, Mapping[tuple[bytes, bytes], float]]) -> tuple[RankLoad, ...]:
+def _ranks(samples: Mapping[MetricRole, _Samples]) -> tuple[RankLoad, ...]:
     """The data parallel ranks, if there are several and all are shown: an engine shows one once it has
     served.
     """
+    if len({labels for role in _OF_RANKS for _, labels in samples.get(role, _NONE)}) < 2:
+        return ()
     found: dict[int, dict[MetricRole, float]] = {}
-    for role in (MetricRole.RUNNING, MetricRole.WAITING, MetricRole.STEPS, MetricRole.PROGRESS):
-        for (_, labels), value in samples[role].items():
+    for role in _OF_RANKS:
+        for (_, labels), value in samples.get(role, _NONE).items():
             if rank := _RANK.search(labels):
                 sums = found.setdefault(int(rank[1]), {})
                 sums[role] = sums.get(role, 0.0) + value
@@ -232,7 +258,7 @@ def _ranks(samples: Mapping[MetricRole, Mapping[tuple[bytes, bytes], float]]) ->
     )
 
 
-def _adapters(samples: Mapping[tuple[bytes, bytes], float]) -> tuple[frozenset[str], int]:
+def _adapters(samples: _Samples) -> tuple[frozenset[str], int]:
     """The LoRA adapters in use, and how many fit. vLLM keeps the series of earlier times: the last counts."""
     if not samples:
         return frozenset(), 0
@@ -244,13 +270,26 @@ def _adapters(samples: Mapping[tuple[bytes, bytes], float]) -> tuple[frozenset[s
     ) if places else 0
 
 
-def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:
+def _total(samples: _Samples) -> int:
     """Their sum, which is as bounded as each of them."""
     return _count(sum(samples.values()))
 
 
 def _count(value: float) -> int:
     return int(min(value, _NUMBER_MAX))
+
+
+def _mean(name: bytes, labels: bytes) -> _Meaning | None:
+    role = _role(name, labels)
+    if role is None:
+        return None
+    key = name, _SAME_WORK.sub(b"", labels) if b"_rank=" in labels else labels
+    if role is MetricRole.KV_SHAPE:
+        return _Meaning(MetricRole.KV_TOKENS, key, _tokens(labels))
+    return _Meaning(role, key)
+
+
+_meaning = lru_cache(16_384)(_mean)
 
 
 def _role(name: bytes, labels: bytes) -> MetricRole | None:

@@ -7,12 +7,18 @@ from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import PageGet, ProbeContext, Reply
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply
 from cellgate.probes.node import NodePage, NodeReport, NodeState
+from cellgate.router.nouns import Evidence, Sign
 
 KNOWN = 16_384
 """The number of parsed URLs that are kept."""
 _BUSY = 429
+
+_PAGE = "page"
+"""Note: what to ask for."""
+_LAST = "last"
+"""Note: the last reply and the evidence that it was, if that was good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,29 @@ class HttpProbe(NodePage):
 
     def page(self, context: ProbeContext) -> PageGet:
         """The URL."""
-        root, target = split_url(self.url)
-        return PageGet(context.net.fetch(root), target, self.timeout_s)
+        page: PageGet | None = context.notes.get(_PAGE)
+        if page is None:
+            root, target = split_url(self.url)
+            context.notes[_PAGE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
+        return page
+
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:
+        """One piece of evidence. The same good reply is the same evidence, but for its time."""
+        reply, good = context.notes.get(_LAST) or (None, None)
+        if good is not None and answer is reply:
+            evidence = Evidence(
+                good.unit,
+                good.sign,
+                good.strength,
+                good.source,
+                good.reason,
+                context.now(),
+                node=good.node,
+            )
+        else:
+            (evidence,) = NodePage.read(self, context, answer)
+            context.notes[_LAST] = (answer, evidence) if evidence.sign is Sign.GOOD else None
+        return (evidence,)
 
     def report(self, _context: ProbeContext, reply: Reply) -> NodeReport:
         """The result of the page's status."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.quiescence import ask_quiescence
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength, Verdict
@@ -26,9 +26,12 @@ _TROUBLES: dict[Trouble, _Weight] = {
     Trouble.OWN: _NOTHING,
 }
 _NOT_THERE = frozenset({404, 405})
+_ASKS_MORE = _NOT_THERE | {503}
 
 _PATH = "path"
 """Note: the path that this unit has."""
+_ASKED = "asked"
+"""Note: the path that is being asked, and until when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +60,50 @@ class Readiness:
             return last_at + self.period_s
         return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
 
-    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
+    def page(self, context: ProbeContext) -> PageGet:
+        """The path that is known to exist, or the first."""
+        path = _paths(context)[0]
+        context.notes[_ASKED] = path, context.now() + self.timeout_s
+        return PageGet(context.fetch, path, self.timeout_s)
+
+    def read(
+        self, context: ProbeContext, answer: Reply | FetchError
+    ) -> tuple[Evidence] | AsyncGenerator[Finding, None]:
         """One piece of evidence."""
-        paths = _paths(context)
-        path, deadline = paths[0], context.now() + self.timeout_s
+        path, deadline = context.notes[_ASKED]
+        if isinstance(answer, Reply):
+            if answer.status in _ASKS_MORE:
+                return self._ask_more(context, path, answer, deadline)
+            context.notes[_PATH] = path
+        return (self._evidence(context, path, answer),)
+
+    async def _ask_more(
+        self, context: ProbeContext, path: str, reply: Reply, deadline: float
+    ) -> AsyncGenerator[Finding, None]:
+        """Try the other paths; ask whether a unit that is not ready stands still on purpose."""
+        answer: Reply | FetchError = reply
+        others = [other for other in _paths(context) if other != path]
         try:
-            for path in paths:
+            while reply.status in _NOT_THERE and others:
+                path = others.pop(0)
                 timeout_s = max(0.0, deadline - context.now())
-                reply = await context.fetch("GET", path, timeout_s=timeout_s)
-                if reply.status not in _NOT_THERE:
-                    context.notes[_PATH] = path
-                    break
+                answer = reply = await context.fetch("GET", path, timeout_s=timeout_s)
         except FetchError as error:
-            (sign, strength), said = _TROUBLES[error.trouble], str(error)
+            answer = error
         else:
-            (sign, strength), said = _weigh(context, reply), f"HTTP {reply.status}"
+            if reply.status not in _NOT_THERE:
+                context.notes[_PATH] = path
             if reply.status == 503:
                 for word in await ask_quiescence(context):
                     yield word
-        reason = f"GET {path}: {said}"
-        yield Evidence(context.unit.name, sign, strength, self.name, reason, context.now())
+        yield self._evidence(context, path, answer)
+
+    def _evidence(self, context: ProbeContext, path: str, answer: Reply | FetchError) -> Evidence:
+        if isinstance(answer, FetchError):
+            (sign, strength), said = _TROUBLES[answer.trouble], str(answer)
+        else:
+            (sign, strength), said = _weigh(context, answer), f"HTTP {answer.status}"
+        return Evidence(context.unit.name, sign, strength, self.name, f"GET {path}: {said}", context.now())
 
 
 def _paths(context: ProbeContext) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, cast
 
-from cellgate.probes.agenda import Agenda
+from cellgate.probes.agenda import Agenda, Due
 from cellgate.probes.base import FetchError, PageProbe, PageWait, Probe, ProbeContext, Reply, TalkingProbe
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
@@ -52,11 +52,12 @@ class Runner:
         self._probe = probe
         self._page_probe = probe if isinstance(probe, PageProbe) else None
         self._patient = context
+        self._now = context.now
         self._take = take
         self._rng = rng
         self._agenda = agenda
-        self._number = 0
-        """Of its call in the agenda; 0: it has none."""
+        self._due: Due | None = None
+        """Its call in the agenda, if it has one."""
         self._awaited_at = -math.inf
         """When it was due at the latest, when it began to wait."""
         self._nudged = False
@@ -66,7 +67,9 @@ class Runner:
         """What that waits for."""
         self._pending: PageWait | None = None
         """The page that the present run waits for."""
-        self._is_looking = self._is_stepping = self._is_stopped = False
+        self.looks_since = math.inf
+        """Since when the present run takes; inf: there is none."""
+        self._is_stepping = self._is_stopped = False
         self._overdue = False
         self._was_late = False
         self._last_at = -math.inf
@@ -79,7 +82,7 @@ class Runner:
     def stop(self) -> None:
         """End the present run, and begin no other one."""
         self._is_stopped = True
-        self._agenda.cancel(self._number)
+        self._forget_due()
         if self._is_stepping:
             # Who stops it was called by its probe, or took a finding.
             asyncio.get_running_loop().call_soon(self._end_run)
@@ -90,19 +93,15 @@ class Runner:
         """Look now."""
         if not self._nudged and not self._is_stopped:
             self._nudged = True
-            if not self._is_looking:
+            if self.looks_since == math.inf:
                 self._wait()
-
-    def looking_s(self, now: float) -> float:
-        """For how long the present run has taken; 0: there is none."""
-        return now - self._last_at if self._is_looking else 0.0
 
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
 
         While it looks, that is when it began to.
         """
-        if self._is_looking:
+        if self.looks_since < math.inf:
             return self._last_at
         if self._nudged:
             return self._last_at + GAP_S
@@ -121,7 +120,7 @@ class Runner:
         Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
         in the same turn, and must come first.
         """
-        if not self._is_looking or now < self._last_at + self._probe.limit_s(self._patient) + GRACE_S:
+        if now < self.looks_since + self._probe.limit_s(self._patient) + GRACE_S:
             self._was_late = False
         elif not self._was_late:
             self._was_late = True
@@ -133,34 +132,43 @@ class Runner:
 
     def _wait(self) -> None:
         """Wait until it is due."""
-        self._agenda.cancel(self._number)
-        now, self._awaited_at = self._patient.now(), self.due_at()
-        pause_s = self._awaited_at - now
-        if pause_s == math.inf:
+        self._forget_due()
+        self._wait_until(self.due_at())
+
+    def _wait_until(self, due_at: float) -> None:
+        self._awaited_at = due_at
+        now = self._now()
+        pause_s = due_at - now
+        if 0.0 < pause_s <= RARE_S:
+            if not self._nudged:
+                due_at = now + pause_s * (1.0 - JITTER * self._rng.random())
+        elif pause_s < 0.0:
+            due_at = now
+        elif pause_s == math.inf:
             return
-        if 0.0 < pause_s <= RARE_S and not self._nudged:
-            pause_s *= 1.0 - JITTER * self._rng.random()
-        self._number = self._agenda.at(now + max(0.0, pause_s), self._wake)
+        self._due = self._agenda.at(due_at, self._wake)
+
+    def _forget_due(self) -> None:
+        if self._due is not None:
+            self._agenda.cancel(self._due)
+            self._due = None
 
     def _wake(self) -> None:
-        # The unit may have made progress meanwhile, which postpones the run.
-        if self.due_at() > self._awaited_at:
-            self._wait()
-        else:
-            self._nudged = self._overdue = self._was_late = False
-            self._last_at = self._patient.now()
-            self._begin()
-
-    def _begin(self) -> None:
-        self._is_looking = True
+        self._due = None
+        due_at = self.due_at()
+        if due_at > self._awaited_at:
+            # The unit has made progress meanwhile, which postpones the run.
+            self._wait_until(due_at)
+            return
+        self._nudged = self._overdue = self._was_late = False
+        self._last_at = self.looks_since = self._now()
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
-            self._run = self._look(cast("TalkingProbe", self._probe))
-            self._step()
+            self._talk(cast("TalkingProbe", self._probe).look(self._patient))
 
     def _end(self) -> None:
-        self._is_looking = False
+        self.looks_since = math.inf
         self._run = self._waits_for = self._pending = None
         if not self._is_stopped:
             self._wait()
@@ -190,13 +198,21 @@ class Runner:
     def _answered(self, answer: Reply | FetchError) -> None:
         assert self._page_probe is not None
         try:
-            for finding in self._page_probe.read(self._patient, answer):
+            findings = self._page_probe.read(self._patient, answer)
+            if isinstance(findings, AsyncGenerator):
+                self._talk(findings)
+                return
+            for finding in findings:
                 self._take(finding)
         except Exception as error:
             self._failed(error)
         self._end()
 
     # -- a run that talks ----------------------------------------------------------------------------------
+
+    def _talk(self, findings: AsyncGenerator[Finding, None]) -> None:
+        self._run = self._look(findings)
+        self._step()
 
     def _step(self, error: asyncio.CancelledError | None = None) -> None:
         """Run until it has to wait for something."""
@@ -220,17 +236,16 @@ class Runner:
         if self._run is not None and done is self._waits_for:
             self._step()
 
-    async def _look(self, probe: TalkingProbe) -> None:
+    async def _look(self, findings: AsyncGenerator[Finding, None]) -> None:
         try:
-            await self._collect(probe)
+            await self._collect(findings)
         except Exception as error:
             self._failed(error)
 
-    async def _collect(self, probe: TalkingProbe) -> None:
+    async def _collect(self, findings: AsyncGenerator[Finding, None]) -> None:
         """Take the findings of one run. Raises TimeoutError when it takes too long, and what the probe
         raises.
         """
-        findings = probe.look(self._patient)
         try:
             async for finding in findings:
                 self._take(finding)

@@ -9,7 +9,8 @@ import ssl
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.local_reports import LocalReports
-from cellgate.proxy.control.plane import Plane, Publish
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.readiness_page import Publish
 from cellgate.proxy.doors.accounting import make_door
 from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
 from cellgate.proxy.gateway import Gateway

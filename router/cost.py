@@ -206,7 +206,8 @@ def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None
     for each other.
     """
     reports = [facts.report for facts in units if facts.report is not None]
-    usual = _usual([r for r in reports if _trust(r.age_s, rules) >= 0.5] or reports or [_IDLE], rules)
+    fresh = [report for report in reports if report.age_s <= rules.report_half_life_s]
+    usual = _usual(fresh or reports or [_IDLE], rules)
     written = _written(units)
     places = range(len(units)) if due is None else due
     return [_forecast(units[place], usual, written[place], rules) for place in places]
@@ -279,11 +280,17 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
 def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
     """The median of units."""
     return OtherLoad(
-        waiting=median(report.waiting for report in reports),
-        running=median(report.running for report in reports),
-        kv_use=median(report.kv_use for report in reports),
+        waiting=median([report.waiting for report in reports]),
+        running=median([report.running for report in reports]),
+        kv_use=median([report.kv_use for report in reports]),
         age_s=0.0,
-        waiting_tokens=median(_waiting_tokens(report, rules) for report in reports),
+        # Nothing waits at most units, and there may be thousands.
+        waiting_tokens=median(
+            [
+                _waiting_tokens(report, rules) if report.waiting or report.waiting_tokens else 0.0
+                for report in reports
+            ]
+        ),
     )
 
 

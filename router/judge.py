@@ -101,7 +101,18 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
             signal = Signal.NODES_BACK
     if signal is Signal.WEAK and _is_acquitted(case, evidence):
         signal = None
-    case = replace(case, window=window, faults=faults)
+    # As `replace`, which would cost more than all else that is done with good evidence.
+    case = Case(
+        case.verdict,
+        case.since,
+        case.epochs,
+        case.reborn,
+        window,
+        case.passes,
+        faults,
+        case.because,
+        case.acquitted,
+    )
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
         return Judgement(case, False)
     return _move(case, signal, evidence, rules)

@@ -95,12 +95,16 @@ def _middle(values: Sequence[float]) -> float:
 
 def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
     """Set what is usual for each of `peers`, and what stands for its rates until there are some: what these
-    have seen, or else the first of `others` that have seen any.
+    have seen, or else the first of `others` that have seen any. All of them contain those before them.
     """
+    groups = [peers]
+    for some in others:
+        if len(some) > len(groups[-1]):
+            groups.append(some)
 
     def usual(of: Callable[[Rates], _Rate], value: Callable[[_Rate], float], power: int = 0) -> float | None:
         """The median, as if all were as fast as the fastest."""
-        for some in (peers, *others):
+        for some in groups:
             if seen := [(times, of(rates)) for times, rates in some if of(rates).seen]:
                 return _middle([value(one) / times**power for times, one in seen])
         return None

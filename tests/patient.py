@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
@@ -159,7 +159,10 @@ async def findings_of(probe: Probe, context: ProbeContext) -> list[Finding]:
         answer = await page.fetch("GET", page.target, timeout_s=page.timeout_s, max_bytes=page.max_bytes)
     except FetchError as error:
         answer = error
-    return [*probe.read(context, answer)]
+    findings = probe.read(context, answer)
+    if isinstance(findings, AsyncGenerator):
+        return [finding async for finding in findings]
+    return [*findings]
 
 
 def look(probe: Probe, context: FakePatient) -> list[Finding]:

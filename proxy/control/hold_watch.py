@@ -89,18 +89,16 @@ class HoldWatch:
         for state in self._board:
             if state.hold is not None:
                 self._pass_time(state, now)
-            elif engine(state.engine).holds and self._is_silent(state, now):
-                self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+            elif (state.leases or state.prefilling > WAITING_SHARE) and _is_silent(state, now):
+                self._ask_if_it_can_say(state)
+        for name in self._prober.unanswered(Canary.name, QUIET_S, now):
+            found = self._board.units.get(name)
+            if found is not None and found.hold is None:
+                self._ask_if_it_can_say(found)
 
-    def _is_silent(self, state: UnitState, now: float) -> bool:
-        """Whether its requests, or a canary, have had no answer for a moment; or new ones for a while, before
-        it is known what its engine can say.
-        """
-        if state.leases and now - state.quiet_since >= QUIET_S:
-            return True
-        if state.prefilling > WAITING_SHARE and not state.can_hold:
-            return True
-        return self._prober.looking_s(state.unit.name, Canary.name, now) >= QUIET_S
+    def _ask_if_it_can_say(self, state: UnitState) -> None:
+        if engine(state.engine).holds:
+            self.ask(state)
 
     def _pass_time(self, state: UnitState, now: float) -> None:
         before = state.hold
@@ -141,3 +139,12 @@ class HoldWatch:
             why += ", which is the limit (hold_limit_s), and is judged again, whatever its engine says"
         self._events.add(Action("hold_over", "its engine", state.unit.name, f"{why}; a canary is sent"))
         self._changed()
+
+
+def _is_silent(state: UnitState, now: float) -> bool:
+    """Whether its requests have had no answer for a moment; or new ones for a while, before it is known what
+    its engine can say.
+    """
+    if state.leases and now - state.quiet_since >= QUIET_S:
+        return True
+    return state.prefilling > WAITING_SHARE and not state.can_hold

@@ -27,15 +27,14 @@ from cellgate.proxy.control.containment_report import PoisonMetrics
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.readiness_page import Publish, ReadinessPage
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.scaling_signals import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.doors.accounting import Accounting
 from cellgate.proxy.ingress.balancers import Balancers
-from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
 from cellgate.proxy.ingress.orca import Orca
-from cellgate.proxy.ingress.ready import as_json, readiness
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics, TallyMetrics
 from cellgate.proxy.metrics.continuations import Continuations
@@ -55,8 +54,6 @@ from cellgate.router.nouns import Ask, Fleet, Outcome, Refusal, Verdict
 from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease, UnitState
-
-Publish = Callable[[bool, bytes, bytes], None]
 
 MODELS_AGAIN_S = 2.0
 """Requests for unknown models make units list their models at most this often."""
@@ -128,9 +125,9 @@ class Plane:
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
         """Called for units that were known before this process, until their sources report them."""
-        self._publish = publish
+        self._page = ReadinessPage(self.board, publish, loop.call_soon, lambda: self.front.is_full())
         self._refusals = Refusals(self.board)
-        self._stopping = self._room_noted = self._publishing = False
+        self._room_noted = False
         self._models_asked_at = -MODELS_AGAIN_S
         self.accounting = self._make_accounting()
         self._include_metrics()
@@ -233,7 +230,7 @@ class Plane:
             self.history.tick,
             self.scaling.tick,
             self._look_at_queue,
-            self._publish_now,
+            self._page.tick,
         )
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -246,12 +243,12 @@ class Plane:
 
     def announce_stop(self) -> None:
         """The gate stops: it is not ready any more."""
-        self._stopping = True
-        self._publish_now()
+        self._page.stopping = True
+        self._page.publish()
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""
-        return self._stopping
+        return self._page.stopping
 
     async def close(self) -> None:
         """Stop all probes and close all connections."""
@@ -369,16 +366,8 @@ class Plane:
         self._publish_soon()
 
     def _publish_soon(self) -> None:
-        """Units have changed: publish it once, at the end of this turn of the loop."""
-        if not self._publishing:
-            self._publishing = True
-            self._loop.call_soon(self._publish_now)
+        self._page.changed()
         self.on_units(False)
-
-    def _publish_now(self, _now: float = 0.0) -> None:
-        self._publishing = False
-        ready, detail = readiness(self.board, self._stopping, full=self.front.is_full())
-        self._publish(ready, as_json(detail), lines(readyz_headers(self.board, stopping=self._stopping)))
 
     def _serve_waiting(self) -> None:
         self._room_noted = False

@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from cellgate.probes import GATE_PROBES, PROBES
 from cellgate.probes.agenda import Agenda
 from cellgate.probes.agent_link import AgentLink, AgentState, agent_state
 from cellgate.probes.agent_report import AgentReport
-from cellgate.probes.base import Fetch, Net, Probe
+from cellgate.probes.base import Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
@@ -27,26 +27,27 @@ from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import TOGETHER_S, Runner
 from cellgate.probes.version import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.control.unit_context import UnitContext
 from cellgate.proxy.wire.reach import ProbeTransport
 from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
-from cellgate.router.engine_nouns import Answered, Build, Built, Urgency
+from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.hold_nouns import Quiescence
+from cellgate.router.judge import nothing_to_learn
 from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import (
+    Case,
     Evidence,
     Finding,
     Load,
     Models,
     Node,
-    Rules,
     Served,
     Sign,
     Strength,
     Unit,
     Verdict,
 )
-from cellgate.router.stall import hides_work, stall_limit_s
 from cellgate.router.unit_state import UnitState
 
 _LOOK_AT: dict[Verdict, str] = {
@@ -60,109 +61,6 @@ _LOOK_AT: dict[Verdict, str] = {
 """What is looked at as soon as a unit has this verdict."""
 
 SWEEP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _UnitContext:
-    """What one probe sees of a unit, or of a node of it."""
-
-    unit_state: UnitState
-    node: Node | None
-    rules: Rules
-    fetch: Fetch
-    net: Net
-    loop: asyncio.AbstractEventLoop
-    rng: random.Random
-    notes: dict[str, Any]
-
-    @property
-    def unit(self) -> Unit:
-        return self.unit_state.unit
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.unit_state.case.verdict
-
-    @property
-    def in_flight(self) -> int:
-        return self.unit_state.in_flight
-
-    @property
-    def life_at(self) -> float:
-        return self.unit_state.life_at
-
-    @property
-    def answered_at(self) -> float:
-        return self.fetch.answered_at
-
-    @property
-    def is_peers_turn(self) -> bool:
-        return self.unit_state.peer_canary_at >= self.unit_state.life_at
-
-    @property
-    def load(self) -> Load | None:
-        return self.unit_state.load
-
-    @property
-    def ranks(self) -> int:
-        return self.unit_state.ranks.count
-
-    @property
-    def stalled_rank(self) -> int | None:
-        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
-        return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
-
-    @property
-    def stall_limit_s(self) -> float:
-        return stall_limit_s(self.unit_state, self.rules)
-
-    @property
-    def held_down(self) -> bool:
-        return bool(self.unit_state.case.faults)
-
-    @property
-    def is_on_hold(self) -> bool:
-        return hold.is_on(self.unit_state.hold)
-
-    @property
-    def hides_work(self) -> bool:
-        return hides_work(self.unit_state, self.loop.time())
-
-    @property
-    def shows_work(self) -> bool:
-        return self.unit_state.shows_work()
-
-    @property
-    def engine(self) -> str:
-        return self.unit_state.engine
-
-    @property
-    def reborn(self) -> tuple[str, float] | None:
-        return self.unit_state.case.reborn
-
-    @property
-    def build(self) -> Build:
-        return self.unit_state.build
-
-    @property
-    def urgency(self) -> Urgency:
-        return self.unit_state.urgency
-
-    @property
-    def models(self) -> frozenset[str]:
-        return self.unit_state.base_models()
-
-    def now(self) -> float:
-        return self.loop.time()
-
-    async def pause(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-
-    def new_id(self) -> str:
-        return f"{self.rng.getrandbits(40):010x}"
-
-    def heard(self) -> None:
-        self.unit_state.heard_at = self.loop.time()
 
 
 class Prober:
@@ -200,6 +98,8 @@ class Prober:
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate lagged."""
+        self._clean: dict[str, Case] = {}
+        """The last case of a unit from which good evidence had nothing to teach the judge."""
         self._agenda: Agenda | None = None
         self._sweep_at = 0.0
         self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
@@ -214,9 +114,10 @@ class Prober:
         transport = self._transport_of(state)
         agents = self._agents[unit.name] = {}
         reports = self._reports[unit.name] = []
+        take = partial(self._take, state)
         for node, probe in self._looks_at(unit):
             notes: dict[str, Any] = {}
-            runner = self._runner(state, node, probe, transport, notes)
+            runner = self._runner(state, node, probe, transport, notes, take)
             if node is not None and isinstance(probe, AgentLink):
                 agents[node.name] = notes
             elif isinstance(probe, AgentReport):
@@ -247,16 +148,18 @@ class Prober:
         probe: Probe,
         transport: ProbeTransport,
         notes: dict[str, Any],
+        take: Callable[[Finding], None],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
         if self._agenda is None:
             self._agenda = Agenda(loop, TOGETHER_S)
-        context = _UnitContext(state, node, rules, transport.fetch, transport.net, loop, self._rng, notes)
-        return Runner(probe, context, partial(self._take, state), self._rng, self._agenda)
+        context = UnitContext(state, node, rules, transport.fetch, transport.net, loop.time, self._rng, notes)
+        return Runner(probe, context, take, self._rng, self._agenda)
 
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
         self._runners.pop(name, None)
+        self._clean.pop(name, None)
         self._agents.pop(name, None)
         self._reports.pop(name, None)
         for runner in self._all.pop(name, ()):
@@ -274,7 +177,8 @@ class Prober:
         self._sweep_at = now + SWEEP_S
         for runners in self._all.values():
             for runner in runners:
-                runner.sweep(now)
+                if runner.looks_since <= now:
+                    runner.sweep(now)
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Give evidence to the Board, and act on what follows from it."""
@@ -307,10 +211,14 @@ class Prober:
         for runner in self._reports.get(unit, ()):
             runner.nudge()
 
-    def looking_s(self, unit: str, probe: str, now: float) -> float:
-        """For how long a run of a probe has taken; 0: there is none."""
-        runner = self._runners.get(unit, {}).get(probe)
-        return runner.looking_s(now) if runner is not None else 0.0
+    def unanswered(self, probe: str, for_s: float, now: float) -> list[str]:
+        """The units where a run of this probe has taken so long."""
+        began = now - for_s
+        return [
+            name
+            for name, runners in self._runners.items()
+            if (runner := runners.get(probe)) is not None and runner.looks_since <= began
+        ]
 
     def due_s(self, unit: str, probe: str, now: float) -> float | None:
         """In how many seconds a probe is due; None when there is no such probe."""
@@ -342,7 +250,8 @@ class Prober:
             return
         match finding:
             case Evidence():
-                self.observe(finding)
+                if not self._is_known(state, finding):
+                    self.observe(finding)
             case Load():
                 self._take_load(state, finding)
             case Models():
@@ -357,6 +266,22 @@ class Prober:
                 self.on_answered(state, finding)
             case NodeFacts():
                 state.facts.take(finding)
+
+    def _is_known(self, state: UnitState, evidence: Evidence) -> bool:
+        """Whether a node that is well only says so again, as most do each second: then all that is new is the
+        time.
+        """
+        if evidence.node is None or evidence.sign is not Sign.GOOD or evidence.strength is not Strength.WEAK:
+            return False
+        if evidence.epoch is not None:
+            return False
+        case = state.case
+        if self._clean.get(evidence.unit) is not case:
+            if not nothing_to_learn(case):
+                return False
+            self._clean[evidence.unit] = case
+        state.last_evidence[evidence.node, evidence.source] = evidence
+        return True
 
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)

@@ -59,15 +59,13 @@ class Call:
         self._max_bytes = max_bytes
         self.usual = usual
         self._pieces: list[bytes]
-        self._conn: UnitConnection | None = None
-        self.reply_head: ReplyHead | None = None
-        self.over = False
+        self._size: int
 
     def begin(self, *, fresh: bool = False) -> None:
         """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
-        self.over = False
-        self._conn = self.reply_head = None
-        self._pieces, self._size, self._has_read = [], 0, False
+        self.over = self._has_read = False
+        self._conn: UnitConnection | None = None
+        self.reply_head: ReplyHead | None = None
         self._pool.take(self, fresh=fresh)
 
     def abandon(self) -> None:
@@ -94,7 +92,19 @@ class Call:
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """A part of the reply."""
+        usual = self.usual
+        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
+            self._take(data, pieces, conn)
+        else:
+            # Only the whole of it is known by its head.
+            self.over = True
+            self.reply_head = usual.head
+            self._caller.answered(usual.head.status, usual.body)
+
+    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         is_first, self._has_read = not self._has_read, True
+        if is_first:
+            self._pieces, self._size = [], 0
         self._pieces += pieces
         self._size += sum(map(len, pieces))
         self.reply_head = head = conn.reply.head
@@ -104,9 +114,8 @@ class Call:
         elif conn.reply.ended and head is not None:
             self.over = True
             body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            if self.usual is None or head is not self.usual.head:
-                keep_alive = conn.reply.keep_alive and is_first
-                self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
+            keep_alive = conn.reply.keep_alive and is_first
+            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
             self._caller.answered(head.status, body)
 
     def on_failed(self, failure: Failure) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import FetchError, Reply, Trouble
@@ -45,7 +44,8 @@ def fetch_error(failure: Failure) -> FetchError:
 
 class UnitFetch:
     """The `Fetch` of one server (see probes/base.py). `heard` is called for each reply, whatever its status;
-    a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are.
+    a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are, `fresh_at`
+    when the last new connection was asked for that has brought a reply.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class UnitFetch:
     ) -> None:
         self.pool = pool
         self.deadlines = deadlines
+        self.now = loop.time
         self._loop = loop
         self._heard = heard
-        self._fresh_at = self.answered_at = -math.inf
+        self.fresh_at = self.answered_at = -math.inf
         self._fields = _fields(pool.authority.decode(), api_key)
         self._pages: dict[str, KnownPage] = {}
 
@@ -81,8 +82,7 @@ class UnitFetch:
         page = self._page(target)
         if method != "GET" or request_id or rank is not None:
             page = KnownPage(self._head(method, target, len(body), request_id, rank))
-        bounds = _Bounds(timeout_s, max_bytes, fresh)
-        waiting = _Waiting(self, page, body, bounds, partial(_settle, done))
+        waiting = _Waiting(self, page, body, timeout_s, max_bytes, fresh, partial(_settle, done))
         try:
             outcome = await done
         finally:
@@ -100,26 +100,16 @@ class UnitFetch:
         max_bytes: int = 1 << 20,
     ) -> _Waiting:
         """A GET without a task; see `cellgate.probes.base.Fetch`."""
-        return _Waiting(self, self._page(target), b"", _Bounds(timeout_s, max_bytes), done)
+        return _Waiting(self, self._page(target), b"", timeout_s, max_bytes, False, done)
 
-    def now(self) -> float:
-        """The loop's time."""
-        return self._loop.time()
-
-    def needs_fresh(self, body: bytes, now: float) -> bool:
-        """Whether it is time for a new connection."""
-        return now - self._fresh_at >= (FRESH_POST_S if body else FRESH_S)
-
-    def note_reply(self, now: float, fresh_at: float | None) -> None:
-        """A reply has come, on a new connection of `fresh_at`, or on a kept one."""
-        if fresh_at is not None:
-            self._fresh_at = fresh_at
-        self.answered_at = now
+    def note_reply(self) -> None:
+        """A reply has come."""
+        self.answered_at = self.now()
         self._heard()
 
     def note_error(self, error: FetchError) -> None:
         """There was none."""
-        self._fresh_at = -math.inf
+        self.fresh_at = -math.inf
         if error.trouble is Trouble.REFUSED:
             self._heard()
 
@@ -155,54 +145,59 @@ def _fields(authority: str, token: str) -> str:
 
 
 class KnownPage:
-    """A request that is sent again and again: its head, and the usual reply, if there is one."""
+    """A request that is sent again and again: its head, and the usual reply, if there is one, as it was read
+    and as probes get it.
+    """
 
-    __slots__ = ("head", "usual")
+    __slots__ = ("head", "reply", "usual")
 
     def __init__(self, head: bytes) -> None:
         self.head = head
         self.usual: UsualReply | None = None
+        self.reply: Reply | None = None
 
-
-class _Bounds(NamedTuple):
-    """Of a request; `fresh`: it needs a new connection."""
-
-    timeout_s: float
-    max_bytes: int
-    fresh: bool = False
+    def answered(self, call: Call, status: int, body: bytes) -> Reply:
+        """The reply to `call`: the same object as before when it is the usual one."""
+        usual, reply = call.usual, self.reply
+        if reply is None or usual is None or usual is not self.usual:
+            assert call.reply_head is not None
+            self.usual = usual
+            self.reply = reply = Reply(status, _Headers(call.reply_head), body)
+        return reply
 
 
 class _Waiting:
     """A request on its way: `tell` is called with what becomes of it, in a later turn of the loop."""
 
-    __slots__ = ("_call", "_deadline", "_fetch", "_fresh_at", "_is_over", "_number", "_page", "_tell")
+    __slots__ = ("_call", "_due", "_fetch", "_fresh_at", "_is_over", "_page", "_tell")
 
     def __init__(
         self,
         fetch: UnitFetch,
         page: KnownPage,
         body: bytes,
-        bounds: _Bounds,
+        timeout_s: float,
+        max_bytes: int,
+        fresh: bool,
         tell: Callable[[Reply | FetchError], None],
     ) -> None:
         now = fetch.now()
-        is_fresh = bounds.fresh or fetch.needs_fresh(body, now)
+        is_fresh = fresh or now - fetch.fresh_at >= (FRESH_POST_S if body else FRESH_S)
         self._fetch = fetch
         self._page = page
         self._tell: Callable[[Reply | FetchError], None] | None = tell
         self._is_over = False
-        self._fresh_at = now if is_fresh else None
-        self._deadline = now + bounds.timeout_s
-        self._number = fetch.deadlines.at(self._deadline, self._expire)
-        self._call = Call(self, fetch.pool, page.head, body, max_bytes=bounds.max_bytes, usual=page.usual)
+        self._fresh_at = now if is_fresh else 0.0
+        self._due = fetch.deadlines.at(now + timeout_s, self._expire)
+        self._call = Call(self, fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
         self._call.begin(fresh=is_fresh)
 
     def answered(self, status: int, body: bytes) -> None:
-        call, fetch = self._call, self._fetch
-        assert call.reply_head is not None
-        self._page.usual = call.usual
-        fetch.note_reply(fetch.now(), self._fresh_at)
-        self._settle(Reply(status, _Headers(call.reply_head), body))
+        fetch, call = self._fetch, self._call
+        if self._fresh_at:
+            fetch.fresh_at = self._fresh_at
+        fetch.note_reply()
+        self._settle(self._page.answered(call, status, body))
 
     def failed(self, failure: Failure) -> None:
         if failure.kind is FailureKind.STALE_CONNECTION:
@@ -217,14 +212,14 @@ class _Waiting:
         """
         self._tell = None
         if not self._is_over:
-            self._is_over = True
-            self._fetch.deadlines.cancel(self._number)
-            self._call.abandon()
+            call = self._call
+            self._close()
+            call.abandon()
 
     def _expire(self) -> None:
         phase = self._call.phase
         self._call.abandon()
-        if self._fetch.now() > self._deadline + LATE_S:
+        if self._fetch.now() > self._due.when + LATE_S:
             self._fail(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
         else:
             self._fail(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
@@ -234,10 +229,16 @@ class _Waiting:
         self._settle(error)
 
     def _settle(self, outcome: Reply | FetchError) -> None:
+        if not self._is_over:
+            self._close()
+            # Not now: its connection is not given back yet.
+            self._fetch.deadlines.soon(self._deliver, outcome)
+
+    def _close(self) -> None:
         self._is_over = True
-        self._fetch.deadlines.cancel(self._number)
-        # Not now: its connection is not given back yet.
-        self._fetch.deadlines.soon(self._deliver, outcome)
+        self._fetch.deadlines.cancel(self._due)
+        # They refer to each other: without this, each look would leave something to the collector.
+        del self._call
 
     def _deliver(self, outcome: Reply | FetchError) -> None:
         if self._tell is not None:

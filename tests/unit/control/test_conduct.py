@@ -53,6 +53,10 @@ class Stage:
         """As the prober has it."""
         self.looked.append(probe)
 
+    def unanswered(self, _probe: str, _for_s: float, _now: float) -> list[str]:
+        """As the prober has it."""
+        return []
+
     async def fetch(self, method: str, target: str, *, body: bytes, timeout_s: float) -> Reply:
         assert method == "POST"
         self.asked.append((target, body, self.state.drained))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 
-from cellgate.probes.agenda import PER_TURN, SPARE, Agenda
+from cellgate.probes.agenda import PER_TURN, SLOTS_PER_S, SPARE, Agenda
 from tests.sim.world import World, run
 
 EARLY_S = 0.01
@@ -68,9 +68,10 @@ def test_a_call_that_was_cancelled_is_not_made() -> None:
 def test_calls_that_were_cancelled_are_not_kept_until_their_time() -> None:
     def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
         agenda.at(now() + 5.0, noted("kept", made))
-        for _ in range(10 * SPARE):
-            agenda.cancel(agenda.at(now() + 3600.0, noted("cancelled", made)))
-            assert len(agenda._times) <= SPARE + 3
+        for number in range(10 * SPARE):
+            agenda.cancel(agenda.at(now() + 3600.0 + number / SLOTS_PER_S, noted("cancelled", made)))
+            assert sum(map(len, agenda._slots.values())) == 1
+            assert len(agenda._slots) == len(agenda._order) <= SPARE + 3
 
     assert play(scenario) == [("kept", 5.0)]
 

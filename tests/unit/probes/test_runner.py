@@ -292,7 +292,7 @@ def test_who_stops_watching_ends_a_look_that_is_overdue_as_well() -> None:
         runner = runner_of(probe, found.append)
         runner.start()
         await sweep_for(runner, 60.0 + GRACE_S)
-        assert runner.looking_s(asyncio.get_running_loop().time()) > 0.0
+        assert runner.looks_since < asyncio.get_running_loop().time()
         runner.stop()
         runner.sweep(asyncio.get_running_loop().time())
         await asyncio.sleep(1.0)

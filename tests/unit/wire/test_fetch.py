@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import cast
 
@@ -220,3 +221,28 @@ async def test_who_gives_up_a_page_is_not_told_of_it() -> None:
         await asyncio.sleep(1.0)
         assert told == []
         assert fetch.answered_at > 0.0
+
+
+@simulated
+async def test_requests_leave_nothing_to_the_collector() -> None:
+    """Thousands are made each second."""
+    async with stage(whole(), silent) as here:
+        states, loop = list(here.plane.board), asyncio.get_running_loop()
+        agenda = Agenda(loop)
+        answered, late = (UnitFetch(here.gateway.pool(state), loop, lambda: None, agenda) for state in states)
+        told: list[Reply | FetchError] = []
+        for fetch in (answered, late):
+            fetch.get("/health", told.append, timeout_s=TIMEOUT_S)
+        await asyncio.sleep(2 * TIMEOUT_S)
+        gc.collect()
+        for _ in range(3):
+            answered.get("/health", told.append, timeout_s=TIMEOUT_S)
+            late.get("/health", lambda _: None, timeout_s=TIMEOUT_S).abandon()
+            await asyncio.sleep(2 * TIMEOUT_S)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        kinds = {type(thing).__name__ for thing in gc.garbage}
+        gc.garbage.clear()
+        assert len(told) == 5
+        assert kinds.isdisjoint({"_Waiting", "Call", "Due"}), kinds

@@ -1,0 +1,178 @@
+"""What a look of a probe costs: a plane with all its probes, before units that answer at once. In virtual
+time.
+
+Most looks bring what the one before has brought. With a thousand units of four nodes thousands are made each
+second, so each bytecode of one counts, and nothing of them may be left to the collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any, cast
+
+import pytest
+
+from cellgate.probes.http_status import HttpProbe
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.control.plane import Front, Plane
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.process.ticker import Ticker
+from cellgate.router.nouns import Cell, Fleet, Node, Role, Unit, Verdict
+from loadtests.kit.mock_fleet import page
+from loadtests.wire.messages import whole
+from tests.cost.bench import counted
+from tests.sim.loop import SimLoop
+from tests.sim.network import Network
+
+UNITS = 80
+SETTLE_S = 40.0
+ANSWERS_S = 0.001
+MEASURED = 2_570
+"""Bytecodes of a look, in the mean of an idle fleet, the clocks of its units among them."""
+MARGIN = 1.1
+
+_OURS = re.compile("/cellgate/(probes|proxy|router)/")
+_BODY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"length"}]}'
+_ANSWERS = {
+    b"GET /health": whole(b""),
+    b"GET /node": whole(b"ok"),
+    b"GET /metrics": whole(b"".join(page(50.0, busy=False)), kind=b"text/plain"),
+    b"GET /v1/models": whole(b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"vllm"}]}'),
+    b"GET /version": whole(b'{"version":"0.11.0"}'),
+    b"POST /v1/chat/completions": whole(_BODY),
+}
+
+
+class AnsweringWire(asyncio.Transport):
+    """A connection to a unit: each request is answered a moment later."""
+
+    def __init__(self, loop: SimLoop, conn: asyncio.Protocol, asked: Counter[bytes]) -> None:
+        super().__init__()
+        self._loop, self._conn, self._asked = loop, conn, asked
+        self._is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        line = b" ".join(bytes(data).split(b" ", 2)[:2])
+        self._asked[line] += 1
+        answer = _ANSWERS.get(line) or whole(b"", status=b"404 Not Found")
+        self._loop.outside(ANSWERS_S, self._conn.data_received, answer)
+
+    def is_closing(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.outside(0.0, self._conn.connection_lost, None)
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        """All has come at once."""
+
+    resume_reading = pause_reading
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+class AnsweringNetwork:
+    """Every address is a unit, or a node of one; `asked` counts what."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.asked: Counter[bytes] = Counter()
+
+    async def resolve(self, _host: str) -> list[str]:
+        return ["127.0.0.1"]
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], _host: str, _port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        conn = factory()
+        wire = AnsweringWire(self._loop, conn, self.asked)
+        conn.connection_made(wire)
+        return wire, conn
+
+
+class Nobody:
+    """No clients."""
+
+    def connections(self) -> Mapping[str, int]:
+        return {}
+
+    def is_full(self) -> bool:
+        return False
+
+    def seen_until(self, now: float) -> float:
+        return now
+
+
+def unit_of_four(number: int) -> Unit:
+    """A leader, and three followers with a page each."""
+    followers = [
+        Node(f"n{number}-{n}", Role.FOLLOWER, probes=(HttpProbe(url=f"http://f{number}-{n}/node"),))
+        for n in range(1, 4)
+    ]
+    return Unit(f"u{number}", "c", f"http://u{number}", nodes=(Node("n", Role.LEADER), *followers))
+
+
+async def up(loop: SimLoop) -> Plane:
+    """A plane whose units are all up and idle."""
+    fleet = Fleet((Cell("c"),), tuple(unit_of_four(number) for number in range(UNITS)))
+    ticker, events = Ticker(loop), EventLog(lambda: 0.0, 2, lambda *_: None)
+    plane = Plane(Settings(fleet), loop, random.Random(1), ticker, events=events)
+    plane.front = cast(Front, Nobody())
+    ticker.looks.append(plane.reach.tick)
+    plane.begin()
+    ticker.start()
+    await asyncio.sleep(SETTLE_S)
+    assert {state.case.verdict for state in plane.board} == {Verdict.UP}
+    return plane
+
+
+def watched(for_s: float) -> tuple[Counter[CodeType], int, list[object]]:
+    """What an idle fleet costs in so many seconds: bytecodes, looks, and what is left to the collector."""
+    loop = SimLoop()
+    network = AnsweringNetwork(loop)
+    loop.network = cast(Network, network)
+    garbage: list[object] = []
+
+    async def main() -> tuple[Counter[CodeType], int]:
+        plane = await up(loop)
+        gc.collect()
+        network.asked.clear()
+        with counted() as counts:
+            await asyncio.sleep(for_s)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            gc.set_debug(0)
+            garbage.extend(gc.garbage)
+            gc.garbage.clear()
+        plane.ticker.stop()
+        await plane.close()
+        return counts, network.asked.total()
+
+    try:
+        return (*loop.run_until_complete(main()), garbage)
+    finally:
+        loop.close()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the budget is in bytecodes of CPython 3.11")
+def test_a_look_costs_no_more_than_it_did_and_leaves_nothing_to_the_collector() -> None:
+    counts, looks, garbage = watched(5.0)
+    assert looks > 4.0 * UNITS * 5.0
+    ours = [(n, code) for code, n in counts.items() if _OURS.search(code.co_filename)]
+    dear = "\n".join(f"{n / looks:8.1f}  {c.co_qualname}" for n, c in sorted(ours, key=lambda x: -x[0])[:15])
+    each = sum(n for n, _ in ours) / looks
+    print(f"{each:.0f} bytecodes a look")
+    assert each <= MARGIN * MEASURED, f"{each:.0f} bytecodes, most of them here:\n{dear}"
+    assert not garbage, Counter(type(thing).__name__ for thing in garbage).most_common(5)
