@@ -137,7 +137,7 @@ class App:
         self._alb: AlbWeight | None = None
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
-        old_garbage = OldGarbage(plane.now())
+        old_garbage = OldGarbage(plane.now(), lambda: not plane.board.in_flight)
         plane.ticker.looks += [self._admin.tick, tls.tick, self._look_at_secrets, old_garbage.tick]
         self._kv_events: KvEventFollowers | None = None
         self._metrics_sender: MetricsSender | None = None

@@ -3,7 +3,7 @@
 A collection stops the loop for some 0.2 us an object that it looks at, and finds hardly anything: requests
 break their cycles when they end. So new objects are looked at a few at a time. The old ones, which the
 interpreter would look through several times while streams begin (60 ms with 2,000), are left alone until
-memory has grown, or for minutes.
+nobody waits, or memory has doubled.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 NEW_OBJECTS = 2_000
 """After so many more objects were made than freed, the new ones are looked at: half a millisecond."""
-GROWTH = 1.25
+GROWTH = 2.0
 """All objects are looked at when there are so many times more blocks of memory than after the last time."""
-LATEST_S = 600.0
-"""All objects are looked at so long after the last time."""
+IDLE_S = 600.0
+"""And so long after the last time, once no request is in flight."""
 _NEVER = 1_000_000_000
 
 
@@ -30,23 +30,26 @@ def calm_the_collector() -> None:
 
 
 class OldGarbage:
-    """Collects the garbage among old objects, when it is due at a tick. `blocks` says how many blocks of
-    memory are in use.
+    """Collects the garbage among old objects, when it is due at a tick. `is_idle` says whether no request is
+    in flight, `blocks` how many blocks of memory are in use.
     """
 
     def __init__(
         self,
         now: float,
+        is_idle: Callable[[], bool],
         blocks: Callable[[], int] = sys.getallocatedblocks,
         collect: Callable[[], object] = gc.collect,
     ) -> None:
+        self._is_idle = is_idle
         self._blocks = blocks
         self._collect = collect
         self._collected(now)
 
     def tick(self, now: float) -> None:
-        """Collect, if memory has grown or it was long ago."""
-        if now - self._at >= LATEST_S or self._blocks() > GROWTH * self._after:
+        """Collect, if memory has grown, or if it was long ago and nobody waits."""
+        is_due = now - self._at >= IDLE_S and self._is_idle()
+        if is_due or self._blocks() > GROWTH * self._after:
             self._collect()
             self._collected(now)
 

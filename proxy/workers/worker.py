@@ -85,7 +85,7 @@ class Worker:
         self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
-        old_garbage = OldGarbage(loop.time())
+        old_garbage = OldGarbage(loop.time(), lambda: not replica.board.in_flight)
         ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status, old_garbage.tick]
 
     def _clients(self) -> int:

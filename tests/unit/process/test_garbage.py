@@ -1,4 +1,4 @@
-"""Old garbage is collected when memory has grown, and every ten minutes."""
+"""Old garbage is collected when memory has doubled, and now and then while nobody waits."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import gc
 import sys
 import weakref
 
-from cellgate.proxy.process.garbage import GROWTH, LATEST_S, OldGarbage
+from cellgate.proxy.process.garbage import GROWTH, IDLE_S, OldGarbage
 
 
 class Memory:
-    """So many blocks are in use; a collection leaves `kept` of them."""
+    """So many blocks are in use; a collection leaves `kept` of them. `waiting` requests are in flight."""
 
     def __init__(self) -> None:
         self.used = self.kept = 1_000
-        self.collections = 0
+        self.collections = self.waiting = 0
+
+    def old_garbage(self, now: float = 0.0) -> OldGarbage:
+        return OldGarbage(now, lambda: not self.waiting, lambda: self.used, self.collect)
 
     def collect(self) -> None:
         self.used = self.kept
         self.collections += 1
 
 
-def test_memory_that_has_grown_by_a_quarter_is_looked_through() -> None:
+def test_memory_that_has_doubled_is_looked_through() -> None:
     memory = Memory()
-    old = OldGarbage(0.0, lambda: memory.used, memory.collect)
+    old = memory.old_garbage()
     memory.used = int(GROWTH * 1_000)
     old.tick(1.0)
     assert memory.collections == 0
@@ -34,19 +37,30 @@ def test_memory_that_has_grown_by_a_quarter_is_looked_through() -> None:
 
 def test_streams_that_live_are_not_looked_through_again_and_again() -> None:
     memory = Memory()
-    old = OldGarbage(0.0, lambda: memory.used, memory.collect)
-    memory.used = memory.kept = 2_000
+    old = memory.old_garbage()
+    memory.waiting, memory.used, memory.kept = 1, 2_001, 2_001
     for at in range(1, 100):
         old.tick(float(at))
     assert memory.collections == 1
 
 
-def test_it_is_looked_for_every_ten_minutes_whatever_the_memory() -> None:
+def test_it_is_looked_for_every_ten_minutes_while_nobody_waits() -> None:
     memory = Memory()
-    old = OldGarbage(5.0, lambda: memory.used, memory.collect)
-    for at in range(5, 5 + 3 * int(LATEST_S)):
+    old = memory.old_garbage(5.0)
+    for at in range(5, 5 + 3 * int(IDLE_S)):
         old.tick(float(at))
     assert memory.collections == 2
+
+
+def test_streams_do_not_stop_for_it_however_long_ago_it_was() -> None:
+    memory = Memory()
+    old = memory.old_garbage()
+    memory.waiting = 1
+    old.tick(10 * IDLE_S)
+    assert memory.collections == 0
+    memory.waiting = 0
+    old.tick(10 * IDLE_S + 1.0)
+    assert memory.collections == 1
 
 
 def test_a_cycle_that_has_become_old_is_freed() -> None:
@@ -57,14 +71,14 @@ def test_a_cycle_that_has_become_old_is_freed() -> None:
     before = gc.get_threshold()
     gc.set_threshold(before[0], 1_000_000_000, 1_000_000_000)
     try:
-        old = OldGarbage(0.0)
+        old = OldGarbage(0.0, lambda: True)
         link = Link()
         left = weakref.ref(link)
         gc.collect(0)
         del link
         gc.collect(0)
         assert left() is not None or sys.version_info >= (3, 14)
-        old.tick(LATEST_S)
+        old.tick(IDLE_S)
         assert left() is None
     finally:
         gc.set_threshold(*before)
