@@ -33,10 +33,8 @@ from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
 from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.hold_nouns import Quiescence
-from cellgate.router.judge import nothing_to_learn
 from cellgate.router.node_nouns import NodeFacts
 from cellgate.router.nouns import (
-    Case,
     Evidence,
     Finding,
     Load,
@@ -98,8 +96,6 @@ class Prober:
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate lagged."""
-        self._clean: dict[str, Case] = {}
-        """The last case of a unit from which good evidence had nothing to teach the judge."""
         self._agenda: Agenda | None = None
         self._sweep_at = 0.0
         self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
@@ -159,7 +155,6 @@ class Prober:
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
         self._runners.pop(name, None)
-        self._clean.pop(name, None)
         self._agents.pop(name, None)
         self._reports.pop(name, None)
         for runner in self._all.pop(name, ()):
@@ -273,13 +268,8 @@ class Prober:
         """
         if evidence.node is None or evidence.sign is not Sign.GOOD or evidence.strength is not Strength.WEAK:
             return False
-        if evidence.epoch is not None:
+        if evidence.epoch is not None or not state.is_blameless:
             return False
-        case = state.case
-        if self._clean.get(evidence.unit) is not case:
-            if not nothing_to_learn(case):
-                return False
-            self._clean[evidence.unit] = case
         state.last_evidence[evidence.node, evidence.source] = evidence
         return True
 

@@ -132,7 +132,7 @@ def finish(exchange: Exchange) -> None:
     attempt, response = exchange.attempt, exchange.response
     assert attempt is not None
     response.whole = True
-    outcome = _OK if response.status < 400 else outcome_of(response.status)
+    outcome = outcome_of(response.status)
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.continuation is not None:

@@ -327,11 +327,7 @@ class Attempt:
             conn.drop()
         self.over = True
         self._conn = None
-        owner = self._owner
-        try:
-            owner.done()
-        except Exception as error:
-            owner.crashed(error)
+        guarded(self._owner, self._owner.done)
 
     def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
         self.over = True

@@ -24,7 +24,7 @@ from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, Stream
 from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, Framing, framing_of, head_of
+from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import WORKING
@@ -216,11 +216,10 @@ class Response:
         if not self.begun:
             out = self._head_bytes() + out
         lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
-        if ended and not lacks_end and self._framing is CHUNKED:
-            out += LAST_CHUNK
+        if ended and not lacks_end:
+            out += self._framing.end
         if out:
-            self.sent += len(out)
-            self._client.send(out)
+            self._send(out)
         return not lacks_end
 
     def pause(self, *, paused: bool) -> None:
@@ -252,7 +251,7 @@ class Response:
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as it is sent; the replay buffer keeps it, with the token ids."""
         shown = without_prompt(body) if self.has_ids else body
-        framed = b"%x\r\n%b\r\n" % (len(shown), shown) if self._framing is CHUNKED else shown
+        framed = self._framing.frame(shown)
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
