@@ -97,6 +97,8 @@ class Board:
         self.panic_at: float | None = None
         """Since when the gate is in panic; None: it is not."""
         self._peers_at = 0.0
+        self._guesses = 0
+        """How many rates of units were never measured, at the last forecast."""
 
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
@@ -228,9 +230,11 @@ class Board:
 
     def forecast(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
-        if now - self._peers_at >= peers.PEERS_S:
+        guesses = peers.count_guesses(self) if len(self.units) <= peers.AT_ONCE else self._guesses
+        if now - self._peers_at >= peers.PEERS_S or guesses < self._guesses:
             peers.learn(self, now - self._peers_at)
             self._peers_at = now
+        self._guesses = guesses
         peers.foresee(self.units.values(), self.elsewhere, now)
 
     def set_models(self, models: Models) -> None:

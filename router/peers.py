@@ -31,6 +31,15 @@ def learn(states: Iterable[UnitState], since_s: float) -> None:
     )
 
 
+def count_guesses(states: Iterable[UnitState]) -> int:
+    """How many rates of units were never measured.
+
+    When one less is, peers must know before costs are compared: beside what one unit has measured the guesses
+    for the others may be ten times off, and the rest of a burst would go to that one.
+    """
+    return sum(len(state.costs.guessed()) for state in states)
+
+
 def _watch(states: Iterable[UnitState]) -> None:
     """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
     first answers may take a minute.

@@ -169,9 +169,11 @@ def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed(
 
 
 def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
+    """All units are measured, and this one is slower than what was guessed of all."""
+    for state in router.board:
+        state.costs.rates.prefill_tokens_s.seen = state.costs.rates.steps.seen = 10
     rates = router.board.units[name].costs.rates
     rates.prefill_tokens_s.value = tokens_s
-    rates.prefill_tokens_s.seen = rates.steps.seen = 10
     rates.steps.base_s = step_s
     router.board.forecast(NOW)
 
@@ -226,6 +228,22 @@ def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured
     for number in range(60):
         pick(router, Ask("m", True, 100, prompt_bytes=400), NOW + 2.0 + 0.001 * number)
     assert all(18 <= state.in_flight <= 22 for state in router.board), [s.in_flight for s in router.board]
+
+
+def test_a_burst_that_teaches_the_speed_of_one_unit_first_still_goes_to_all() -> None:
+    """Of ten times what was guessed of all, known of one only: the rest of the burst would go there."""
+    router = unknown(*(unit(f"u{n}") for n in range(4)))
+    router.board.tick(NOW + 1.0)
+    for ask in asks(32):
+        pick(router, ask, NOW + 1.1)
+    for _ in range(4):
+        router.board.units["u0"].costs.rates.prefilled(4096, 4096 / 44_000.0)
+    router.board.tick(NOW + 1.25)
+    before = {state.unit.name: state.in_flight for state in router.board}
+    for ask in asks(40):
+        pick(router, ask, NOW + 1.26)
+    got = {state.unit.name: state.in_flight - before[state.unit.name] for state in router.board}
+    assert all(7 <= count <= 13 for count in got.values()), got
 
 
 # -- what is learnt before, and without, an answer's end ----------------------------------------------------
