@@ -32,7 +32,7 @@ from cellgate.proxy.logs.events import Action
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.metrics.collectors import AgentCheckMetrics, AlbMetrics
 from cellgate.proxy.process import descriptors, reloads
-from cellgate.proxy.process.garbage import OldGarbage, calm_the_collector
+from cellgate.proxy.process.garbage import Garbage, calm_the_collector
 from cellgate.proxy.process.interpreter import slow_build
 from cellgate.proxy.process.signals import OnSignal, Signals
 from cellgate.proxy.process.systemd import notify
@@ -137,8 +137,8 @@ class App:
         self._alb: AlbWeight | None = None
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
-        old_garbage = OldGarbage(plane.now(), lambda: not plane.board.in_flight)
-        plane.ticker.looks += [self._admin.tick, tls.tick, self._look_at_secrets, old_garbage.tick]
+        garbage = Garbage(plane.now(), lambda: not plane.board.in_flight)
+        plane.ticker.looks += [self._admin.tick, tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events: KvEventFollowers | None = None
         self._metrics_sender: MetricsSender | None = None
         self._recovery = attend(plane, run_action, acting)

@@ -21,7 +21,7 @@ from cellgate.proxy.doors.key_follower import KeyFollower
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.ingress.orca import LoadLines
 from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.process.garbage import OldGarbage
+from cellgate.proxy.process.garbage import Garbage
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_reads import ReadBody
@@ -85,8 +85,8 @@ class Worker:
         self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
-        old_garbage = OldGarbage(loop.time(), lambda: not replica.board.in_flight)
-        ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status, old_garbage.tick]
+        garbage = Garbage(loop.time(), lambda: not replica.board.in_flight)
+        ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status, garbage.tick]
 
     def _clients(self) -> int:
         return len(self.gateway.clients)
