@@ -312,17 +312,12 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --target .venv-axe -r $<
 	@touch $@
 
-# One of its dependencies is not in the registry, and not needed here.
-.venv-dynamo/made: requirements-dynamo.lock
-	@echo "setting up .venv-dynamo, once ..."
-	@rm -rf .venv-dynamo && $(PYTHON) -m venv .venv-dynamo
-	@.venv-dynamo/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $<
-	@touch $@
-
+# Its lock names all that a program needs. Without --no-deps pip looks for what `pydantic[email]` asks for anew, and
+# finds versions that no lock has.
 .venv-%/made: requirements-%.lock
 	@echo "setting up .venv-$*, once ..."
 	@rm -rf .venv-$* && $(PYTHON) -m venv .venv-$*
-	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@
 
 apt:
