@@ -13,7 +13,6 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from cellgate.probes.runner import JITTER
 from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.mock_fleet import NODES, MockUnit, mock_fleet
@@ -22,6 +21,8 @@ from loadtests.wire.blocking import fetch
 
 CPU_LIMIT = 0.35
 CANARY_PERIOD_S = 2.0
+JITTER = 0.1
+"""Of canaries: pauses are shorter by up to that share, so that units drift apart."""
 CANARY = "POST /v1/chat/completions"
 """The known answer, which a unit is asked for once a minute, is a completion."""
 

@@ -96,9 +96,7 @@ class Board:
         self.in_flight = 0
         self.panic_at: float | None = None
         """Since when the gate is in panic; None: it is not."""
-        self._peers_at = 0.0
-        self._guesses = 0
-        """How many rates of units were never measured, at the last forecast."""
+        self._learning = peers.Learning()
 
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
@@ -230,11 +228,7 @@ class Board:
 
     def forecast(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
-        guesses = peers.count_guesses(self) if len(self.units) <= peers.AT_ONCE else self._guesses
-        if now - self._peers_at >= peers.PEERS_S or guesses < self._guesses:
-            peers.learn(self, now - self._peers_at)
-            self._peers_at = now
-        self._guesses = guesses
+        self._learning.tick(self.units.values(), now)
         peers.foresee(self.units.values(), self.elsewhere, now)
 
     def set_models(self, models: Models) -> None:

@@ -22,22 +22,31 @@ TURNS = 8
 """A unit without requests in a larger fleet is priced once in so many ticks."""
 
 
-def learn(states: Iterable[UnitState], since_s: float) -> None:
-    """Let units take over estimates from peers, `since_s` after the last time."""
-    states = list(states)
-    _watch(states)
-    learn_of_peers(
-        [Peer((d.base_models(), d.unit.prefill_tokens_s), d.weight, d.costs.rates) for d in states], since_s
-    )
-
-
-def count_guesses(states: Iterable[UnitState]) -> int:
-    """How many rates of units were never measured.
-
-    When one less is, peers must know before costs are compared: beside what one unit has measured the guesses
-    for the others may be ten times off, and the rest of a burst would go to that one.
+class Learning:
+    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
+    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
+    burst would go to this one.
     """
-    return sum(len(state.costs.guessed()) for state in states)
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._guesses = 0
+        """How many rates of units were never measured, the last time."""
+
+    def tick(self, states: Collection[UnitState], now: float) -> None:
+        """Learn, if it is due. To be called before costs are computed."""
+        guesses = self._guesses
+        if len(states) <= AT_ONCE:
+            guesses = sum(len(state.costs.guessed()) for state in states)
+        if now - self._at >= PEERS_S or guesses < self._guesses:
+            _watch(states)
+            learn_of_peers([_peer(state) for state in states], now - self._at)
+            self._at = now
+        self._guesses = guesses
+
+
+def _peer(state: UnitState) -> Peer:
+    return Peer((state.base_models(), state.unit.prefill_tokens_s), state.weight, state.costs.rates)
 
 
 def _watch(states: Iterable[UnitState]) -> None:

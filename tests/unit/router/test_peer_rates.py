@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.router.board import Board
+from cellgate.router.nouns import Fleet, Rules, Unit
 from cellgate.router.peer_rates import Peer, learn_of_peers, weights_fit
 from cellgate.router.rates import FIRST_PREFILL_TOKENS_S, FIRST_STEP_S, Rates
 
@@ -73,6 +75,18 @@ def test_what_the_operator_gives_is_replaced_by_what_is_seen_and_by_no_peer() ->
     assert given.prefill_tokens_s.value == 2_000.0
     fed(4_000.0, 20, given)
     assert given.prefill_tokens_s.value == pytest.approx(4_000.0, rel=0.1)
+
+
+def test_what_one_unit_shows_first_its_peers_have_before_costs_are_compared() -> None:
+    """In the middle of a burst: beside ten times the speed guessed for the others it would get the rest."""
+    board = Board(Rules())
+    board.configure(Fleet((), tuple(Unit(f"u{n}", "a", f"http://u{n}") for n in range(4))), 99.0)
+    board.tick(100.0)
+    fed(44_000.0, 1, board.units["u0"].costs.rates)
+    board.tick(100.25)
+    speeds = [state.costs.forecast.tokens_s for state in board]
+    assert speeds == [speeds[0]] * 4
+    assert speeds[0] > 10_000.0 > FIRST_PREFILL_TOKENS_S
 
 
 # -- weights -----------------------------------------------------------------------------------------------
