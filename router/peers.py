@@ -18,7 +18,7 @@ AT_ONCE = 64
 """Up to so many units, costs are computed anew whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for the next tick.
 """
-TURNS = 8
+TURNS = 4
 """A unit without requests in a larger fleet is priced once in so many ticks."""
 
 
