@@ -38,9 +38,8 @@ _ASKED = "asked"
 class Readiness:
     """GET the engine's readiness path every `period_s`.
 
-    Of an UP unit only when its address has not answered another probe for so long and `patience_s`, and every
-    `answered_s` at the latest: what is to be noticed at once is an address that refuses. The patience is for
-    an answer of a probe with the same period, which would else come too late every third time.
+    Of an UP unit only when its address has not answered another probe for so long, and every `answered_s` at
+    the latest: what is to be noticed at once is an address that refuses.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
@@ -48,7 +47,6 @@ class Readiness:
 
     name: ClassVar[str] = "readiness"
     period_s: float = 1.0
-    patience_s: float = 0.25
     answered_s: float = 3.0
     timeout_s: float = 3.0
 
@@ -57,11 +55,10 @@ class Readiness:
         return 2.0 * self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """One period after the last run, or more after the last answer to another probe."""
+        """One period after the last run, or after the last answer to another probe."""
         if context.verdict is not Verdict.UP:
             return last_at + self.period_s
-        due_at = max(last_at, context.answered_at + self.patience_s) + self.period_s
-        return min(due_at, last_at + self.answered_s)
+        return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
 
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""

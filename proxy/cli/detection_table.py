@@ -7,7 +7,7 @@ from textwrap import fill
 
 from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.cli.tables import table
-from cellgate.proxy.control.detection_bounds import READY_S, UnitKind, degraded_s, kinds, rows
+from cellgate.proxy.control.detection_bounds import REFUSED_S, UnitKind, degraded_s, kinds, rows
 from cellgate.router.nouns import Fleet, Rules
 from cellgate.router.stall import PREFILLS, STEPS
 
@@ -58,7 +58,7 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         f"least {rules.weak_rate:.0%} of all answers. A canary then decides.",
         "Gates that share a Redis send canaries for each other: a gate whose turn it is not finds a hang of "
         f"an idle unit up to {YIELD_S:g} s later.",
-        f"Back after {rules.passes} canaries in a row{whole}. The first is sent {READY_S:g} s after the "
+        f"Back after {rules.passes} canaries in a row{whole}. The first is sent {REFUSED_S:g} s after the "
         "unit is ready again, or when the canary in flight has ended "
         f"(up to {rules.warm_up_timeout_s:g} s).",
         f"Degraded: a unit gets fewer requests when a token takes {rules.degraded_ratio:g} times as long as "

@@ -24,10 +24,8 @@ from cellgate.router.step_times import MARK_S
 
 SLACK_S = 0.2
 """For the network, and for the turns of the loops in between."""
-READY_S = Readiness().period_s + SLACK_S
-"""Until the readiness of a unit that is not up is probed."""
-REFUSED_S = READY_S + Readiness().patience_s
-"""Until the address of one that is up is probed, and either refuses or answers."""
+REFUSED_S = Readiness().period_s + SLACK_S
+"""Until readiness is probed, and either refused or confirmed."""
 
 
 class UnitKind(NamedTuple):

@@ -130,9 +130,8 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
     ("verdict", "answered_at", "due"),
     [
         (Verdict.UP, 0.0, 101.0),
-        (Verdict.UP, 99.75, 101.0),
-        (Verdict.UP, 100.5, 101.75),
-        (Verdict.UP, 101.5, 102.75),
+        (Verdict.UP, 100.5, 101.5),
+        (Verdict.UP, 101.9, 102.9),
         (Verdict.UP, 102.9, 103.0),
         (Verdict.SUSPECT, 100.5, 101.0),
         (Verdict.STARTING, 100.5, 101.0),
