@@ -44,6 +44,11 @@ _NOT_ALLOWED = frozenset({401, 403})
 _BUSY = frozenset({429, 503})
 _EXCERPT = 160
 _DOUBLINGS_MAX = 16
+_LEFT_MAX_S = 8.0
+"""The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line
+there, and an engine that does not notice that it was given up (llama.cpp) computes it before the requests of
+clients.
+"""
 
 _API = "api"
 """Note: the API that the unit answered last."""
@@ -78,7 +83,7 @@ class _Fate(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Canary:
     """Requests one token: every `period_s` of a unit that is not UP, of an UP unit after a while without
-    progress.
+    progress; less and less often while canaries run out of time at a unit that makes progress.
     """
 
     name: ClassVar[str] = "canary"
@@ -94,13 +99,23 @@ class Canary:
         """
         if context.held_down or context.is_on_hold:
             return inf
-        due = last_at + self.period_s
+        due = max(last_at + self.period_s, self._left_until(context, last_at))
         # A canary that timed out is repeated, because its own first steps may have excused it.
         is_doubtful = context.notes.get(_TIMEOUTS, 0) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
             return max(due, context.life_at + context.rules.canary_idle_s + yield_s)
         return due
+
+    def _left_until(self, context: ProbeContext, last_at: float) -> float:
+        """Until when a unit is left alone after several timeouts in a row: longer from one to the next, but
+        only while it makes progress.
+        """
+        repeats: int = min(context.notes.get(_TIMEOUTS, 0) - 1, _DOUBLINGS_MAX)
+        if repeats < 1:
+            return 0.0
+        pause_s = min(self.period_s * (1 << repeats), _LEFT_MAX_S)
+        return min(last_at + pause_s, context.life_at + context.rules.canary_idle_s)
 
     def timeout_s(self, context: ProbeContext) -> float:
         """Short for a unit with requests, long when the first request may have to warm the engine up.
@@ -143,7 +158,7 @@ class Canary:
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
-            excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
+            excused = self.timeout_s(context) > timeout_s or _may_be_busy(context, life_at)
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
@@ -267,6 +282,11 @@ def _has_nothing_to_do(context: ProbeContext) -> bool:
     """True when no request is known to be there."""
     load = context.load
     return context.in_flight == 0 and (load is None or load.running + load.waiting == 0)
+
+
+def _may_be_busy(context: ProbeContext, life_at: float) -> bool:
+    """True when the unit has made progress since `life_at`, or has work for which a canary may wait."""
+    return context.life_at > life_at or context.hides_work or context.serves_others
 
 
 def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:

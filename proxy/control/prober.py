@@ -185,7 +185,8 @@ class Prober:
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
         consequence = self._board.observe(evidence)
         if consequence.wants_canary:
-            self.look_now(evidence.unit, Canary.name)
+            # An idle unit's numbers are old: they must show whether others keep this canary waiting.
+            self.look_now(evidence.unit, Canary.name, EngineMetrics.name)
         if consequence.flip is not None:
             if probe := _LOOK_AT.get(consequence.flip.after):
                 self.look_now(evidence.unit, probe)

@@ -120,9 +120,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
         streams = [Stream(gate, LONG) for _ in range(4)]
         assert eventually(lambda: gate.by_worker("cellgate_worker_clients") == [2, 2])
         assert all(stream.is_whole() for stream in streams)
-        assert eventually(
-            lambda: gate.by_worker("cellgate_worker_requests_total") == [first + 2, second + 2]
-        )
+        assert eventually(lambda: gate.by_worker("cellgate_worker_requests_total") == [first + 2, second + 2])
         assert f"worker 0 (process {pids['0']}) was killed by signal 9; a new one is started now" in gate.log
 
 

@@ -25,6 +25,8 @@ def main(model: str, port: int, slots: int) -> None:
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.endpoint_metrics = True
+    # The usual six are all taken by the requests of a crowd, and then nobody can look at its numbers.
+    params.n_threads_http = 8 * slots
     server = xllamacpp.Server(params)
     # At once: the server has a thread that writes its log to the same file.
     os.write(sys.stdout.fileno(), f"listening on {server.listening_address}\n".encode())

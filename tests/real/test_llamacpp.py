@@ -53,8 +53,25 @@ async def test_what_a_server_is_and_how_busy_is_found_out(gate: GateProcess, ser
     await until(lambda: (load := gate.units()["a"]["load"])["running"] == SLOTS and load["waiting"] >= SLOTS)
     reading.cancel()
     await until(lambda: gate.units()["a"]["load"]["running"] == 0)
-    # A crowd is no reason to think ill of it.
-    assert {unit["verdict"] for unit in gate.units().values()} == {"up"}
+    # A crowd is no reason to think ill of it: at most to ask once more.
+    await until(lambda: {unit["verdict"] for unit in gate.units().values()} == {"up"})
+    assert "-> down" not in gate.log
+
+
+@live_for(PROCESSES_S)
+async def test_in_a_crowd_of_others_few_canaries_are_left_in_line(
+    gate: GateProcess, servers: Servers
+) -> None:
+    others = [Stream(servers["a"].port, chat(number, max_tokens=6000)) for number in range(SLOTS)]
+    reading = asyncio.create_task(read_all(others))
+    await until(lambda: gate.units()["a"]["load"]["running"] == SLOTS)
+    await asyncio.sleep(15.0)
+    # A request that was given up stays in line at this engine. One a second would be 13 or more.
+    assert 1 <= gate.units()["a"]["load"]["waiting"] <= 7
+    assert not reading.done()
+    reading.cancel()
+    await until(lambda: {unit["verdict"] for unit in gate.units().values()} == {"up"})
+    assert "-> down" not in gate.log
 
 
 @live_for(PROCESSES_S)

@@ -36,6 +36,7 @@ class Engine:
         self.frozen = False
         self.epoch = 1
         self.tokens_per_s = 0.0
+        self.running = 3
         self.asked: list[tuple[float, str]] = []
         self.thawed = asyncio.Event()
         self.answered_at = 0.0
@@ -64,7 +65,9 @@ class Engine:
             raise FetchError(Trouble.REFUSED, "connection refused")
         if target == "/metrics":
             tokens = int(now * self.tokens_per_s)
-            return Reply(200, {}, METRICS.format(running=3, tokens=tokens, epoch=self.epoch).encode())
+            return Reply(
+                200, {}, METRICS.format(running=self.running, tokens=tokens, epoch=self.epoch).encode()
+            )
         if target == "/version":
             return Reply(200, {}, b'{"version": "0.32.0"}')
         if target == "/v1/models":

@@ -204,6 +204,38 @@ def test_a_busy_unit_that_leaves_a_canary_waiting_stays_suspect_until_it_answers
     assert scene.flips("a") == [UP, SUSPECT, UP]
 
 
+@pytest.mark.parametrize("eighths", range(24))
+def test_a_crowd_of_others_at_an_idle_unit_does_not_take_it_down(scene: Scene, eighths: int) -> None:
+    """Whenever it comes between two readings of the engine's numbers, which are rare while it is idle."""
+    for engine in scene.engines.values():
+        engine.running = 0
+
+    async def scenario() -> None:
+        await asyncio.sleep(10.0 + eighths / 8)
+        engine = scene.engines["a"]
+        engine.running, engine.tokens_per_s, engine.frozen = 3, 50.0, True
+        await asyncio.sleep(30.0)
+        engine.thaw()
+        await scene.until("a", UP, within_s=9.0)
+
+    scene.play(scenario())
+    assert DOWN not in scene.flips("a")
+
+
+@pytest.mark.parametrize("eighths", range(24))
+def test_a_unit_that_freezes_with_a_crowd_of_others_is_soon_found_out(scene: Scene, eighths: int) -> None:
+    """One without such a crowd takes as long."""
+
+    async def scenario() -> None:
+        engine = scene.engines["a"]
+        engine.tokens_per_s = 50.0
+        await asyncio.sleep(10.0 + eighths / 8)
+        engine.tokens_per_s, engine.frozen = 0.0, True
+        await scene.until("a", DOWN, within_s=5.0)
+
+    scene.play(scenario())
+
+
 def test_a_new_incarnation_starts_again(scene: Scene) -> None:
     """Seen by the start time of its process: leases are evicted, one canary brings it up."""
 

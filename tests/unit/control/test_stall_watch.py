@@ -72,7 +72,7 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     assert scene.verdict() is Verdict.SUSPECT
     (flip,) = scene.flips
     assert flip.evidence.reason == "stalled for 1.0 s with 1 requests in flight; the limit is 1.0 s"
-    assert scene.asked == [("a", Canary.name), ("a", Readiness.name)]
+    assert scene.asked == [("a", Canary.name, EngineMetrics.name), ("a", Readiness.name)]
 
 
 def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -> None:
@@ -80,7 +80,8 @@ def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     for quarter in range(4, 13):
         scene.stall_watch.tick(NOW + quarter / 4, 0.0)
-    assert scene.asked == [("a", Canary.name), ("a", Readiness.name), *[("a", Canary.name)] * 2]
+    doubted = "a", Canary.name, EngineMetrics.name
+    assert scene.asked == [doubted, ("a", Readiness.name), doubted, doubted]
 
 
 def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:

@@ -1,0 +1,49 @@
+"""Canaries that run out of time beside requests of others: how often they are sent, what they prove."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cellgate.probes.base import Trouble
+from cellgate.probes.canary import Canary
+from cellgate.router.nouns import Evidence, Sign, Verdict
+from tests.patient import FakePatient, look
+
+SENT_AT = 100.0
+
+
+def after_timeouts(number: int, verdict: Verdict = Verdict.SUSPECT) -> FakePatient:
+    """A unit at which so many canaries in a row have run out of time, and which has done nothing of late."""
+    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=verdict, life_at=-1000.0)
+    for _ in range(number):
+        look(Canary(), patient)
+    return patient
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UP, Verdict.SUSPECT])
+@pytest.mark.parametrize(
+    ("timeouts", "pause_s"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (40, 8.0)]
+)
+def test_a_unit_that_makes_progress_gets_fewer_from_one_timeout_to_the_next(
+    verdict: Verdict, timeouts: int, pause_s: float
+) -> None:
+    patient = after_timeouts(timeouts, verdict)
+    moving = replace(patient, life_at=SENT_AT + 60.0 if timeouts else 0.0)
+    assert Canary().due_at(moving, SENT_AT) == SENT_AT + pause_s
+
+
+def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -> None:
+    patient = after_timeouts(6)
+    idle_s = patient.rules.canary_idle_s
+    assert Canary().due_at(replace(patient, life_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
+    assert Canary().due_at(replace(patient, life_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0
+
+
+def test_a_canary_that_waits_for_requests_of_others_proves_nothing() -> None:
+    patient = FakePatient(lambda _: Trouble.TIMEOUT)
+    for serves_others, sign in ((True, Sign.NEUTRAL), (False, Sign.BAD)):
+        [evidence] = look(Canary(), replace(patient, serves_others=serves_others))
+        assert isinstance(evidence, Evidence)
+        assert evidence.sign is sign
