@@ -191,11 +191,6 @@ class ProbeContext(Protocol):
         ...
 
     @property
-    def serves_others(self) -> bool:
-        """Whether it has requests of others, for which a canary may wait, and makes progress with them."""
-        ...
-
-    @property
     def shows_work(self) -> bool:
         """Whether a stream of this gate would make progress if the unit worked."""
         ...

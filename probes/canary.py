@@ -113,7 +113,7 @@ class Canary:
         """
         repeats: int = min(context.notes.get(_TIMEOUTS, 0) - 1, _DOUBLINGS_MAX)
         if repeats < 1:
-            return 0.0
+            return -inf
         pause_s = min(self.period_s * (1 << repeats), _LEFT_MAX_S)
         return min(last_at + pause_s, context.life_at + context.rules.canary_idle_s)
 
@@ -158,7 +158,7 @@ class Canary:
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
-            excused = self.timeout_s(context) > timeout_s or _may_be_busy(context, life_at)
+            excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
@@ -282,11 +282,6 @@ def _has_nothing_to_do(context: ProbeContext) -> bool:
     """True when no request is known to be there."""
     load = context.load
     return context.in_flight == 0 and (load is None or load.running + load.waiting == 0)
-
-
-def _may_be_busy(context: ProbeContext, life_at: float) -> bool:
-    """True when the unit has made progress since `life_at`, or has work for which a canary may wait."""
-    return context.life_at > life_at or context.hides_work or context.serves_others
 
 
 def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
 from typing import NamedTuple
 
 from cellgate.router import panic, peers, stall
@@ -182,8 +181,6 @@ class Board:
             state.counters_at = load.at
         if load.progress is not None:
             grew = before is not None and before.progress is not None and load.progress > before.progress
-            if grew and load.foreign:
-                state.served_others_at = load.at
             # Tokens of this gate since the last report explain the growth, and have more exact times.
             if grew and before is not None and state.life_at <= before.at:
                 state.life_at = load.at
@@ -374,7 +371,7 @@ class Board:
 
     def _forget(self, state: UnitState) -> None:
         """Forget what was measured of the previous incarnation."""
-        state.load, state.foreign, state.counters_at, state.served_others_at = None, 0, 0.0, -inf
+        state.load, state.foreign, state.counters_at = None, 0, 0.0
         for known in (state.costs, state.adapters, state.ranks, state.facts):
             known.forget()
         self.pairs.forget(state)

@@ -26,8 +26,6 @@ COUNTERS_FRESH_S = 1.0
 """Older counters cannot show whether the engine makes progress."""
 CLEARED_S = 30.0
 """A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
-READINGS_S = 3.0
-"""Counters are read again within this time, also those of an engine that is slow to show them."""
 PLAIN_S = 60.0
 """A plain answer may take this long on any engine."""
 
@@ -62,11 +60,6 @@ def hides_work(state: UnitState, now: float) -> bool:
         return False
     hidden = [lease.opened_at for lease in state.leases if not lease.ask.stream and lease.ask.prompt_tokens]
     return bool(hidden) and now - min(hidden) < max(PLAIN_S, 2.0 * state.step_times.longest_answer_s)
-
-
-def serves_others(state: UnitState, now: float) -> bool:
-    """Whether its counters grew at the last reading or just before, and it had requests of others."""
-    return now - state.served_others_at < READINGS_S
 
 
 def still_s(state: UnitState, now: float) -> float:

@@ -98,7 +98,6 @@ class UnitState(InRotation):
         "peer_canary_at",
         "prefilling",
         "ranks",
-        "served_others_at",
         "stall_reported_at",
         "stalls",
         "step_times",
@@ -127,7 +126,6 @@ class UnitState(InRotation):
         self.heard_at = 0.0
         self.work_at = 0.0
         self.counters_at = 0.0
-        self.served_others_at = -inf
         self.last_error_at = 0.0
         self.stall_reported_at = 0.0
         self.peer_canary_at = -1.0

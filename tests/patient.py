@@ -69,7 +69,6 @@ class FakePatient:
     held_down: bool = False
     is_on_hold: bool = False
     hides_work: bool = False
-    serves_others: bool = False
     shows_work: bool = False
     engine: str = ""
     reborn: tuple[str, float] | None = None

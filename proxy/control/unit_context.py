@@ -12,7 +12,7 @@ from cellgate.probes.base import Fetch, Net
 from cellgate.router import hold
 from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Load, Node, Rules, Unit, Verdict
-from cellgate.router.stall import hides_work, serves_others, stall_limit_s
+from cellgate.router.stall import hides_work, stall_limit_s
 from cellgate.router.unit_state import UnitState
 
 
@@ -81,10 +81,6 @@ class UnitContext:
     @property
     def hides_work(self) -> bool:
         return hides_work(self.unit_state, self.now())
-
-    @property
-    def serves_others(self) -> bool:
-        return serves_others(self.unit_state, self.now())
 
     @property
     def shows_work(self) -> bool:

@@ -24,10 +24,15 @@ def long_answers(rng: Random) -> dict[str, Any]:
     return {"prompt_tokens": rng.randrange(20, 400), "max_tokens": rng.randrange(40, 120)}
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected(seed: int) -> None:
+def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected() -> None:
+    """Whom each of the few requests goes to is by chance: how much less it gets is the median of worlds."""
+    assert median(_share_of_a_degraded_one(seed) for seed in (0, 2, 4)) < 0.7
+
+
+def _share_of_a_degraded_one(seed: int) -> float:
+    """How many requests the slower one gets for one of the other."""
     stage = Stage(seed, timing=TIMING)
-    board, engine = stage.gate.board, stage.engines["a"]
+    board, engine, shares = stage.gate.board, stage.engines["a"], []
 
     async def scenario() -> None:
         users = Users(stage, USERS, long_answers)
@@ -37,7 +42,7 @@ def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspecte
         at = stage.now
         await asyncio.sleep(30.0)
         assert board.units["a"].outlier.degraded == pytest.approx(1.0 - 1.0 / 1.5, abs=0.1)
-        assert len(stage.picks("a", at)) < 0.75 * len(stage.picks("b", at))
+        shares.append(len(stage.picks("a", at)) / len(stage.picks("b", at)))
         engine.behaviour.slow = 1.0
         await stage.until(lambda: board.units["a"].outlier.degraded == 0.0, DEGRADED_LIMIT_S)
         await users.leave()
@@ -46,6 +51,7 @@ def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspecte
     assert not shots(stage)
     told = [(event["kind"], event["unit"]) for event in stage.gate.events.last() if event["kind"] != "flip"]
     assert told == [("degraded", "a"), ("recovered", "a")]
+    return shares[0]
 
 
 def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:

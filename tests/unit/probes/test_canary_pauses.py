@@ -1,4 +1,4 @@
-"""Canaries that run out of time beside requests of others: how often they are sent, what they prove."""
+"""How often a canary is sent to a unit at which canaries run out of time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from cellgate.probes.base import Trouble
 from cellgate.probes.canary import Canary
-from cellgate.router.nouns import Evidence, Sign, Verdict
+from cellgate.router.nouns import Verdict
 from tests.patient import FakePatient, look
 
 SENT_AT = 100.0
@@ -39,11 +39,3 @@ def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -
     idle_s = patient.rules.canary_idle_s
     assert Canary().due_at(replace(patient, life_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
     assert Canary().due_at(replace(patient, life_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0
-
-
-def test_a_canary_that_waits_for_requests_of_others_proves_nothing() -> None:
-    patient = FakePatient(lambda _: Trouble.TIMEOUT)
-    for serves_others, sign in ((True, Sign.NEUTRAL), (False, Sign.BAD)):
-        [evidence] = look(Canary(), replace(patient, serves_others=serves_others))
-        assert isinstance(evidence, Evidence)
-        assert evidence.sign is sign

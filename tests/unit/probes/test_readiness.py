@@ -145,13 +145,13 @@ def test_an_answer_to_another_probe_puts_it_off_for_a_while(
     assert Readiness().due_at(context, 100.0) == due
 
 
-def test_metrics_of_a_unit_without_work_are_read_less_often() -> None:
+def test_metrics_of_a_unit_without_work_are_read_less_often_and_those_of_a_suspect_more_often() -> None:
     context = FakePatient(lambda _: reply(200))
     busy, idle = Load("u", 100.0, running=1), Load("u", 100.0)
     for load, verdict, metrics_s in (
         (None, Verdict.UP, 1.0),
         (busy, Verdict.UP, 1.0),
-        (busy, Verdict.SUSPECT, 1.0),
+        (busy, Verdict.SUSPECT, 0.5),
         (idle, Verdict.UP, 3.0),
         (idle, Verdict.STARTING, 1.0),
     ):

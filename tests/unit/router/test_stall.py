@@ -15,12 +15,10 @@ from cellgate.router.stall import (
     COUNTERS_FRESH_S,
     PLAIN_S,
     PREFILLS,
-    READINGS_S,
     STALLS,
     STEPS,
     find_stall,
     hides_work,
-    serves_others,
     stall_limit_s,
 )
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
@@ -121,19 +119,6 @@ def test_plain_answers_hide_what_a_unit_does_that_counts_no_steps() -> None:
     made.report(Load("a", NOW, running=1, progress=7.0, sighted=True))
     assert not hides_work(state, NOW)
     assert not hides_work(working()[0], NOW), "a stream shows"
-
-
-def test_a_unit_serves_others_while_its_counters_grow_and_it_has_requests_of_others() -> None:
-    made = board()
-    state = made.units["a"]
-    for at, running, progress in ((0.0, 4, 7.0), (1.0, 4, 7.0), (2.0, 0, 8.0)):
-        made.report(Load("a", NOW + at, running=running, progress=progress, sighted=True))
-        assert not serves_others(state, NOW + at), "the first reading, none grew, no requests"
-    made.report(Load("a", NOW + 3.0, running=4, progress=9.0, sighted=True))
-    assert serves_others(state, NOW + 3.0 + READINGS_S - 0.1)
-    assert not serves_others(state, NOW + 3.0 + READINGS_S)
-    made.report(Load("a", NOW + 7.0, running=4, progress=10.0, own_in_flight=4, sighted=True))
-    assert not serves_others(state, NOW + 7.0), "all are its own"
 
 
 def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None:
