@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from cellgate.router.latency import Latency
-from cellgate.router.rates import SPEED_BATCH, Estimate, Rates, Steps
+from cellgate.router.rates import PLAIN_ALIKE, SPEED_BATCH, Estimate, Rates, Steps, alike
 
 FADE_S = 300.0
 """What was confirmed so long ago counts half."""
@@ -111,12 +111,15 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
 
     tokens_s = usual(lambda rates: rates.prefill_tokens_s, lambda rate: rate.value, 1)
     base_s = usual(lambda rates: rates.steps, lambda steps: steps.base_s, -1)
+    plain_tokens_s = usual(lambda rates: rates.plain_tokens_s, lambda rate: rate.value, 1)
     step_share = usual(lambda rates: rates.steps, lambda steps: steps.share)
     token_bytes = usual(lambda rates: rates.bytes_per_token, lambda size: size.value)
     latency_s = usual(lambda rates: rates.latency, lambda latency: latency.value)
     for times, rates in peers:
         if tokens_s is not None:
             rates.prefill_tokens_s.guess(tokens_s * times)
+        elif plain_tokens_s is not None:
+            rates.prefill_tokens_s.presume(_by_plain(rates.plain_tokens_s, plain_tokens_s * times) * times)
         else:
             rates.prefill_tokens_s.presume(times)
         if base_s is not None and step_share is not None:
@@ -127,3 +130,10 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
             rates.bytes_per_token.guess(token_bytes)
         if latency_s is not None:
             rates.latency.guess(latency_s)
+
+
+def _by_plain(rate: Estimate, usual: float) -> float:
+    """How many times as fast as is usual a unit is by its plain answers. How fast all are is not known from
+    them, because they wait for each other.
+    """
+    return alike(rate.value, usual, rate.seen, PLAIN_ALIKE) / usual if rate.seen else 1.0

@@ -32,6 +32,8 @@ _SETTLED = 10
 """From then on each sample counts as much as any other."""
 ALIKE = 1.4
 """Estimates of equal units, that come from different prompts and batches, are as far apart as that."""
+PLAIN_ALIKE = 2.0
+"""As ALIKE, of what plain answers show: each has waited for other requests, too."""
 _UNSURE = 5.0
 """After so many samples, estimates may be twice as far apart as after very many (as logarithms)."""
 _GUESS = 0.5
@@ -49,14 +51,14 @@ _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
 
-def alike(own: float, usual: float, seen: int) -> float:
+def alike(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
     """The value to use for a unit when others of its kind have `usual`: that, unless this one, after `seen`
-    samples (at least one), clearly differs.
+    samples (at least one), clearly differs: is more than `apart` times as large or small.
 
     Estimates scatter, the more the fewer samples there are. Taking each difference as real would send all
     requests to units with lucky estimates.
     """
-    far = ALIKE ** (1.0 + _UNSURE / seen)
+    far = apart ** (1.0 + _UNSURE / seen)
     return usual if usual / far < own < usual * far else own
 
 

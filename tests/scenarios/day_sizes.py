@@ -23,10 +23,8 @@ MORE = 1.1
 FEW = 8
 BLOCKS = 4000
 """So many more objects may be alive: lines read for a traceback, whatever a bounded log has come to hold."""
-PARTS = frozenset({"ReplyHead.fields", "Agenda._times"})
-"""Lists of a handful each, whose owners are counted: one connection more at a unit is no growth. And one that
-is bounded by another that is counted: at most twice as many times as there are calls, and some to spare.
-"""
+PARTS = frozenset({"ReplyHead.fields"})
+"""Lists of a handful each, whose owners are counted: one connection more at a unit is no growth."""
 
 
 def sizes(*roots: object) -> Counter[str]:
