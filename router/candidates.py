@@ -263,6 +263,10 @@ def _first_kind(
             cooling.append(row)
         else:
             up.append(row)
+    if cooling and up and all(row.in_flight for row in up):
+        # One at a time is no burden for a unit in slow start, and spares the others.
+        units = board.units
+        up += [row for row in cooling if not row.in_flight and units[row.unit].cool_until <= now]
     for kind in (up, cooling):
         if any(row.has_room for row in kind):
             return kind

@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from cellgate.router.latency import Latency
-from cellgate.router.rates import PLAIN_ALIKE, SPEED_BATCH, Estimate, Rates, Steps, alike
+from cellgate.router.rates import PLAIN_ALIKE, SPEED_BATCH, Estimate, Rates, Steps, reckon
 
 FADE_S = 300.0
 """What was confirmed so long ago counts half."""
@@ -136,4 +136,4 @@ def _by_plain(rate: Estimate, usual: float) -> float:
     """How many times as fast as is usual a unit is by its plain answers. How fast all are is not known from
     them, because they wait for each other.
     """
-    return alike(rate.value, usual, rate.seen, PLAIN_ALIKE) / usual if rate.seen else 1.0
+    return reckon(rate.value, usual, rate.seen, PLAIN_ALIKE) / usual if rate.seen else 1.0

@@ -51,7 +51,7 @@ _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
 
-def alike(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
+def reckon(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
     """The value to use for a unit when others of its kind have `usual`: that, unless this one, after `seen`
     samples (at least one), clearly differs: is more than `apart` times as large or small.
 
@@ -78,8 +78,8 @@ class Estimate:
 
     @property
     def reckoned(self) -> float:
-        """The value to use: see `alike`."""
-        return alike(self.value, self.usual, self.seen) if self.seen else self.value
+        """The value to use: see `reckon`."""
+        return reckon(self.value, self.usual, self.seen) if self.seen else self.value
 
     def guess(self, value: float, *, is_given: bool = False) -> None:
         """Set an initial estimate, unless something was measured already or it is invalid.
@@ -147,9 +147,9 @@ class Steps:
 
     @property
     def reckoned(self) -> tuple[float, float]:
-        """The values to use, base and slope: see `alike`."""
+        """The values to use, base and slope: see `reckon`."""
         usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
-        if self.seen and alike(own_s, usual_s, self.seen) is usual_s:
+        if self.seen and reckon(own_s, usual_s, self.seen) is usual_s:
             return self.usual_s, self._usual * self.usual_s
         return self.base_s, self.per_sequence_s
 

@@ -58,9 +58,10 @@ def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
     """In the median of worlds: whom each request goes to is by chance."""
     worlds = [_shares_of_one_that_came_back(Stage(seed, timing=TIMING)) for seed in range(5)]
     begun, half, whole = map(median, zip(*worlds, strict=True))
-    # Who has least gets most until they are even, but no more than the share it is considered for.
+    # Who has least gets most until they are even, but no more than the share it is considered for, and one
+    # request whenever it has none.
     assert begun < half < 0.75
-    assert begun < 0.36
+    assert begun < 0.45
     assert whole > 0.4
 
 

@@ -166,3 +166,39 @@ def test_what_is_taken_for_a_unit_that_has_restarted_is_its_own_until_peers_have
     learnt((1.0, alone), (4.0, Rates()))
     assert alone.prefill_tokens_s.reckoned == pytest.approx(3.0 * PREFILL_S, rel=0.05)
     assert step_s(alone) == pytest.approx(STEP_S / 3.0, rel=0.05)
+
+
+# -- plain answers -----------------------------------------------------------------------------------------
+
+
+def embedded(times: float, samples: int = 20) -> Rates:
+    """A unit that has only given plain answers of one token, so many times as fast as its peers."""
+    rates = Rates()
+    for _ in range(samples):
+        rates.plain_tokens_s.learn(PREFILL_S * times)
+    return rates
+
+
+def test_units_that_only_answer_plainly_are_priced_by_how_much_they_differ() -> None:
+    fast, slow = embedded(1.0), embedded(1.0 / 12.0)
+    learnt((1.0, fast), (1.0, embedded(1.0)), (1.0, slow))
+    assert fast.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
+    assert slow.prefill_tokens_s.value == pytest.approx(FIRST_PREFILL_TOKENS_S / 12.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("times", "samples"), [(0.6, 20), (1.9, 20), (0.1, 1), (3.0, 5)])
+def test_what_may_be_the_wait_for_other_requests_is_no_difference(times: float, samples: int) -> None:
+    odd = embedded(times, samples)
+    learnt((1.0, embedded(1.0)), (1.0, embedded(1.0)), (1.0, odd))
+    assert odd.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
+
+
+def test_once_a_stream_has_shown_a_prefill_rate_plain_answers_say_nothing() -> None:
+    slow = embedded(1.0 / 12.0)
+    learnt((1.0, fed(PREFILL_S, 20)), (1.0, slow))
+    assert slow.prefill_tokens_s.value == pytest.approx(PREFILL_S, rel=0.05)
+
+
+def test_weights_that_fit_plain_answers_are_not_counted_twice() -> None:
+    _, half = learnt((2.0, embedded(2.0)), (1.0, embedded(1.0)))
+    assert half.prefill_tokens_s.value == pytest.approx(FIRST_PREFILL_TOKENS_S / 2.0)
