@@ -101,7 +101,7 @@ class Canary:
             return inf
         due = max(last_at + self.period_s, self._left_until(context, last_at))
         # A canary that timed out is repeated, because its own first steps may have excused it.
-        is_doubtful = context.notes.get(_TIMEOUTS, 0) > 0 and context.in_flight == 0
+        is_doubtful = _timeouts(context) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
             return max(due, context.life_at + context.rules.canary_idle_s + yield_s)
@@ -111,7 +111,7 @@ class Canary:
         """Until when a unit is left alone after several timeouts in a row: longer from one to the next, but
         only while it makes progress.
         """
-        repeats: int = min(context.notes.get(_TIMEOUTS, 0) - 1, _DOUBLINGS_MAX)
+        repeats = min(_timeouts(context) - 1, _DOUBLINGS_MAX)
         if repeats < 1:
             return -inf
         pause_s = min(self.period_s * (1 << repeats), _LEFT_MAX_S)
@@ -128,7 +128,7 @@ class Canary:
         if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
             return rules.warm_up_timeout_s
         if context.verdict is Verdict.DOWN:
-            doublings: int = min(context.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
+            doublings = min(_timeouts(context), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
         # A suspect has already stalled for the limit.
         silent_s = context.stall_limit_s * (0.5 if context.verdict is Verdict.SUSPECT else 1.0)
@@ -161,7 +161,7 @@ class Canary:
             excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
-        context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
+        context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
         if context.reborn != reborn:
             # Perhaps the process before has answered, in its last moment.
             fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
@@ -264,9 +264,15 @@ async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, 
         request_id=request_id,
         rank=_rank(context),
         # A suspicion may be about connections.
-        fresh=context.verdict is not Verdict.UP or context.notes.get(_TIMEOUTS, 0) > 0,
+        fresh=context.verdict is not Verdict.UP or _timeouts(context) > 0,
         timeout_s=max(0.0, deadline - context.now()),
     )
+
+
+def _timeouts(context: ProbeContext) -> int:
+    """How many canaries in a row have run out of time."""
+    timeouts: int = context.notes.get(_TIMEOUTS, 0)
+    return timeouts
 
 
 def _rank(context: ProbeContext) -> int | None:

@@ -118,10 +118,8 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
     for times, rates in peers:
         if tokens_s is not None:
             rates.prefill_tokens_s.guess(tokens_s * times)
-        elif plain_tokens_s is not None:
-            rates.prefill_tokens_s.presume(_by_plain(rates.plain_tokens_s, plain_tokens_s * times) * times)
         else:
-            rates.prefill_tokens_s.presume(times)
+            rates.prefill_tokens_s.presume(times * _by_plain(rates.plain_tokens_s, plain_tokens_s, times))
         if base_s is not None and step_share is not None:
             rates.steps.guess(base_s / times, step_share)
         else:
@@ -132,8 +130,10 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
             rates.latency.guess(latency_s)
 
 
-def _by_plain(rate: Estimate, usual: float) -> float:
-    """How many times as fast as is usual a unit is by its plain answers. How fast all are is not known from
-    them, because they wait for each other.
+def _by_plain(rate: Estimate, usual: float | None, times: float) -> float:
+    """How many times as fast as is usual for its weight a unit is by its plain answers. How fast all are is
+    not known from them, because they wait for each other.
     """
-    return reckon(rate.value, usual, rate.seen, PLAIN_ALIKE) / usual if rate.seen else 1.0
+    if usual is None or not rate.seen:
+        return 1.0
+    return reckon(rate.value, usual * times, rate.seen, PLAIN_ALIKE) / (usual * times)

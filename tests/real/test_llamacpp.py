@@ -41,6 +41,12 @@ async def is_answering(gate: GateProcess, servers: Servers, name: str) -> bool:
     return name in await answering(gate, servers)
 
 
+async def all_up_and_never_down(gate: GateProcess) -> None:
+    """Wait until the gate believes well of every server; it has taken none down."""
+    await until(lambda: {unit["verdict"] for unit in gate.units().values()} == {"up"})
+    assert "-> down" not in gate.log
+
+
 @live_for(PROCESSES_S)
 async def test_what_a_server_is_and_how_busy_is_found_out(gate: GateProcess, servers: Servers) -> None:
     unit = gate.admin("GET", "/units/a")[1]
@@ -54,8 +60,7 @@ async def test_what_a_server_is_and_how_busy_is_found_out(gate: GateProcess, ser
     reading.cancel()
     await until(lambda: gate.units()["a"]["load"]["running"] == 0)
     # A crowd is no reason to think ill of it: at most to ask once more.
-    await until(lambda: {unit["verdict"] for unit in gate.units().values()} == {"up"})
-    assert "-> down" not in gate.log
+    await all_up_and_never_down(gate)
 
 
 @live_for(PROCESSES_S)
@@ -70,8 +75,7 @@ async def test_in_a_crowd_of_others_few_canaries_are_left_in_line(
     assert gate.units()["a"]["load"]["waiting"] <= 7
     assert not reading.done()
     reading.cancel()
-    await until(lambda: {unit["verdict"] for unit in gate.units().values()} == {"up"})
-    assert "-> down" not in gate.log
+    await all_up_and_never_down(gate)
 
 
 @live_for(PROCESSES_S)
