@@ -62,8 +62,8 @@ async def test_a_gate_whose_unit_is_suspected_comes_after_the_others(tmp_path: P
             assert not hosts[well.port].degraded
             statuses = await steadily(here.port, rps=250.0, seconds=2.0)
     assert set(statuses) == {200}
-    # One healthy gate of two is 70 % healthy by Envoy's factor of 1.4; equal shares would be 50. Envoy draws lots
-    # for each request: of 500 the standard deviation is 2 %.
+    # One healthy gate of two is 70 % healthy by Envoy's factor of 1.4; equal shares would be 50. Envoy draws
+    # lots for each request: of 500 the standard deviation is 2 %.
     assert well.served / len(statuses) == pytest.approx(0.7, abs=0.1)
 
 
