@@ -15,7 +15,6 @@ from typing import NamedTuple
 from cellgate.router import panic, peers, stall
 from cellgate.router.answers import AnswerLengths
 from cellgate.router.cost import Expected
-from cellgate.router.cost_model import Elsewhere
 from cellgate.router.engine_nouns import UNKNOWN_BUILD
 from cellgate.router.flip import Flip, flip_of
 from cellgate.router.judge import judge, open_case
@@ -32,6 +31,7 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
+from cellgate.router.other_gates import Elsewhere
 from cellgate.router.outliers import Outlier
 from cellgate.router.pairs import Pairs
 from cellgate.router.pools import Pools

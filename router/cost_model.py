@@ -27,7 +27,7 @@ from cellgate.router.cost import (
 )
 from cellgate.router.known_prefixes import Computed, KnownPrefixes
 from cellgate.router.nouns import Ask, Load, Unit
-from cellgate.router.other_gates import OtherGates, OthersWork
+from cellgate.router.other_gates import Elsewhere, Line, OtherGates
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from cellgate.router.rates import Errors, Rates
 from cellgate.router.seats import Seats
@@ -48,23 +48,6 @@ MISS = 2.0
 PREFILL_MOST = 0.5
 STEPS_LEAST = 8
 """A shorter stream is ignored for step times."""
-
-
-class Elsewhere(NamedTuple):
-    """What other gates report of a unit: attempts, and tokens of prompts to be computed; and the worst that
-    one of them has seen: the recent share of attempts that failed, how much slower than its cell it is, and
-    the usual gap between its tokens (0: unknown); `drained`: an operator has drained it at one of them.
-    """
-
-    in_flight: int = 0
-    uncached_tokens: int = 0
-    errors: float = 0.0
-    degraded: float = 0.0
-    itl_s: float = 0.0
-    drained: bool = False
-
-
-NOTHING_ELSEWHERE = Elsewhere()
 
 
 class Usage(NamedTuple):
@@ -349,12 +332,21 @@ class CostModel:
         self.backlog.forget_peak()
         self.kv_tokens = 0
 
-    def learn_facts(self, load: Load | None, elsewhere: Elsewhere | None, far_s: float, now: float) -> None:
-        """Take down what a forecast is made from."""
-        told = self.other_gates.hear(_told(load, elsewhere), now)
+    def line(self, told: Elsewhere | None, now: float) -> Line:
+        """What the unit has to compute, as `told` has it of other gates."""
+        tokens_s = self.rates.prefill_tokens_s.reckoned
+        own = self.backlog.backlog_tokens(now, tokens_s)
+        return Line(own / tokens_s, told.uncached_tokens / tokens_s if told is not None else 0.0)
+
+    def learn_facts(
+        self, load: Load | None, told: Elsewhere | None, others_s: float, far_s: float, now: float
+    ) -> None:
+        """Take down what a forecast is made from; other gates' prompts there will take `others_s`."""
+        decoding = self.other_gates.hear(_others_decoding(load, told, others_s), now)
+        tokens = others_s * self.rates.prefill_tokens_s.reckoned
         self.facts = Facts(
             self.rates,
-            _report(load, told, self.backlog.queued, now),
+            _report(load, decoding, tokens, self.backlog.queued, now),
             self.errors.share(now),
             far_s,
             self.kv_tokens,
@@ -368,20 +360,23 @@ def _foreign(load: Load | None) -> int:
     return max(load.foreign - 1, 0) if load is not None else 0
 
 
-def _told(load: Load | None, elsewhere: Elsewhere | None) -> OthersWork | None:
-    """What other gates tell; and requests that come to the engine past all gates."""
-    if elsewhere is None:
-        return None
-    return OthersWork(max(_foreign(load), elsewhere.in_flight), elsewhere.uncached_tokens)
+def _others_decoding(load: Load | None, told: Elsewhere | None, others_s: float) -> float | None:
+    """What other gates tell; and requests that come to the engine past all gates. Prompts to be computed
+    count as such.
+    """
+    if told is None:
+        return float(_foreign(load)) if others_s else None
+    return float(max(_foreign(load), told.in_flight) - told.prefilling)
 
 
-def _report(load: Load | None, told: OthersWork | None, queued: int, now: float) -> OtherLoad | None:
+def _report(
+    load: Load | None, decoding: float | None, tokens: float, queued: int, now: float
+) -> OtherLoad | None:
     """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than
     what the engine says, and in tokens.
     """
-    if told is not None:
-        kv_use = load.kv_use if load is not None else 0.0
-        return OtherLoad(0.0, told.in_flight, kv_use, 0.0, told.uncached_tokens)
+    if decoding is not None:
+        return OtherLoad(0.0, decoding, load.kv_use if load is not None else 0.0, 0.0, tokens)
     if load is None:
         return None
     foreign = _foreign(load)

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
 from cellgate.router.cost import COSTS, forecast
-from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere
+from cellgate.router.cost_model import ALL_BLOCKS
 from cellgate.router.nouns import Rules
+from cellgate.router.other_gates import Elsewhere, expected_s
 from cellgate.router.outliers import Speed, compare, fade
 from cellgate.router.peer_rates import Peer, learn_of_peers
 from cellgate.router.unit_state import UnitState
@@ -65,17 +66,31 @@ def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now:
     Of a large fleet, units without requests take turns.
     """
     share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
+    others_s = _others_s(states, others, now) if others else {}
     due, facts = [], []
     for place, state in enumerate(states):
         costs, there = state.costs, others.get(state.unit.name)
         in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
         if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
             costs.size(state.unit, state.load, share)
-            costs.learn_facts(state.load, there, state.far_s, now)
+            costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
             due.append((place, costs))
         facts.append(costs.facts)
     for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
         costs.set_forecast(one)
+
+
+def _others_s(states: Iterable[UnitState], others: Mapping[str, Elsewhere], now: float) -> dict[str, float]:
+    """Seconds of other gates' prompts at each unit that is in rotation."""
+    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
+    for state in states:
+        if state.is_usable():
+            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
+    found: dict[str, float] = {}
+    for pool in pools.values():
+        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
+        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
+    return found
 
 
 def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:

@@ -17,10 +17,11 @@ from cellgate.proxy.sharing.prefixes import PrefixSharing
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Elsewhere, Usage
+from cellgate.router.cost_model import Usage
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
+from cellgate.router.other_gates import Elsewhere
 from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
@@ -242,17 +243,22 @@ class Gate:
         if len(self.peers) == 1:
             return
         self.said = {
-            state.unit.name: Elsewhere(state.in_flight, state.costs.backlog.queued_tokens)
+            state.unit.name: Elsewhere(
+                state.in_flight, state.costs.backlog.queued, state.costs.backlog.queued_tokens
+            )
             for state in self.board
         }
         self._share_prefixes()
         heard = [peer.said for peer in self.peers if peer is not self]
         others = {}
         for name in self.board.units:
-            in_flight = sum(said[name].in_flight for said in heard if name in said)
-            if in_flight:
-                tokens = sum(said[name].uncached_tokens for said in heard if name in said)
-                others[name] = Elsewhere(in_flight, tokens)
+            told = [said[name] for said in heard if name in said]
+            if in_flight := sum(each.in_flight for each in told):
+                others[name] = Elsewhere(
+                    in_flight,
+                    sum(each.prefilling for each in told),
+                    sum(each.uncached_tokens for each in told),
+                )
         self.board.elsewhere = others
 
     def _share_prefixes(self) -> None:

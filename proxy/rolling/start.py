@@ -18,8 +18,8 @@ from cellgate.proxy.rolling.nouns import Roll, RollRow, UnitRoll
 from cellgate.proxy.rolling.roller import Roller, RollPorts
 from cellgate.proxy.rolling.shared import RollStore
 from cellgate.router.board import Board
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.known_answers import is_implausible
+from cellgate.router.other_gates import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.unit_state import UnitState
 
 LEAST_SLOWER = 0.5

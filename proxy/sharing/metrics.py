@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from cellgate.proxy.metrics.families import counter, gauge
 from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.router.board import Board
-from cellgate.router.cost_model import NOTHING_ELSEWHERE
+from cellgate.router.other_gates import NOTHING_ELSEWHERE
 
 _COUNTS = {
     "connects": "Connections to Redis that were established.",

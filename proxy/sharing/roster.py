@@ -20,7 +20,7 @@ from cellgate.proxy.sharing.unit_report import (
     UnitReport,
     merge_reports,
 )
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.other_gates import Elsewhere
 
 RosterKey = tuple[str, str]
 """(unit, gate)"""
@@ -116,6 +116,7 @@ class Roster:
         reports = [report for gate, (report, at) in said if now - self._at(gate, at) <= self._patience_s]
         return Elsewhere(
             sum(report.in_flight for report in reports),
+            sum(min(report.prefilling, report.in_flight) for report in reports),
             sum(report.uncached_tokens for report in reports),
             max((report.errors for report in reports), default=0.0),
             max((report.degraded for report in reports), default=0.0),

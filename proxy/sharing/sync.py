@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Seen, UnitReport, report_of
 from cellgate.router.board import Board
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.flip import Flip
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
+from cellgate.router.other_gates import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.unit_state import UnitState
 
 PACE_BEATS = 20

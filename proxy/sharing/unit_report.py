@@ -90,7 +90,8 @@ class UnitReport:
     """The report of one gate on one unit. None: unknown.
 
     `fatal`: it is DOWN by a fact (an address refuses, a process has ended) and not by judgement;
-    `life_age_s`: how long ago it last made progress; `uncached_tokens`: prompts that are not computed yet;
+    `life_age_s`: how long ago it last made progress; `prefilling` of those in flight have prompts that are
+    not computed yet, of `uncached_tokens` in all;
     `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
     `hold`: why its engine stands still on purpose; `role`: what it does for requests; `beats`: the gate has a
     heartbeat, and without it is gone.
@@ -102,6 +103,7 @@ class UnitReport:
     verdict: Verdict
     url: str = ""
     in_flight: int = 0
+    prefilling: int = 0
     reason: str = ""
     fatal: bool = False
     drained: bool = False
@@ -208,6 +210,7 @@ def report_of(
         verdict=case.verdict,
         url=unit.url,
         in_flight=state.in_flight,
+        prefilling=state.costs.backlog.queued,
         reason=case.because.reason[:_TEXT_MAX] if case.because is not None else "",
         fatal=case.verdict is Verdict.DOWN and is_fatal,
         drained=state.drained,
@@ -294,6 +297,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "verdict": _verdict,
     "url": _url,
     "in_flight": _count,
+    "prefilling": _count,
     "reason": _text,
     "fatal": _flag,
     "drained": _flag,

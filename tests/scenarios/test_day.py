@@ -47,6 +47,6 @@ def test_what_there_is_more_of_has_grown_and_chance_is_no_growth() -> None:
     (line,) = grown(before, Mark(1.0, Counter({"UnitState.news": 40}), 1500, Counter()))
     assert line == "UnitState.news: 20 have become 40"
     (line,) = grown(
-        before, Mark(1.0, Counter({"UnitState.news": 20}), 9000, Counter({"cellgate.Lost": 8000}))
+        before, Mark(1.0, Counter({"UnitState.news": 20}), 10_000, Counter({"cellgate.Lost": 9000}))
     )
-    assert line == "8000 more objects are alive, of these: 8000 cellgate.Lost"
+    assert line == "9000 more objects are alive, of these: 9000 cellgate.Lost"

@@ -25,9 +25,9 @@ from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.unit_report import Names, Seen, UnitReport
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Elsewhere
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.other_gates import Elsewhere
 from cellgate.router.queue import Queue
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"

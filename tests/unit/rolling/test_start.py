@@ -16,8 +16,8 @@ from cellgate.proxy.rolling.roller import RollPorts
 from cellgate.proxy.rolling.shared import OwnRoll
 from cellgate.proxy.rolling.start import roll_units, slower_than_cell
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Elsewhere
 from cellgate.router.nouns import Fleet, Rules, Unit
+from cellgate.router.other_gates import Elsewhere
 
 POLICY = RollPolicy(RunCommand(("roll",)), "audit")
 

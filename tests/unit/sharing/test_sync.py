@@ -13,8 +13,8 @@ from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.sync import PACE_BEATS, Sharing
 from cellgate.proxy.sharing.unit_report import Seen, UnitReport
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Elsewhere
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.other_gates import Elsewhere
 
 VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
 
@@ -193,10 +193,10 @@ def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() ->
 
 def test_others_requests_add_up() -> None:
     gate = Gate()
-    gate.hears(in_flight=3)
-    gate.hears(in_flight=4, gate="g3")
+    gate.hears(in_flight=3, prefilling=1, uncached_tokens=200)
+    gate.hears(in_flight=4, prefilling=9, uncached_tokens=50, gate="g3")
     gate.hears(in_flight=9, unit="u9")
-    assert gate.sharing.tick(10.0) == {"u1": Elsewhere(7)}
+    assert gate.sharing.tick(10.0) == {"u1": Elsewhere(7, 5, 250)}, "never more prompts than requests"
     assert gate.sharing.tick(11.0) == {}
 
 

@@ -47,6 +47,7 @@ views = st.builds(
     degraded=st.floats(0.0, 1.0),
     weight=numbers,
     models=st.lists(names, max_size=4).map(tuple),
+    prefilling=st.integers(0, 10**6),
     uncached_tokens=st.integers(0, 10**9),
     life_age_s=maybe,
     running=st.none() | st.integers(0, 10**6),
