@@ -34,6 +34,11 @@ saves seconds of, would fill its slots, and all would wait for their first token
 little difference.
 """
 
+MORE = 0.125
+"""Others may have more sequences by this share: their number is a mean, and old. Without it several gates
+fill a fast unit beyond its slots.
+"""
+
 _TOKENS_MAX = 1e9
 
 
@@ -236,7 +241,7 @@ def terms(
     # Usually there is room even if the engine's count does not include this gate's requests.
     if unit.kv_tokens and work.kv_tokens + unit.kv_reported + needed > unit.kv_tokens:
         kv_s = _kv_s(unit, work, needed, answer_tokens * step_s)
-    seat_s = _seat_s(unit, there, answer_tokens)
+    seat_s = _seat_s(unit, there + MORE * unit.foreign_batch, answer_tokens)
     some = (
         backlog * unit.token_s,
         prefill_s,
@@ -268,7 +273,7 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
         unit.token_s * (1.0 + unit.evict_share) + unit.beside_s * foreign,
         unit.beside_s,
         unit.kv_tokens - unit.kv_reported if unit.kv_tokens else inf,
-        unit.seats - foreign,
+        unit.seats - (1.0 + MORE) * foreign,
         1.0 / rates.bytes_per_token.value,
         unit.tokens_s if is_sure else inf,
         unit.tokens_s * unit.latency_s,

@@ -179,6 +179,13 @@ def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
     assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
 
 
+def test_of_the_last_seats_some_are_left_to_what_others_may_have() -> None:
+    told = OtherLoad(0.0, 8.0, 0.0, 0.0, waiting_tokens=0.0)
+    nine, ten = (Facts(rates(1000.0, step_s=0.01), told, seats=seats) for seats in (9.0, 10.0))
+    assert cost_of(nine).seat_s > 0.0
+    assert cost_of(ten).seat_s == 0.0
+
+
 def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
     fast, slow = Facts(rates(1000.0, step_s=0.01), seats=2.0), Facts(rates(1000.0, step_s=0.02), seats=2.0)
     in_line, free = (
