@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 UNSEEN_S = 0.5
 """What others send within this time is not known: what they tell is up to a heartbeat old, and used until the
-next. Twice as much makes no difference (docs/evidence/gym.md).
+next. From 0.4 to 0.8 s it makes no difference (docs/evidence/gym.md).
 """
 MEAN_S = 5.0
 """The mean follows within about this time. Chosen in the gym (docs/evidence/gym.md)."""
@@ -54,12 +54,13 @@ class Line(NamedTuple):
 
 def expected_s(lines: Sequence[Line]) -> list[float]:
     """Seconds of others' prompts at each unit, where all these serve the same requests."""
-    all_s, told_s = sum(line.own_s + line.told_s for line in lines), sum(line.told_s for line in lines)
+    told_s = sum(line.told_s for line in lines)
     if not told_s:
         return [0.0] * len(lines)
-    computed = [min(line.own_s + line.told_s, UNSEEN_S) for line in lines]
-    left = [line.own_s + line.told_s - gone for line, gone in zip(lines, computed, strict=True)]
-    level = _level(left, sum(computed) * told_s / all_s)
+    there = [line.own_s + line.told_s for line in lines]
+    computed = [min(each, UNSEEN_S) for each in there]
+    left = [each - gone for each, gone in zip(there, computed, strict=True)]
+    level = _level(left, sum(computed) * told_s / sum(there))
     return [
         max(line.told_s - gone, 0.0) + max(level - rest, 0.0)
         for line, gone, rest in zip(lines, computed, left, strict=True)
