@@ -2,7 +2,9 @@
 
 What is compared is the median gap between tokens. It grows with the batch and with the KV cache in use, so
 the gap that another unit would have with this one's batch and cache is taken as proportional to the worse of
-the two: a unit that is slow because it is busy is not degraded.
+the two: a unit that is slow because it is busy is not degraded. A weight is throughput, often more places and
+not shorter steps: a unit of less weight may be as much slower, and of one of more weight no shorter step is
+expected.
 """
 
 from __future__ import annotations
@@ -66,4 +68,4 @@ def _expected(unit: Speed, other: Speed) -> float:
     # The added amounts keep nearly idle units from standing in any ratio to each other.
     batch = (unit.batch + 1.0) / (other.batch + 1.0)
     kv = (unit.kv_use + 0.1) / (other.kv_use + 0.1)
-    return other.gap_s * max(1.0, batch, kv) * other.weight / unit.weight
+    return other.gap_s * max(1.0, batch, kv) * max(1.0, other.weight / unit.weight)

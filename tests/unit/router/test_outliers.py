@@ -76,6 +76,16 @@ def test_a_unit_of_less_weight_may_be_as_much_slower() -> None:
 
 
 @law
+@given(st.floats(1.0, 8.0))
+def test_a_unit_of_more_weight_need_not_be_faster(weight: float) -> None:
+    """It may have more places, and steps as long as those of others."""
+    heavy = USUAL._replace(weight=weight)
+    assert slowdown(heavy, OTHERS) == pytest.approx(1.0)
+    assert slowdown(heavy._replace(gap_s=0.040), OTHERS) == pytest.approx(2.0)
+    assert slowdown(USUAL, [heavy, heavy]) <= 1.0
+
+
+@law
 @given(st.lists(st.floats(0.001, 4.0), max_size=20))
 def test_whatever_is_compared_the_share_stays_between_nothing_and_all(gaps_s: list[float]) -> None:
     outlier = after(*gaps_s)
