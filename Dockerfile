@@ -1,4 +1,4 @@
-# The gate in an image of its own: Python, the packages of requirements.lock, and the gate's wheel.
+# The gate in an image of its own: Python, the packages of requirements/gate.lock, and the gate's wheel.
 #
 #   docker build -t cellgate .                                   # dns, ecs, k8s for discovery, otel for tracing
 #   docker build -t cellgate --build-arg EXTRAS="k8s dns" .
@@ -13,11 +13,11 @@ FROM $BASE AS build
 WORKDIR /src
 # Without pip and setuptools: what runs needs neither.
 RUN python -m venv --without-pip /opt/cellgate
-COPY requirements-build.lock requirements.lock requirements-dns.lock requirements-ecs.lock requirements-k8s.lock requirements-otel.lock ./
+COPY requirements requirements
 ARG EXTRAS=
-RUN pip install --no-cache-dir --require-hashes -r requirements-build.lock \
- && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock \
-    ${EXTRAS:+$(printf ' -r requirements-%s.lock' $EXTRAS)}
+RUN pip install --no-cache-dir --require-hashes -r requirements/build.lock \
+ && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements/gate.lock \
+    ${EXTRAS:+$(printf ' -r requirements/%s.lock' $EXTRAS)}
 COPY pyproject.toml README.md LICENSE ./
 COPY cellgate cellgate
 COPY proxy proxy

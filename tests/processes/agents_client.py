@@ -1,7 +1,7 @@
 """Loops with a tool, by the clients that people use: `agents_client.py SDK URL MODEL TOKENS`.
 
 Before each turn it waits for a line on stdin. It prints `begun` when the first text of a turn has come, and
-at the end of the turn a line of JSON. It runs in the venv of requirements-agents.lock.
+at the end of the turn a line of JSON. It runs in the venv of requirements/agents.lock.
 """
 
 import asyncio

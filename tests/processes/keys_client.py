@@ -2,7 +2,7 @@
 
 For each line of JSON on stdin (key, tokens, retries) it streams an answer and prints a line of JSON: the
 class of the exception, its status, how many pieces of text came, and how long it took. `begun` comes before
-that, with the first piece. Anthropic's SDK is in the venv of requirements-agents.lock.
+that, with the first piece. Anthropic's SDK is in the venv of requirements/agents.lock.
 """
 
 import json

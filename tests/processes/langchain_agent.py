@@ -1,6 +1,6 @@
 """A loop with a tool by LangChain: `langchain_agent.py SDK URL MODEL TOKENS`, as agents_client.py.
 
-It runs in the venv of requirements-langchain.lock.
+It runs in the venv of requirements/langchain.lock.
 """
 
 import asyncio

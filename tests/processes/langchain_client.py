@@ -1,5 +1,5 @@
 """LangChain's ChatOpenAI as a program: `langchain_client.py URL MODEL TOKENS STREAMS` reads streams side by
-side and prints a line of JSON for each. It runs in the venv of requirements-langchain.lock.
+side and prints a line of JSON for each. It runs in the venv of requirements/langchain.lock.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ from cellgate.proxy.cli.commands import COMMANDS
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 
-EXTRAS = "k8s dns otel"
+EXTRAS = "k8s dns otel jwt"
 PATHS_OF_THE_IMAGE = re.compile(r"(?<![\w.])/(opt|src|wheels)\b")
 
 
@@ -70,10 +70,10 @@ def test_whatever_is_copied_is_there_and_is_sent_to_the_builder() -> None:
     assert [path for path in paths if not (ROOT / path).exists() or not is_sent(path)] == []
 
 
-def test_there_is_a_lock_for_each_extra_that_discovery_needs_with_the_versions_that_are_tested() -> None:
-    tested = set(re.findall(r"^\S+==\S+", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
-    for extra in ("dns", "ecs", "k8s"):
-        pinned = re.findall(r"^\S+==\S+", (ROOT / f"requirements-{extra}.lock").read_text(), re.MULTILINE)
+def test_there_is_a_lock_for_each_extra_with_the_versions_that_are_tested() -> None:
+    tested = set(re.findall(r"^\S+==\S+", (ROOT / "requirements/dev.lock").read_text(), re.MULTILINE))
+    for extra in ("dns", "ecs", "jwt", "k8s", "kv-events", "otel"):
+        pinned = re.findall(r"^\S+==\S+", (ROOT / f"requirements/{extra}.lock").read_text(), re.MULTILINE)
         assert pinned
         assert set(pinned) <= tested
 

@@ -123,7 +123,8 @@ def test_the_page_of_probes_has_all_of_them_and_all_engines() -> None:
 
 
 def test_the_pages_are_a_site_of_which_no_link_leads_nowhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-f", "docs/site/mkdocs.yml"]
+    command += ["--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "deploy.html").read_text()

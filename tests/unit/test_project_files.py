@@ -64,8 +64,8 @@ def test_the_forge_runs_what_ci_runs() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_of_the_pages_for_contributors_lead_somewhere(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert [link for link in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / link).exists()] == []
+    text = (GITHUB / name).read_text()
+    assert [link for link in re.findall(r"\]\(([^)#]+)", text) if not (GITHUB / link).exists()] == []
 
 
 def test_templates_are_forms_with_names() -> None:
@@ -77,7 +77,7 @@ def test_templates_are_forms_with_names() -> None:
 
 
 def test_commits_are_checked_as_make_check_does() -> None:
-    [repository] = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    [repository] = read(GITHUB / "pre-commit.yaml")["repos"]
     entries = [hook["entry"] for hook in repository["hooks"]]
     makefile = (ROOT / "Makefile").read_text()
     for tool in (

@@ -9,7 +9,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
