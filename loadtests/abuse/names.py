@@ -19,7 +19,7 @@ TENANTS = 20_000
 PROMPTS = 100
 PROMPT_BYTES = 200_000
 QUEUE = 2000
-"""More than there is room for: 512 at the units, 1,024 in the queue."""
+"""More than there is room for: 128 at the units, 1,024 in the queue."""
 
 
 async def unknown_models(place: Place) -> Got:

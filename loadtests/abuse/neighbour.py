@@ -1,5 +1,7 @@
 """The neighbour: a well-behaved client in a process of its own, which asks 50 times a second, come what may.
 
+It asks for streams of the same units as abusers do, from an address of its own.
+
 `python -m loadtests.abuse.neighbour PORT MODEL` prints a line of JSON for each answer. What must stay true: a
 request is due by the clock, whether those before it were answered or not, and goes out on a connection on
 which nothing else waits; so a gate that stands still is seen by each request that it would have served.
@@ -24,12 +26,16 @@ from loadtests.wire.reply import Reply
 
 PER_S = 50
 PATIENCE_S = 30.0
+ADDRESS = "127.0.0.9"
+TOKENS = 4
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: when it was due (`time.monotonic`), how late it was sent, how long it waited."""
+    """One request: when it was due (`time.monotonic`), how late it was sent, how long it waited for its first
+    token. `status` is 0 for a stream without a proper end.
+    """
 
     due_at: float
     late_s: float
@@ -79,22 +85,35 @@ def worst_wait_s(asked: Iterable[Asked]) -> float:
     return max((each.wait_s for each in asked), default=PATIENCE_S)
 
 
+def p99_wait_s(asked: Iterable[Asked]) -> float:
+    """The wait that one in a hundred exceeds."""
+    waits = sorted(each.wait_s for each in asked)
+    return waits[int(0.99 * len(waits))] if waits else PATIENCE_S
+
+
 async def _ask(gate: Connections, request: bytes, due_at: float) -> None:
-    sent_at, reply = time.monotonic(), Reply()
+    sent_at, said = time.monotonic(), bytearray()
+    first_at = 0.0
+
+    def take(data: bytes) -> None:
+        nonlocal first_at
+        first_at = first_at or time.monotonic()
+        said.extend(data)
+
+    reply = Reply(take)
     with suppress(OSError):
         async with asyncio.timeout(PATIENCE_S):
             await gate.exchange(request, reply)
-    status = reply.status if reply.is_whole else 0
-    wait_s = time.monotonic() - sent_at
+    status = reply.status if reply.is_whole and (reply.status != 200 or b"[DONE]" in said) else 0
+    wait_s = (first_at or time.monotonic()) - sent_at
     line = {"due_at": due_at, "late_s": sent_at - due_at, "wait_s": wait_s, "status": status}
     print(json.dumps(line), flush=True)
 
 
 async def _ask_for_ever(port: int, model: str) -> None:
-    body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1}
-    ).encode()
-    gate, request = Connections(f"http://127.0.0.1:{port}"), post(body)
+    asked = {"model": model, "messages": [{"role": "user", "content": "Why?"}]}
+    body = json.dumps(asked | {"max_tokens": TOKENS, "stream": True}).encode()
+    gate, request = Connections(f"http://127.0.0.1:{port}", source=ADDRESS), post(body)
     due_at = time.monotonic()
     async with asyncio.TaskGroup() as group:
         while True:

@@ -1,4 +1,6 @@
-"""The stage of the suite: simulated units, evil units, a gate before them, and the neighbour."""
+"""The stage of the suite: simulated units, evil units, a gate before them, and the neighbour on the same
+units.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from loadtests.kit.processes import tail
 from loadtests.simunit.process import SimUnit
 from loadtests.wire.messages import get, post
 
-QUIET = "quiet"
-"""The neighbour's model, of a unit of its own: what it waits for is the gate."""
 SIM = "sim"
-"""The model that abusers ask for."""
+"""The model that abusers ask for, and the neighbour."""
+UNITS = ("sim", "sim-2")
+SLOTS = 64
+"""`max_in_flight` of each unit."""
 TIMING = {
     "step_ms": 1,
     "per_sequence_ms": 0.001,
@@ -46,8 +49,7 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         try:
-            for model in (QUIET, SIM):
-                self._units.append(await asyncio.to_thread(SimUnit.start, model, model=model, **TIMING))
+            self._units += await asyncio.to_thread(SimUnit.start_all, UNITS, model=SIM, **TIMING)
             await self.evil.open(EVIL)
         except BaseException:
             await self._close()
@@ -81,6 +83,7 @@ class Stage:
         settings = {} if (size := surroundings.bodies_bytes) is None else {"limits": {"bodies_bytes": size}}
         gate = GateProcess(
             [*self._units, *self.evil.units],
+            max_in_flight=SLOTS,
             settings=settings,
             access_log="json",
             files=surroundings.files,
@@ -88,7 +91,7 @@ class Stage:
         )
         await asyncio.to_thread(gate.__enter__)
         self._gate, self._surroundings = gate, surroundings
-        self._neighbour = await Neighbour.start(gate.port, QUIET)
+        self._neighbour = await Neighbour.start(gate.port, SIM)
         await self._warm_up(gate)
 
     async def leave(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loadtests.abuse import usage
-from loadtests.abuse.neighbour import PER_S, worst_wait_s
+from loadtests.abuse.neighbour import PER_S, p99_wait_s, worst_wait_s
 from loadtests.abuse.nouns import Abuse, Got
 from loadtests.abuse.stage import Stage
 from loadtests.abuse.verdict import MEMORY_LIMIT_MB, Try
@@ -60,6 +60,8 @@ async def attempt(stage: Stage, abuse: Abuse) -> Try:
         got=got,
         cpu_s=max(0.0, cpu_s),
         wait_s=worst_wait_s(asked),
+        p99_s=p99_wait_s(asked),
+        undisturbed_p99_s=p99_wait_s(control),
         control_s=max(late_s, worst_wait_s(control)),
         late_s=late_s,
         queued_s=queued_s,

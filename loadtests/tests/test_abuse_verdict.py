@@ -22,6 +22,8 @@ GOOD = Try(
     got=Counter({"400 bad_json": 1}),
     cpu_s=0.1,
     wait_s=0.02,
+    p99_s=0.01,
+    undisturbed_p99_s=0.005,
     control_s=0.01,
     late_s=0.0,
     queued_s=0.0,
@@ -42,6 +44,7 @@ def test_a_try_within_all_limits_has_no_problems() -> None:
     ("broken", "says"),
     [
         (replace(GOOD, wait_s=0.11), "a neighbour waited 110 ms, more than 100"),
+        (replace(GOOD, p99_s=0.12), "the p99 of a neighbour's TTFT was 120 ms, more than 110"),
         (replace(GOOD, cpu_s=0.31), "CPU 0.31 s, more than 0.30"),
         (replace(GOOD, after_mb=111.0), "memory +21 MB afterwards, more than 20"),
         (replace(GOOD, lost=2), "2 of the neighbour's requests were not answered well"),

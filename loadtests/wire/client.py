@@ -24,9 +24,10 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
 
     @classmethod
-    async def open(cls, port: int, host: str = "127.0.0.1") -> Self:
-        """Connect. Raises OSError."""
-        _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
+    async def open(cls, port: int, host: str = "127.0.0.1", source: str | None = None) -> Self:
+        """Connect, from an address of this machine, if one is named. Raises OSError."""
+        own = None if source is None else (source, 0)
+        _, connection = await asyncio.get_running_loop().create_connection(cls, host, port, local_addr=own)
         return connection
 
     @property
@@ -136,19 +137,19 @@ class Connection(asyncio.Protocol):
 
 class Connections:
     """Connections to one server, as many as there are exchanges at the same time. Each is kept for the next
-    one, or (`keep` False) closed behind its reply.
+    one, or (`keep` False) closed behind its reply. `source` is the address that they come from.
     """
 
-    def __init__(self, url: str, *, keep: bool = True) -> None:
+    def __init__(self, url: str, *, keep: bool = True, source: str | None = None) -> None:
         place = urlsplit(url)
         self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
-        self._keep = keep
+        self._keep, self._source = keep, source
         self._idle: list[Connection] = []
 
     async def exchange(self, request: bytes, reply: Reply, *, silence_s: float | None = None) -> None:
         """Send a request, and fill in its reply. Raises OSError, as `Connection.open` and `read` do."""
         async with asyncio.timeout(silence_s):
-            connection = self._kept() or await Connection.open(self._port, self._host)
+            connection = self._kept() or await Connection.open(self._port, self._host, self._source)
         await connection.exchange(request, reply, silence_s=silence_s)
         if self._keep and reply.keeps_connection:
             self._idle.append(connection)
