@@ -179,6 +179,13 @@ class RequestReader:
         return 0 if request is None or self.in_head else request.length - request.body_size
 
     def _parse(self, data: bytes | memoryview) -> Failure | None:
+        rest: bytes | memoryview | None = data
+        while rest is not None:
+            rest = self._parse_part(rest)
+        return self.failure
+
+    def _parse_part(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse a read; what follows the head of a request whose upgrade is ignored is yet to be parsed."""
         self._read_bytes = size = len(data)
         self._fed += size
         going_on = self.request
@@ -187,13 +194,14 @@ class RequestReader:
         try:
             self._the_parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if (request := self._tell.upgrading()) is None:
-                self._fail(
-                    Failure(FailureKind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported")
-                )
-            else:
+            rest = memoryview(data)[upgrade.args[0] :]
+            if (request := self._tell.upgrading()) is not None:
                 # What came before the answer to the upgrade.
-                request.body = bytes(data[upgrade.args[0] :])
+                request.body = bytes(rest)
+            elif self.failure is None:
+                self._ignore_upgrade()
+                self._fed -= len(rest) if self.request is not None else self._fed
+                return rest
         except httptools.HttpParserCallbackError as error:
             # A defect of the gate, not of the request.
             raise error.__context__ or error from None
@@ -205,7 +213,18 @@ class RequestReader:
                 self._check_begun(request)
             elif ends_exactly:
                 self._parser = None
-        return self.failure
+        return None
+
+    def _ignore_upgrade(self) -> None:
+        """The parser takes all behind a head with an upgrade for another protocol: another parser reads on,
+        behind a head after which the same body follows.
+        """
+        request, self._parser = self.request, None
+        assert request is not None
+        is_chunked = any(name == b"transfer-encoding" for name, _ in request.fields)
+        framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % request.length
+        closes = b"" if request.keep_alive else b"connection: close\r\n"
+        self._the_parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n\r\n" % (closes, framing))
 
     def _check_begun(self, request: Request) -> None:
         """Look at a request that goes on after this read."""
@@ -245,13 +264,13 @@ class RequestReader:
     # -- the parser's callbacks ----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self.failure is None:
+        if self.failure is None and self.request is None:
             self.request = self._heading = request = Request(self._now())
             self._tell.begun(request)
 
     def on_url(self, url: bytes) -> None:
-        if self.request is not None:
-            self.request.target += url
+        if self._heading is not None:
+            self._heading.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         request = self._heading
@@ -302,6 +321,9 @@ class RequestReader:
     def on_message_complete(self) -> None:
         request = self.request
         if request is None or self.failure is not None:
+            return
+        if self._the_parser.should_upgrade() and not request.upgrades:
+            # Its body is still to come.
             return
         if request.length and len(self._pieces) == 1 and not request.pieces:
             request.body = self._pieces.pop()

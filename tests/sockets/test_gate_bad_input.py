@@ -214,8 +214,6 @@ async def test_a_body_of_just_the_limit_passes() -> None:
 UNSUPPORTED = {
     "CONNECT": (b"CONNECT gate:443 HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
     "CONNECT to a path": (f"CONNECT {PATH} HTTP/1.1\r\nHost: gate\r\n\r\n".encode(), 501),
-    "upgrade": (get("/v1/models", "Connection: Upgrade\r\nUpgrade: websocket\r\n"), 501),
-    "upgrade with others": (get("/x", "Connection: keep-alive, upgrade\r\nUpgrade: h2c\r\n"), 501),
     "unknown method": (b"BREW /coffee HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
     "method in lower case": (b"get / HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
     "unknown expectation": (post(BODY, "Expect: 200-ok\r\n"), 417),

@@ -186,6 +186,19 @@ async def test_fields_of_the_connection_stay_behind() -> None:
 
 
 @live
+async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit() -> None:
+    """Java's client asks for it with each request on a new connection, and so does `curl --http2`."""
+    h2c = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    async with stage(STREAM) as here, here.client() as client:
+        for asked in (chat(head=h2c), chat(head=h2c, text="x" * 100_000), get("/version", h2c)):
+            assert (await client.ask(asked)).status == 200
+            request = here.unit.requests[-1]
+            assert [request.get(name) for name in ("upgrade", "http2-settings", "connection")] == [None] * 3
+            assert asked.endswith(request.body)
+        assert len(here.unit.requests[1].body) > 100_000
+
+
+@live
 async def test_fields_for_the_unit_go_on_as_they_are_and_in_order() -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     request = await received(

@@ -20,6 +20,9 @@ CHUNKED = (
     + b"0\r\nX-T: u\r\n\r\n"
 )
 OLD = b"GET / HTTP/1.0\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"
+UPGRADES = [data.replace(b"\r\n\r\n", b"\r\n" + H2C, 1) for data in (GET, POST, CHUNKED)]
+CLOSES = POST.replace(b"\r\n\r\n", b"\r\n" + H2C.replace(b"Upgrade,", b"Upgrade, close,"), 1)
 
 
 class Told:
@@ -78,7 +81,13 @@ def test_a_request_is_read() -> None:
     assert (reader.request, reader.in_head, reader.failure) == (None, False, None)
 
 
-@pytest.mark.parametrize("data", [GET, POST, CHUNKED, OLD, GET + POST + CHUNKED + GET])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(GET, POST, CHUNKED, OLD, GET + POST + CHUNKED + GET, *UPGRADES, CLOSES),
+        b"".join(UPGRADES) + GET + UPGRADES[0],
+    ],
+)
 def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None:
     whole = [summary(request) for request in read(data)[0].requests]
     assert whole
@@ -89,6 +98,23 @@ def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None
     told, reader = read(*(data[at : at + 1] for at in range(len(data))))
     assert [summary(request) for request in told.requests] == whole
     assert reader.failure is None
+
+
+@pytest.mark.parametrize(
+    ("data", "asked"), [(UPGRADES[0], GET), (UPGRADES[1], POST), (UPGRADES[2], CHUNKED)]
+)
+def test_a_request_is_the_same_without_an_upgrade_that_is_ignored(data: bytes, asked: bytes) -> None:
+    (upgrading,), (plain,) = read(data)[0].requests, read(asked)[0].requests
+    assert upgrading.lines == plain.lines
+    assert [field for field in upgrading.fields if field not in plain.fields] == [
+        (b"connection", b"Upgrade, HTTP2-Settings"),
+        (b"upgrade", b"h2c"),
+    ]
+    assert summary(upgrading)[:-2] == summary(plain)[:-2]
+
+
+def test_many_upgrades_in_one_read_are_as_many_requests() -> None:
+    assert len(read(UPGRADES[0] * 100)[0].requests) == 100
 
 
 def test_the_phases_of_a_body_are_told() -> None:
