@@ -100,9 +100,7 @@ def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None
     assert reader.failure is None
 
 
-@pytest.mark.parametrize(
-    ("data", "asked"), [(UPGRADES[0], GET), (UPGRADES[1], POST), (UPGRADES[2], CHUNKED)]
-)
+@pytest.mark.parametrize(("data", "asked"), [(UPGRADES[0], GET), (UPGRADES[1], POST), (UPGRADES[2], CHUNKED)])
 def test_a_request_is_the_same_without_an_upgrade_that_is_ignored(data: bytes, asked: bytes) -> None:
     (upgrading,), (plain,) = read(data)[0].requests, read(asked)[0].requests
     assert upgrading.lines == plain.lines
