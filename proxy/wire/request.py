@@ -145,12 +145,12 @@ def _check_connection(request: Request) -> Failure | None:
         reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
         return Failure(FailureKind.BAD_REQUEST, reason)
     wanted = [value.strip().lower() for name, value in fields if name == b"upgrade"]
-    if wanted == [b"websocket"] and request.method == b"GET" and b"upgrade" in connection_tokens(fields):
-        # Any other upgrade is ignored (RFC 9110, 7.8): Java's client and `curl --http2` ask for h2c each time.
-        if request.target.partition(b"?")[0] == REALTIME:
-            # Seldom, and another exchange, like a stream whose client may come back: one question for both.
-            request.upgrades = request.may_come_back = True
-            request.keep_alive = False
+    is_realtime = request.method == b"GET" and request.target.partition(b"?")[0] == REALTIME
+    # Any other upgrade is ignored (RFC 9110, 7.8): Java's client and `curl --http2` ask for h2c.
+    if wanted == [b"websocket"] and is_realtime and b"upgrade" in connection_tokens(fields):
+        # Seldom, and another exchange, like a stream whose client may come back: one question for both.
+        request.upgrades = request.may_come_back = True
+        request.keep_alive = False
     return None
 
 
