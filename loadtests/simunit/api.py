@@ -17,6 +17,7 @@ from loadtests.simunit import replies, requests
 from loadtests.simunit.agents import ShownCalls, script
 from loadtests.simunit.blocks import MessagesSpeaker, ResponsesSpeaker
 from loadtests.simunit.listeners import StopFilter, Stream, Whole
+from loadtests.simunit.nonsense import EVERY_S, answer_of
 from loadtests.simunit.replies import AnyReply, BlockReply, Reply
 from loadtests.simunit.requests import ApiError, Generation
 from loadtests.simunit.sequence import Listener, Sequence
@@ -31,6 +32,7 @@ VERSION = "0.32.0"
 NONSENSE = "\nzzz"
 """What a unit that talks nonsense believes to have read, too."""
 COMMENT_PERIOD_S = 1.0
+CANARY = "cellgate-canary-"
 _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -59,6 +61,33 @@ class Api:
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._late(self._metrics))
         app.cleanup_ctx.append(self._commenting)
+        app.middlewares.append(self._answer_nonsense)
+
+    @web.middleware
+    async def _answer_nonsense(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What a fault has generations answered with, whatever they ask."""
+        faults = self._unit.faults
+        is_asked = request.method == "POST" and request.path.startswith("/v1/") and faults.answers
+        request_id = request.headers.get("X-Request-Id", "")
+        if not is_asked or (faults.answers_spare_canaries and request_id.startswith(CANARY)):
+            return await handler(request)
+        if faults.answers_share <= self._random.random():
+            return await handler(request)
+        answer = answer_of(
+            faults.answers, stream=b'"stream":true' in (await request.read()).replace(b" ", b"")
+        )
+        head = {"Content-Type": answer.content_type}
+        if not answer.repeated:
+            return web.Response(status=answer.status, body=answer.body, headers=head)
+        response = web.StreamResponse(status=answer.status, headers=head)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            await response.write(answer.body)
+            while request.transport is not None:
+                await response.write(answer.repeated)
+                await asyncio.sleep(EVERY_S)
+        return response
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = requests.parse(requests.ChatBody, await request.read())

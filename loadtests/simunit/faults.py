@@ -4,8 +4,10 @@ Faults add up until `heal` ends them all. What each one does is decided where it
 `collective.py`, `door.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+
+from loadtests.simunit.nonsense import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,20 @@ class Faults:
     talking_nonsense: bool = False
     late_probes_s: float = 0.0
     warm_up_s: float = 0.0
+    answers: str = ""
+    answers_share: float = 1.0
+    answers_spare_canaries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One number of a command: the field it sets, what it is when left out, and its bounds."""
+    """One parameter of a command: its field, what it is when left out, and its bounds, or its words."""
 
     field: str
-    default: int | float
+    default: int | float | str
     least: float = 0
     most: float = 1e6
+    words: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,13 @@ COMMANDS: Mapping[str, Command] = {
     "nonsense": Command(switches=("talking_nonsense",)),
     "late_probes": Command(parameters={"seconds": Parameter("late_probes_s", 5.0)}),
     "warm_up": Command(parameters={"seconds": Parameter("warm_up_s", 5.0)}),
+    "answers": Command(
+        parameters={
+            "kind": Parameter("answers", "status_400", words=KINDS),
+            "share": Parameter("answers_share", 1.0, most=1),
+            "spare_canaries": Parameter("answers_spare_canaries", 0, most=1),
+        }
+    ),
 }
 """Every fault by the name that `POST /sim/fault` knows it by; `heal` is the way back."""
 
@@ -104,7 +117,11 @@ def apply_command(faults: Faults, command: object) -> Faults:
     return replace(faults, **changes)  # type: ignore[arg-type]  # The table's test proves names and types.
 
 
-def _checked(where: str, value: object, parameter: Parameter) -> int | float:
+def _checked(where: str, value: object, parameter: Parameter) -> int | float | str:
+    if isinstance(parameter.default, str):
+        if not isinstance(value, str) or value not in parameter.words:
+            raise ValueError(f"{where} must be one of {', '.join(parameter.words)}, not {value!r}")
+        return value
     wanted = int if isinstance(parameter.default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, wanted):
         raise ValueError(f"{where} must be a number like {parameter.default}, not {value!r}")

@@ -86,7 +86,7 @@ class SimUnit:
         followers = {f"{self.name}-{rank}": pid for rank, pid in enumerate(self.follower_pids, start=1)}
         return {f"{self.name}-0": self.pid} | followers
 
-    def fault(self, fault: str, **parameters: float) -> dict[str, Any]:
+    def fault(self, fault: str, **parameters: float | str) -> dict[str, Any]:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
         return self._control("/sim/fault", {"fault": fault, **parameters})
 

@@ -82,12 +82,14 @@ class OpenStream:
         self._socket.close()
 
 
-def call(unit: SimUnit, path: str, body: object = None) -> tuple[int, Any]:
+def call(
+    unit: SimUnit, path: str, body: object = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
     """One request on a connection of its own: status, and the body as JSON or text."""
     connection = http.client.HTTPConnection("127.0.0.1", unit.port, timeout=5)
     try:
         connection.request(
-            "GET" if body is None else "POST", path, None if body is None else json.dumps(body)
+            "GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers or {}
         )
         response = connection.getresponse()
         raw = response.read()

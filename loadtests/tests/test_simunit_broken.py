@@ -153,6 +153,21 @@ def test_commands_that_hurt_answers_hurt_them(unit: SimUnit) -> None:
     stream.read_until(b"[DONE]").close()
 
 
+def test_a_unit_answers_nonsense_on_command_and_canaries_may_be_spared(unit: SimUnit) -> None:
+    unit.fault("answers", kind="status_401")
+    assert chat(unit)[0] == 401
+    unit.fault("answers", kind="html", spare_canaries=1)
+    assert "<html>" in chat(unit)[1]
+    canary = {"X-Request-Id": "cellgate-canary-1"}
+    assert call(unit, "/v1/completions", {"prompt": "Hello", "max_tokens": 1}, canary)[0] == 200
+    unit.fault("answers", kind="empty_deltas")
+    stream = OpenStream(unit).read_until(b'{"content":""}')
+    assert len(stream.events) >= 2
+    stream.close()
+    unit.fault("heal")
+    assert chat(unit)[0] == 200
+
+
 def test_slowness_multiplies_step_time_by_one_slow_rank_as_by_all(unit: SimUnit) -> None:
     def seconds() -> float:
         start_s = time.monotonic()

@@ -34,6 +34,7 @@ def test_faults_add_up_and_take_parameters() -> None:
         ({"fault": "slow", "factor": True}, "slow.factor must be a number"),
         ({"fault": "spin", "rank": 1.5}, "spin.rank must be a number like 1"),
         ({"fault": "error_rate", "rate": 1.5}, "error_rate.rate must be between 0 and 1"),
+        ({"fault": "answers", "kind": "melt"}, "answers.kind must be one of status_400, "),
         ({"fault": "slow", "factor": float("nan")}, "slow.factor must be between"),
     ],
 )

@@ -34,6 +34,11 @@ class Behaviour:
     torn: the events of a stream and its chunks do not coincide.
     close_delimited: streams end with their connection.
     template: what becomes of a rendered prompt.
+    answers: a kind of nonsense (loadtests/simunit/nonsense.py) that generations get at once.
+    answers_share: this share of them.
+    spares_canaries: canaries get an honest answer.
+    lacks: what a body must not contain, as bytes: it is refused with 400.
+    max_prompt: longer prompts, in characters, are refused with 400 (0: none is).
     says_paused: what it answers to `/is_paused`, whatever is so; the front end knows it by itself.
     weights: engines with different ones say different things.
     fingerprint: `system_fingerprint` of its answers.
@@ -55,6 +60,11 @@ class Behaviour:
     torn: bool = False
     close_delimited: bool = False
     template: Callable[[str], str] = str
+    answers: str = ""
+    answers_share: float = 1.0
+    spares_canaries: bool = False
+    lacks: bytes = b""
+    max_prompt: int = 0
     says_paused: bool | None = None
     weights: str = ""
     fingerprint: str = ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from loadtests.simunit.nonsense import EVERY_S, answer_of
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
@@ -208,6 +209,8 @@ class Engine:
 
     def _generate(self, exchange: Exchange) -> None:
         behaviour = self.behaviour
+        if behaviour.answers and self._answers_nonsense(exchange):
+            return
         if exchange.request.path not in ("/v1/chat/completions", "/v1/completions", *BLOCK_PATHS):
             exchange.reply(404, b'{"detail":"Not Found"}')
             return
@@ -230,7 +233,12 @@ class Engine:
         except (ValueError, KeyError, TypeError) as error:
             exchange.reply(400, shapes.error(400, f"no request: {error}"))
             return
-        if self.half and not sequence.has_room:
+        body = exchange.request.body
+        if behaviour.lacks and behaviour.lacks in body:
+            exchange.reply(400, shapes.error(400, f"{behaviour.lacks.decode()} is not supported"))
+        elif 0 < behaviour.max_prompt < len(body):
+            exchange.reply(400, shapes.error(400, "the prompt is longer than the maximum context length"))
+        elif self.half and not sequence.has_room:
             exchange.reply(400, shapes.error(400, "Disaggregated request received without bootstrap room id"))
         elif self.half == "decode" and sequence.room:
             self._world.rooms.wait(self, sequence)
@@ -238,6 +246,32 @@ class Engine:
             self._fetch(sequence, sequence.remote)
         else:
             self.accept(sequence)
+
+    def _answers_nonsense(self, exchange: Exchange) -> bool:
+        """Whether this one is answered with nonsense; then it was."""
+        behaviour, request = self.behaviour, exchange.request
+        is_canary = request.headers.get("x-request-id", "").startswith(CANARY)
+        if (is_canary and behaviour.spares_canaries) or behaviour.answers_share <= self._world.rng.random():
+            return False
+        answer = answer_of(behaviour.answers, stream=b'"stream":true' in request.body)
+        if not answer.repeated:
+            exchange.reply(answer.status, answer.body, answer.content_type)
+            return True
+        exchange.begin(answer.content_type)
+        if answer.body:
+            exchange.send(answer.body)
+        self._loop.outside(EVERY_S, self._repeat, exchange, answer.repeated)
+        return True
+
+    def _repeat(self, exchange: Exchange, data: bytes) -> None:
+        """The same again, until the client leaves or the fault is over."""
+        if exchange.is_gone:
+            return
+        if not self.behaviour.answers:
+            exchange.cut()
+            return
+        exchange.send(data)
+        self._loop.outside(EVERY_S, self._repeat, exchange, data)
 
     def _fetch(self, sequence: Sequence, remote: dict[str, Any]) -> None:
         """The prompt was computed elsewhere: get its blocks."""

@@ -304,3 +304,29 @@ def test_an_hour_of_load_takes_seconds() -> None:
 
     scene.run(main())
     assert len(scene.engine.served[""]) == 360
+
+
+def test_an_engine_answers_each_kind_of_nonsense_at_once_and_spares_canaries(scene: Scene) -> None:
+    async def main() -> None:
+        behaviour = scene.engine.behaviour = Behaviour(answers="status_401", spares_canaries=True)
+        canary = {"x-request-id": "cellgate-canary-1"}
+        assert (await scene.client.chat("hello")).status == 401
+        assert (await scene.client.chat("hello", headers=canary)).is_done
+        behaviour.answers = "html"
+        assert b"<html>" in (await scene.client.chat("hello", stream=False)).body
+        behaviour.answers = "comments_only"
+        reply = await scene.client.chat("hello", manner=Manner(timeout_s=1.0))
+        assert (reply.end, reply.events) == (End.TIMEOUT, [])
+        assert reply.comments > 20
+
+    scene.run(main())
+
+
+def test_an_engine_refuses_what_it_lacks(scene: Scene) -> None:
+    async def main() -> None:
+        scene.engine.behaviour = Behaviour(lacks=b"image_url", max_prompt=400)
+        assert (await scene.client.chat("an image_url")).status == 400
+        assert (await scene.client.chat("long " * 100)).status == 400
+        assert (await scene.client.chat("hello")).is_done
+
+    scene.run(main())
