@@ -67,6 +67,8 @@ class HardLimits:
     model_search_bytes: int = 1 << 20
     """The bytes at the begin of a body, and at its end, in which the model is looked for when another one is
     to be written there. A client gets 413."""
+    form_parts: int = 256
+    """Parts of a form in which its model is looked for. One with more goes to any unit."""
     name_chars: int = 1024
     """Characters of a model's name, a user's or a response's id. A longer model's name gets 400, the end of a
     user's is not looked at, and a longer id is left to the engine."""

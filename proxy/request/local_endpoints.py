@@ -59,6 +59,10 @@ class LocalEndpoints:
         name = unquote_to_bytes(path.removeprefix(_MODEL)).decode("utf-8", "replace")
         return orjson.dumps(card(name)) if name in self._own_names else None
 
+    def known(self, name: str | None) -> str | None:
+        """The model that a path names; None if no unit is known for it: any of them says so itself."""
+        return name if name in self._own_names or name in self._models.names() else None
+
     def _list(self) -> bytes:
         names = self._models.names()
         if names is not self._names:

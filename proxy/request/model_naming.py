@@ -8,14 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.process.tallies import FALLBACKS, NAMED, tally
+from cellgate.proxy.request.form_model import find_model, with_form_model
 from cellgate.proxy.request.model_choice import ModelChoice, Naming
 from cellgate.proxy.request.model_splice import with_model
+from cellgate.proxy.request.routes import IN_FORM, IN_PATH, with_path_model
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 from cellgate.router.retry import Attempts
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.request.routes import ModelPlace
+    from cellgate.proxy.wire.request import Request
 
 _NOT_FOUND = Failure(
     FailureKind.BODY_TOO_LARGE,
@@ -75,12 +79,25 @@ def fall_back(exchange: Exchange, failure: Failure) -> bool:
 def _served_by(exchange: Exchange, naming: Naming, ask: Ask, model: str) -> Ask | Failure:
     """Write the model into the body and the ask, and into a line of the response."""
     response, request, before = exchange.response, exchange.request, ask.model or ""
-    if model != before:
-        body = with_model(request.body, before, model)
-        if body is None:
-            return _NOT_FOUND
-        request.body = body
+    if model != before and not _write(request, exchange.route.model, before, model):
+        return _NOT_FOUND
     response.lines = response.lines.replace(naming.told, b"")
     naming.told = naming.line(model) if model != naming.asked else b""
     response.lines += naming.told
     return ask._replace(model=model)
+
+
+def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool:
+    """Write the model where the request names it. False: it was not found there."""
+    body: bytes | None
+    if place is IN_PATH:
+        request.target = with_path_model(request.target, model)
+        return True
+    if place is IN_FORM and find_model(request.lines, request.body) is not None:
+        body = with_form_model(request.lines, request.body, model)
+    else:
+        body = with_model(request.body, before, model)
+    if body is None:
+        return False
+    request.body = body
+    return True

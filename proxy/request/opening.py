@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.ask import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.asking import grant
 from cellgate.proxy.request.door import OPEN_ROUTES
+from cellgate.proxy.request.form_model import find_model
 from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
-from cellgate.proxy.request.routes import GENERATE, OWN, STICKY, why_refused
+from cellgate.proxy.request.routes import GENERATE, IN_FORM, IN_PATH, OWN, STICKY, model_in, why_refused
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -60,7 +61,7 @@ def start(exchange: Exchange) -> None:
 def _read(exchange: Exchange) -> None:
     """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
     route, request = exchange.route, exchange.request
-    if route.json:
+    if route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
         if is_large(request.body):
             exchange.stop_reading = exchange.gate.read_large(request, exchange.asked)
         else:
@@ -68,7 +69,9 @@ def _read(exchange: Exchange) -> None:
     elif route.kind is STICKY:
         ask(exchange, stored_ask(request.path))
     else:
-        ask(exchange, plain_ask(request.target, request.body))
+        field = find_model(request.lines, request.body) if route.model is IN_FORM else None
+        model = None if field is None else field.name
+        ask(exchange, plain_ask(request.target, request.body)._replace(model=model))
 
 
 def read_late(exchange: Exchange, read: Ask | Failure) -> None:
@@ -97,12 +100,15 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
     asked = gate.routing_headers.apply(read, request.routing, request.received_at)
     if exchange.admission is not None and isinstance(asked, Ask):
         asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
+    if exchange.route.model is IN_PATH and isinstance(asked, Ask):
+        asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
     if gate.models is not None and isinstance(asked, Ask):
-        if exchange.route.name == "model" and (card := gate.local_endpoints.model(request.path)):
+        if exchange.route.name != "model":
+            asked = name_model(exchange, gate.models, asked)
+        elif card := gate.local_endpoints.model(request.path):
             exchange.state = OVER
             exchange.response.answer(200, card, b"")
             return
-        asked = name_model(exchange, gate.models, asked)
     if isinstance(asked, Failure):
         _turn_away(exchange, asked)
         return

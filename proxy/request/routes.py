@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
@@ -41,9 +41,11 @@ class ModelPlace(Enum):
     BODY = auto()
     PATH = auto()
     """Its engine goes by the path, whatever is in the body."""
+    FORM = auto()
+    """In a field of a form; or in the body, where that is JSON all the same."""
 
 
-NOWHERE, IN_BODY, IN_PATH = ModelPlace
+NOWHERE, IN_BODY, IN_PATH, IN_FORM = ModelPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,10 @@ _EXACT: dict[bytes, Route] = {
     b"/v1/images/generations": _generate("images"),
     b"/v1/moderations": _generate("moderations"),
     b"/invocations": _generate("invocations"),
-    b"/v1/audio/transcriptions": _generate("audio", json=False),
-    b"/v1/audio/translations": _generate("audio", json=False),
+    b"/v1/audio/transcriptions": _generate("audio", json=False, model=IN_FORM),
+    b"/v1/audio/translations": _generate("audio", json=False, model=IN_FORM),
+    b"/v1/images/edits": _generate("images", json=False, model=IN_FORM),
+    b"/v1/images/variations": _generate("images", json=False, model=IN_FORM),
     b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
     b"/detokenize": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
     b"/v1/messages/count_tokens": Route(RouteKind.READ, "tokenize", _POST, json=True, model=IN_BODY),
@@ -112,7 +116,7 @@ _DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
-_BY_PATH = re.compile(rb"/v2/models/([^/]+)/")
+_BY_PATH = re.compile(rb"(?:/v2/models/([^/]+)|/v1/models/(.+))")
 
 _ADMINISTRATION = Route(DENIED, "denied")
 
@@ -120,13 +124,16 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
     (_DENIED, _ADMINISTRATION),
     (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(STICKY, "responses")),
     (re.compile(rb"/healthz/unit/[^/]+$"), Route(OWN, "unit_health", _GET)),
-    (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET)),
+    (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET, model=IN_PATH)),
     (
         re.compile(_TRITON_MODEL + rb"/(?:generate|generate_stream|infer)$"),
         _generate("triton", model=IN_PATH),
     ),
     (re.compile(rb"/v2(?:/health/(?:live|ready))?$"), Route(RouteKind.READ, "triton", _GET)),
-    (re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"), Route(RouteKind.READ, "triton", _GET)),
+    (
+        re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"),
+        Route(RouteKind.READ, "triton", _GET, model=IN_PATH),
+    ),
 )
 
 _TWISTED = Route(DEVIOUS, "devious")
@@ -149,9 +156,17 @@ def find_route(path: bytes) -> Route:
 
 
 def model_in(path: bytes) -> str | None:
-    """The model that a path names for a generation: its engine goes by that, whatever is in the body."""
+    """The model that a path names: its engine goes by that, whatever is in the body."""
     found = _BY_PATH.match(path)
-    return None if found is None else unquote(found[1].decode("latin-1"))
+    return None if found is None else unquote((found[1] or found[2]).decode("latin-1"))
+
+
+def with_path_model(target: bytes, new: str) -> bytes:
+    """A path, with its query, that names a model, with another one."""
+    found = _BY_PATH.match(target.partition(b"?")[0])
+    assert found is not None
+    begin, end = found.span(found.lastindex or 0)
+    return target[:begin] + quote(new, safe="").encode() + target[end:]
 
 
 def template(path: bytes) -> str:

@@ -16,6 +16,7 @@ import pytest
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.router.nouns import Fleet
 from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
+from tests.unit.request.test_form_model import field, form, lines
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
@@ -147,6 +148,20 @@ async def test_where_the_path_names_the_model_a_key_is_for_that_one(tmp_path: Pa
             assert (await client.ask(post(given, BEARER, "/v2/models/tiny/generate"))).status == 200
         reply = await client.ask(post(b'{"model": "large"}', BEARER, "/v2/models/tiny/generate"))
         assert reply.status == 403
+
+
+@live
+async def test_a_key_for_some_models_is_for_these_in_forms_and_in_paths(tmp_path: Path) -> None:
+    async with keyed(tmp_path, whole(), line(models=["tiny"])) as here, here.client() as client:
+        for model, status in (("tiny", 200), ("large", 403)):
+            body = form([field("x", b"\0" * 1000), field("model", model.encode())])
+            kind = post(body, f"{BEARER}X: y\r\n", "/v1/audio/translations").replace(
+                b"Content-Type: application/json\r\n", lines()[0]
+            )
+            assert (await client.ask(kind)).status == status
+            assert (await client.ask(get(f"/v1/models/{model}", BEARER))).status == status
+            assert (await client.ask(get(f"/v2/models/{model}/ready", BEARER))).status == status
+        assert here.received == 3
 
 
 @live

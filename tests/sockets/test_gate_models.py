@@ -8,9 +8,11 @@ from dataclasses import replace
 import orjson
 
 from cellgate.proxy.process.tallies import FALLBACKS, NAMED, TALLIES
-from tests.wire.client import chat, get
+from cellgate.router.nouns import Fleet
+from tests.unit.request.test_form_model import field, file, form, lines
+from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage
-from tests.wire.unit import STREAM
+from tests.wire.unit import STREAM, whole
 
 SPLIT = {"gpt": (("tiny", 95.0), ("other", 5.0))}
 ALIAS = {"gpt": (("tiny", 1.0),)}
@@ -85,3 +87,84 @@ async def test_new_weights_count_from_the_next_request_on() -> None:
         assert (await client.ask(chat(model="gpt"))).status == 200
         here.gateway.take_settings(replace(here.gateway.settings, models={}))
         assert (await client.ask(chat(model="gpt"))).status == 404
+
+
+def kinds(here: Stage) -> None:
+    """The first unit serves text, the second one audio."""
+    units = [state.unit for state in here.plane.board]
+    served = [replace(unit, models=models) for unit, models in zip(units, ROLES, strict=True)]
+    here.plane.configure(Fleet(units=tuple(served)))
+
+
+ROLES = (("org/llama", "chat"), ("whisper", "ensemble"))
+
+
+def a_form(model: str, *, first: bool) -> bytes:
+    """A request for a transcription."""
+    parts = [field("model", model.encode()), file(b"\xff\r\n" * 50_000)]
+    body = form(parts if first else parts[::-1])
+    kind = lines()[0].decode().replace("content-type", "Content-Type")
+    head = (
+        f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: gate\r\n{kind}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@live
+async def test_a_form_goes_to_the_unit_that_serves_its_model() -> None:
+    async with stage(whole(), whole(), models={"gpt-audio": (("whisper", 1.0),)}) as here:
+        kinds(here)
+        async with here.client() as client:
+            for number in range(20):
+                asked = a_form("whisper", first=number % 2 == 0)
+                assert (await client.ask(asked)).status == 200
+                assert asked.endswith(here.units[1].requests[-1].body)
+            reply = await client.ask(a_form("gpt-audio", first=False))
+            assert (reply.status, reply.get("x-cellgate-model")) == (200, "whisper")
+            assert a_form("whisper", first=False).endswith(here.units[1].requests[-1].body)
+            reply = await client.ask(a_form("none", first=True))
+            assert (reply.status, reply.error["code"]) == (404, "unknown_model")
+        assert [len(unit.requests) for unit in here.units] == [0, 21]
+        assert [record.model for record in here.records.kept] == ["whisper"] * 21 + ["none"]
+
+
+@live
+async def test_json_goes_by_its_model_where_most_send_a_form() -> None:
+    async with stage(whole(), whole()) as here:
+        kinds(here)
+        async with here.client() as client:
+            for path in ("/v1/images/edits", "/v1/audio/transcriptions"):
+                for _ in range(4):
+                    assert (await client.ask(post(b'{"model": "whisper"}', path=path))).status == 200
+        assert [len(unit.requests) for unit in here.units] == [0, 8]
+
+
+@live
+async def test_a_path_that_names_a_model_goes_to_a_unit_that_serves_it() -> None:
+    async with stage(whole(), whole(), models={"gpt": (("ensemble", 1.0),)}) as here:
+        kinds(here)
+        async with here.client() as client:
+            for _ in range(5):
+                for path in (
+                    "/v1/models/org/llama",
+                    "/v1/models/org%2Fllama",
+                    "/v2/models/org%2fllama/ready",
+                ):
+                    assert (await client.ask(get(path))).status == 200
+                for path in ("/v1/models/whisper?x=1", "/v2/models/ensemble/versions/1/config"):
+                    assert (await client.ask(get(path))).status == 200
+                assert (await client.ask(post(b"{}", path="/v2/models/ensemble/infer"))).status == 200
+            assert {request.target for request in here.units[0].requests} == {
+                *("/v1/models/org/llama", "/v1/models/org%2Fllama", "/v2/models/org%2fllama/ready"),
+            }
+            assert [len(unit.requests) for unit in here.units] == [15, 15]
+            reply = await client.ask(post(b'{"model": "org/llama"}', path="/v2/models/gpt/generate?a=b"))
+            assert reply.get("x-cellgate-model") == "ensemble"
+            assert here.units[1].requests[-1].target == "/v2/models/ensemble/generate?a=b"
+
+
+@live
+async def test_a_path_with_a_model_that_nobody_lists_is_for_any_unit() -> None:
+    async with stage(whole(status="404 Not Found")) as here, here.client() as client:
+        assert (await client.ask(get("/v1/models/none"))).status == 404
+        assert here.received == 1
