@@ -18,12 +18,16 @@ from cellgate.router import known_answers
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 CANARY_SOURCE = "canary"
+READINESS_SOURCE = "readiness"
+"""What a unit says of itself: it can raise a suspicion, and is not believed against canaries that pass."""
 _HOLDING = frozenset({known_answers.ANSWER_SOURCE})
 """Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
 """Changed epochs from other readers this soon after the first mean the same incarnation."""
 ACQUITTED_S = 60.0
-"""After a canary has cleared a weak suspicion, the same source cannot raise it again for this long."""
+"""After a canary has cleared a suspicion that is weak, or by readiness, the same source cannot raise it again
+for this long.
+"""
 _WINDOW_MAX = 64
 
 
@@ -49,6 +53,8 @@ class Judgement(NamedTuple):
 
 _STARTING, _UP, _SUSPECT = Verdict.STARTING, Verdict.UP, Verdict.SUSPECT
 _DOWN, _PROBATION = Verdict.DOWN, Verdict.PROBATION
+
+_AGAINST = (Signal.FATAL, Signal.CANARY_FAILED, Signal.STRONG)
 
 # (verdict, signal) -> (next verdict, wants a canary now)
 TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
@@ -113,8 +119,14 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
         case.because,
         case.acquitted,
     )
+    if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
+        if case.verdict is _PROBATION:
+            signal = None
+        elif case.verdict is _UP and _is_acquitted(case, evidence):
+            # It generates, whatever it says. A canary shows whether that is still so.
+            return Judgement(replace(case, acquitted=(None, evidence.source, evidence.at)), True)
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
-        return Judgement(case, False)
+        return Judgement(_with_present_reason(case, signal, evidence), False)
     return _move(case, signal, evidence, rules)
 
 
@@ -125,6 +137,17 @@ def nothing_to_learn(case: Case) -> bool:
         and not case.faults
         and not (case.window and any(e.sign is Sign.BAD for e in case.window))
     )
+
+
+def _with_present_reason(case: Case, signal: Signal | None, evidence: Evidence) -> Case:
+    """The case of a unit that stays DOWN, by what speaks against it now: it may be another thing than at
+    first.
+    """
+    if case.verdict is not _DOWN or case.faults or signal not in _AGAINST or case.because is None:
+        return case
+    before = case.because
+    outweighs = evidence.source in (CANARY_SOURCE, before.source) or before.strength is Strength.FATAL
+    return replace(case, because=evidence) if outweighs else case
 
 
 def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:

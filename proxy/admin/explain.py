@@ -9,6 +9,7 @@ from __future__ import annotations
 from cellgate.proxy.admin.outlook import advice, what_comes
 from cellgate.proxy.admin.remarks import remarks
 from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of, silent_s
+from cellgate.proxy.ingress.ready import present_reason
 from cellgate.router.hold import is_on, spoken
 from cellgate.router.nouns import Case, Evidence, Sign, Verdict
 from cellgate.router.stall import stall_limit_s
@@ -64,7 +65,7 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
 
 
 def _because(state: UnitState, moment: Moment) -> list[str]:
-    because = state.case.because
+    because = present_reason(state)
     return [f"Because: {_said(because, moment) if because is not None else 'no probe has answered yet.'}"]
 
 
@@ -110,7 +111,7 @@ def _heard(state: UnitState, moment: Moment) -> list[str]:
     """The last evidence of every source: bad or neutral in full, good in one line."""
     case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
     faults = ((node or None, source) for node, source in case.faults)
-    told = [case.because, *map(state.last_evidence.get, faults)]
+    told = [case.because, present_reason(state), *map(state.last_evidence.get, faults)]
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, moment)}"
         for word in news

@@ -9,6 +9,8 @@ import orjson
 
 from cellgate.router.board import Board
 from cellgate.router.hold import spoken
+from cellgate.router.judge import CANARY_SOURCE, READINESS_SOURCE
+from cellgate.router.nouns import Evidence, Sign, Verdict
 from cellgate.router.unit_state import UnitState
 
 
@@ -63,7 +65,20 @@ def why(state: UnitState) -> str:
         return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
     if state.is_usable() and state.is_restart_suspected():
         return "it closed a connection unexpectedly and may have restarted; a canary is sent"
-    because = state.case.because
-    return (
-        f"{because.reason} (source {because.source})" if because is not None else "no probe has answered yet"
-    )
+    said = present_reason(state)
+    if said is None:
+        return "no probe has answered yet"
+    reason = f"{said.reason} (source {said.source})"
+    ready = state.last_evidence.get((None, READINESS_SOURCE))
+    if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
+        reason += f"; but its readiness says: {ready.reason}"
+    return reason
+
+
+def present_reason(state: UnitState) -> Evidence | None:
+    """What speaks for the verdict, as it was last said; before the first verdict, what the canary found."""
+    because, last = state.case.because, state.last_evidence
+    if because is None:
+        return last.get((None, CANARY_SOURCE)) or last.get((None, READINESS_SOURCE))
+    newest = last.get((because.node, because.source), because)
+    return newest if newest.sign is because.sign else because

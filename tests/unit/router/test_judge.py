@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cellgate.router.judge import (
     CANARY_SOURCE,
+    READINESS_SOURCE,
     TRANSITIONS,
     Judgement,
     Signal,
@@ -131,12 +132,43 @@ def test_a_down_unit_comes_back_by_passes_in_a_row() -> None:
     assert fold(down, PASSED, PASSED, rules=replace(RULES, passes=3)).case.verdict is Verdict.PROBATION
 
 
-def test_a_new_verdict_keeps_its_reason_and_its_time() -> None:
-    """What is shown to people, and what stays the same stays since."""
+def test_a_verdict_that_stays_keeps_its_time_and_tells_the_present_reason() -> None:
+    """A unit that refused connections and now turns canaries down is down for that."""
     case = judge(Case(Verdict.UP, 0.0), EVIDENCE_FOR[Signal.FATAL], RULES).case
     assert (case.because, case.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
-    later = judge(case, replace(FAILED, at=NOW + 5.0), RULES).case
-    assert (later.because, later.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
+    now = replace(FAILED, at=NOW + 5.0, reason="the canary was refused: HTTP 401")
+    later = judge(case, now, RULES).case
+    assert (later.because, later.since) == (now, NOW)
+    unready = replace(evidence(BAD, Strength.STRONG, READINESS_SOURCE), at=NOW + 6.0)
+    assert judge(later, unready, RULES).case.because is now, "a canary proves more"
+
+
+def test_an_open_fault_stays_the_reason_whatever_else_fails() -> None:
+    gone = replace(EVIDENCE_FOR[Signal.FATAL], source="agent", node="n")
+    case = fold(Case(Verdict.UP, 0.0), gone, replace(FAILED, at=NOW + 1.0)).case
+    assert case.because is gone
+
+
+def test_a_unit_that_calls_itself_unready_and_passes_its_canaries_stays_up() -> None:
+    """It is suspected once. After that each complaint asks for one canary, and changes no verdict."""
+    case, verdicts, canaries = Case(Verdict.UP, 0.0), [], 0
+    for i in range(300):
+        unready = replace(evidence(BAD, Strength.STRONG, READINESS_SOURCE), at=NOW + i)
+        case, wants_canary = judge(case, unready, RULES)
+        verdicts.append(case.verdict)
+        canaries += wants_canary
+        if wants_canary:
+            case = judge(case, replace(PASSED, at=NOW + i + 0.1), RULES).case
+    assert verdicts == [Verdict.SUSPECT] + [Verdict.UP] * 299
+    assert canaries == 300
+    dead = fold(case, unready, FAILED, FAILED).case
+    assert dead.verdict is Verdict.DOWN, "its canaries decide"
+
+
+def test_a_unit_that_calls_itself_unready_comes_back_by_its_canaries() -> None:
+    unready = evidence(BAD, Strength.STRONG, READINESS_SOURCE)
+    case = fold(Case(Verdict.DOWN, 0.0), unready, PASSED, unready, PASSED).case
+    assert case.verdict is Verdict.UP
 
 
 def test_coming_up_wipes_the_slate() -> None:
