@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from cellgate.proxy.config.settings import Limits
 
 _METHOD = re.compile(rb"[A-Za-z]+ ")
+_OTHER_PROTOCOL = re.compile(rb" (?:RTSP|ICE)/")
+"""What the parser takes for HTTP in a first line, and is none."""
+_FIRST_WORDS = re.compile(rb"[A-Za-z_-]+ +[^ \r\n]+ *")
+_MARK_BYTES = len(b" RTSP/") - 1
 _SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4
 """What is around a chunk, with four bytes to spare for leading zeros or the like."""
 _BODY_BYTES_EACH = LIMITS.request_bytes_per_turn // LIMITS.parsed_bytes
@@ -68,6 +72,7 @@ class RequestReader:
         "_body",
         "_fed",
         "_has_whole",
+        "_head_end",
         "_heading",
         "_is_first",
         "_known",
@@ -104,6 +109,8 @@ class RequestReader:
         self._is_first = True
         self._has_whole = False
         self._heading: Request | None = None
+        # The last bytes of a head that is being read.
+        self._head_end = b""
         self.request: Request | None = None
         self.failure: Failure | None = None
         self.unread = b""
@@ -190,6 +197,12 @@ class RequestReader:
         self._fed += size
         going_on = self.request
         self._is_first = going_on is None
+        if (self._is_first or self.in_head) and (at := self._other_protocol_at(data)) >= 0:
+            if at and self._parse(data[:at]) is not None:
+                return self.failure
+            reason = "malformed request: its protocol is not HTTP; use HTTP/1.1"
+            self._fail(Failure(FailureKind.BAD_REQUEST, reason))
+            return self.failure
         ends_exactly = going_on is not None and going_on.keep_alive and size == self._missing()
         try:
             self._the_parser.feed_data(data)
@@ -225,6 +238,22 @@ class RequestReader:
         framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % request.length
         closes = b"" if request.keep_alive else b"connection: close\r\n"
         self._the_parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n\r\n" % (closes, framing))
+
+    def _other_protocol_at(self, data: bytes | memoryview) -> int:
+        """Where among these bytes a first line begins that names another protocol; -1: nowhere."""
+        begun = self._heading
+        before = b"" if begun is None else self._head_end
+        seen = before + bytes(data)
+        self._head_end = seen[-_MARK_BYTES:]
+        for found in _OTHER_PROTOCOL.finditer(seen):
+            begin = seen.rfind(b"\n", 0, found.start()) + 1
+            if not begin and begun is not None:
+                # It began in another read, and is the first line if no other one has come.
+                if not begun.fields and not begun.lines:
+                    return 0
+            elif _FIRST_WORDS.fullmatch(seen, begin, found.start()):
+                return max(0, begin - len(before))
+        return -1
 
     def _check_begun(self, request: Request) -> None:
         """Look at a request that goes on after this read."""

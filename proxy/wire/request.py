@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import (
@@ -16,6 +18,10 @@ from cellgate.proxy.wire.heads import (
 
 REALTIME = b"/v1/realtime"
 """The only path of a WebSocket."""
+_ABSOLUTE = re.compile(
+    rb"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{0,5})?(?P<path>/[^#]*)?", re.IGNORECASE
+)
+"""A target with its authority: a host and a port, and nothing that programs could read in two ways."""
 
 
 class Request:
@@ -157,12 +163,13 @@ def _check_connection(request: Request) -> Failure | None:
 def _check_target(request: Request) -> Failure | None:
     target = request.target
     if not target.startswith(b"/"):
-        scheme, found, rest = target.partition(b"://")
-        if not found or scheme.lower() not in (b"http", b"https"):
+        found = _ABSOLUTE.fullmatch(target)
+        if found is None:
             return Failure(
                 FailureKind.BAD_REQUEST, "the request target must be a path such as /v1/chat/completions"
             )
-        request.target = target = b"/" + rest.partition(b"/")[2]
+        # An empty path is the root (RFC 9112, 3.2.2).
+        request.target = target = found["path"] or b"/"
     # A fragment is the client's business and never travels (RFC 9112, 3.2).
     if b"#" in target:
         return Failure(FailureKind.BAD_REQUEST, "the request target must not carry a fragment")

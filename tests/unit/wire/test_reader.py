@@ -166,3 +166,37 @@ def test_a_defect_of_our_own_is_not_told_as_the_clients(monkeypatch: pytest.Monk
     monkeypatch.setattr(Told, "whole", None)
     with pytest.raises(TypeError):
         read(GET)
+
+
+@pytest.mark.parametrize("first", [b"GET /v1/models RTSP/1.0", b"OPTIONS * RTSP/1.1", b"SOURCE / ICE/1.0"])
+def test_another_protocol_is_none_wherever_its_name_is_cut(first: bytes) -> None:
+    data = GET + first + b"\r\nHost: a\r\n\r\n"
+    for at in range(len(GET), len(data)):
+        told, reader = read(data[:at], data[at:])
+        assert reader.failure is not None
+        assert (reader.failure.kind, len(told.requests)) == (FailureKind.BAD_REQUEST, 1)
+    told, reader = read(*(data[at : at + 1] for at in range(len(data))))
+    assert reader.failure is not None
+    assert len(told.requests) == 1
+
+
+def test_the_name_of_another_protocol_may_stand_anywhere_else() -> None:
+    head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nX-A: GET / RTSP/1.0\r\nContent-Length: 21\r\n\r\n"
+    data = head + b'{"a":\n "x RTSP/1.0" }'
+    for at in range(len(data)):
+        told, reader = read(data[:at], data[at:])
+        assert (len(told.requests), reader.failure) == (1, None), data[:at]
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://a/v1/models", b"/v1/models"),
+        (b"HTTPS://a.b-c:8000/v1/models?x=y", b"/v1/models"),
+        (b"http://[::1]:80/v1/models", b"/v1/models"),
+        (b"http://a", b"/"),
+    ],
+)
+def test_a_target_with_its_authority_names_the_path_behind_it(target: bytes, path: bytes) -> None:
+    told, _ = read(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
+    assert [request.path for request in told.requests] == [path]
