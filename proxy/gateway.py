@@ -34,7 +34,7 @@ from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.door import Door
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.guard import Guard
-from cellgate.proxy.request.large_reads import LargeReads, ReadBody
+from cellgate.proxy.request.large_reads import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.local_endpoints import LocalEndpoints, unit_asked_about
 from cellgate.proxy.request.model_choice import choice_of
 from cellgate.proxy.request.observer import Observer
@@ -231,6 +231,10 @@ class Gateway:
             return Exchange(TABLE, self, client, request)
         return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))
 
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why the body of a request is not worth reading."""
+        return None if self.door is None else self.door.turns_away(request)
+
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A malformed request was answered."""
         row = failure.kind.row
@@ -266,11 +270,13 @@ class Gateway:
         """An id for a request that came without one."""
         return b"%032x" % self.rng.getrandbits(128)
 
-    def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
+    def read_large(
+        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+    ) -> Callable[[], None]:
         """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops
         it.
         """
-        return self.large_reads.start(request, tell)
+        return self.large_reads.start(request, payer, why_not, tell)
 
     def health_checked(self, request: Request, peer: str) -> None:
         """A path of the gate was requested: it may be the health check of a load balancer."""

@@ -73,7 +73,10 @@ class HardLimits:
     """Characters of a model's name, a user's or a response's id. A longer model's name gets 400, the end of a
     user's is not looked at, and a longer id is left to the engine."""
     large_bodies_waiting: int = 256
-    """Bodies that wait to be read in the process for large ones. A client gets 503."""
+    """Bodies that wait to be read in the processes for large ones. A client gets 503: of those who have them
+    there, the one with most."""
+    large_body_processes: int = 3
+    """Processes that read large bodies, each for another key or address. Never counted: the rest waits."""
     large_body_cpu_s: int = 5
     """CPU time to read one body there. A client gets 413."""
     large_body_memory: int = 1 << 30

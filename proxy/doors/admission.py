@@ -34,6 +34,9 @@ class Doorway(Protocol):
     accounts: Accounts
     in_flight: dict[KeyAdmission, None]
 
+    def shut(self, key: Key, refusal: Failure) -> None: ...
+    def refusal(self, key: Key) -> Failure | None: ...
+
 
 class KeyAdmission:
     """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown. It
@@ -98,6 +101,21 @@ class KeyAdmission:
     def may_fall_back(self, model: str) -> bool:
         """Whether another model may serve it."""
         return self.key.models is None or model in self.key.models
+
+    def used_up(self, refusal: Failure) -> None:
+        """A limit of its key has nothing left."""
+        self._door.shut(self.key, refusal)
+
+    def refusal(self) -> Failure | None:
+        """Why it is refused by now, before anything was done for it."""
+        if (refusal := self._door.refusal(self.key)) is not None:
+            self._door.accounts.refused(self.key.tenant.name, refusal.used_up)
+        return refusal
+
+    @property
+    def payer(self) -> str:
+        """Whose key it is."""
+        return f"key {self.key.name} of {self.key.tenant.name}"
 
     # -- what it uses --------------------------------------------------------------------------------------
 

@@ -37,3 +37,6 @@ class Accounts(Protocol):
 
     def settle(self, bill: Bill) -> None:
         """A request that was charged is over."""
+
+    def refused(self, tenant: str, limit: str) -> None:
+        """A request was refused at the door: of this limit nothing is left."""

@@ -38,6 +38,12 @@ def take_credentials(request: Request) -> bytes:
     return keys.pop() if len(keys) == 1 else b""
 
 
+def shown_credentials(request: Request) -> bytes:
+    """The same, and the head stays as it is."""
+    keys = {_key(name, value) for name, value in request.routing if name in KEY_FIELDS}
+    return keys.pop() if len(keys) == 1 else b""
+
+
 def _key(name: bytes, value: bytes) -> bytes:
     if name != b"authorization":
         return value.strip()

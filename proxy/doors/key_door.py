@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cellgate.proxy.config.keys import Key, KeyRing
 from cellgate.proxy.doors.admission import KeyAdmission
 from cellgate.proxy.doors.bill import Accounts
-from cellgate.proxy.doors.credentials import take_credentials
+from cellgate.proxy.doors.credentials import shown_credentials, take_credentials
 from cellgate.proxy.doors.habits import Habits
-from cellgate.proxy.request.door import Visitor
+from cellgate.proxy.doors.meters import Period
+from cellgate.proxy.request.door import OPEN_ROUTES, Visitor
+from cellgate.proxy.request.routes import find_route
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
+if TYPE_CHECKING:
+    from cellgate.proxy.wire.request import Request
+
+SHUT_S = 1.0
+"""So long a key is refused at once when a limit of it had nothing left: some may be given back."""
+_OPEN: tuple[float, Failure | None] = (0.0, None)
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
 """A 401 must have one (RFC 9110, 15.5.2)."""
 
@@ -53,11 +61,14 @@ class KeyDoor:
         self._ends_streams = ends_streams
         self._tokens = tokens
         self._ring = KeyRing()
+        self._shut: dict[tuple[str, str], tuple[float, Failure]] = {}
+        """By key and tenant: until when nothing is left of a limit, and what its clients get."""
         self._habits: dict[tuple[str, str], Habits] = {}
 
     def take(self, ring: KeyRing) -> None:
         """These keys hold from now on."""
         self._ring = ring
+        self._shut.clear()
         known = {(key.name, key.tenant.name) for key in ring.keys.values()}
         known |= {("", tenant) for tenant in ring.tenants}
         self._habits = {who: self._habits.get(who) or Habits() for who in known}
@@ -89,11 +100,38 @@ class KeyDoor:
         if key.expires_at <= at:
             message = "this API key has expired; ask the operator for another one"
             return Failure(FailureKind.KEY_EXPIRED, message, lines=_CHALLENGE)
+        if self._shut and (refusal := self.refusal(key)) is not None:
+            self.accounts.refused(key.tenant.name, refusal.used_up)
+            return refusal
         return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], at)
+
+    def shut(self, key: Key, refusal: Failure) -> None:
+        """A limit of this key has nothing left: before the next request is read, it is refused."""
+        at = self._wall()
+        # What is used up of a minute is there again when the next one begins.
+        until = min(at + SHUT_S, Period.MINUTE.window(at)[1])
+        self._shut[key.name, key.tenant.name] = until, refusal
+
+    def refusal(self, key: Key) -> Failure | None:
+        """Why a request of this key is refused at once."""
+        until, refusal = self._shut.get((key.name, key.tenant.name), _OPEN)
+        return refusal if self._wall() < until else None
+
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why a request whose body is still to come is refused. What needs a look elsewhere is not."""
+        if not self._shut or find_route(request.path).name in OPEN_ROUTES:
+            return None
+        key = self._ring.keys.get(sha256(shown_credentials(request)).digest())
+        refusal = None if key is None else self.refusal(key)
+        if key is not None and refusal is not None:
+            self.accounts.refused(key.tenant.name, refusal.used_up)
+        return refusal
 
     def tick(self, _now: float) -> None:
         """A few times a second: account for the answers that come, and end those whose key counts no more."""
         at = self._wall()
+        for who in [who for who, (until, _) in self._shut.items() if at >= until]:
+            del self._shut[who]
         for admission in list(self.in_flight):
             admission.spend()
             if self._ends_streams and not self._counts(admission, at):

@@ -77,6 +77,10 @@ class LimitLedger:
         plan = self._plans.get((key, tenant)) or self._plan(key, tenant)
         plan.correct((0, tokens, self._money(model, 0, tokens)), self._wall())
 
+    def refused(self, tenant: str, limit: str) -> None:
+        """A request was refused at the door: of this limit nothing is left."""
+        self.counts.refused(tenant, limit)
+
     def settle(self, bill: Bill) -> None:
         """A request that was charged is over."""
         plan = self._plans.get((bill.key, bill.tenant)) or self._plan(bill.key, bill.tenant)
@@ -171,4 +175,5 @@ class LimitLedger:
         )
         is_rate = kind.period is Period.MINUTE
         failure = FailureKind.LIMITED if is_rate else FailureKind.OVER_BUDGET
-        return Failure(failure, message, retry_after_s=wait_s, lines=lines)
+        used_up = "" if meter.left else kind.field
+        return Failure(failure, message, retry_after_s=wait_s, lines=lines, used_up=used_up)

@@ -41,6 +41,16 @@ class Admission(Observer, Protocol):
         settled at its end.
         """
 
+    @property
+    def payer(self) -> str:
+        """Whom the work for it is charged to."""
+
+    def used_up(self, refusal: Failure) -> None:
+        """A limit of its key has nothing left, and it was refused for that."""
+
+    def refusal(self) -> Failure | None:
+        """Why it is refused by now, before its body is read; None: it is not."""
+
     def may_fall_back(self, model: str) -> bool:
         """Whether another model may serve it."""
 
@@ -52,3 +62,6 @@ class Door(Protocol):
         """What the key of a request allows, or why it does not count. The key is taken out of the request:
         its unit does not get it.
         """
+
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why a request is refused whose head has come and whose body is still to come; None: it is not."""

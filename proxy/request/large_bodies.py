@@ -1,55 +1,78 @@
-"""Large bodies are parsed in another process: a thread would hold the interpreter's lock meanwhile.
+"""Large bodies are parsed in other processes: a thread would hold the interpreter's lock meanwhile.
 
-1. One body at a time, smaller ones first. The number that waits is limited; a body whose client leaves is
-   dropped.
-2. A body that the process cannot parse, or dies of, is refused. The next body gets a new process.
-3. A request that stops waiting while its body is being parsed is kept until then: its memory is in use.
+1. Keys, or addresses, take turns, and pay with the CPU time that their bodies take. Of each one body is
+   parsed at a time, the smaller ones first, and the processes are a few: a body that takes seconds holds up
+   those of the same key.
+2. The number that waits is limited; where it is reached, a payer with few displaces the last of the one with
+   most. A body whose client leaves is dropped.
+3. A body that the process cannot parse, or dies of, is refused. The next body gets a new process.
+4. A request that stops waiting while its body is being parsed is kept until then: its memory is in use.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import pickle
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.request.large_body_reader import LENGTH_BYTES, ReadResult
 from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.router.fair_queue import Entered, FairQueue, FairRules
 from cellgate.router.nouns import Ask
 
 STUCK_S = 30.0
 """A process that takes this long is blocked: its CPU time is limited to less."""
-_S_EACH_BYTE = 1e-7
-"""A smaller body goes first, if it came later by less than this for each byte that it is smaller."""
+IDLE_S = 2.0
+"""A process beside the first one ends when it had nothing to do for so long."""
+_US_EACH_BYTE = 0.004
+"""What a body is expected to take, in millionths of a second: text takes that, and the rest is charged later.
+"""
+_RULES = FairRules(
+    limit=LIMITS.large_bodies_waiting,
+    limit_bytes=sys.maxsize,
+    quantum_tokens=1000,
+    age_tokens=1_000_000,
+)
+"""Its tokens are millionths of a second of CPU."""
+_DEBTORS_MAX = 1024
 _COMMAND = (sys.executable, "-c", "from cellgate.proxy.request.large_body_reader import main; main()")
-
-_Turn = tuple[float, int, "asyncio.Future[None]"]
+_TOO_MANY = Failure(
+    FailureKind.NO_RESOURCES, "too many large request bodies of this client wait to be read; retry later"
+)
 
 
 class LargeBodies:
-    """Reads bodies in one process, started when the first large body comes."""
+    """Reads bodies in a few processes, the first started when the first large body comes."""
 
     def __init__(self) -> None:
-        self._process: Process | None = None
-        self._is_busy = False
-        self._waiting: list[_Turn] = []
-        self._numbers = count()
+        self._queue: FairQueue[asyncio.Future[Parser | Failure]] = FairQueue(_RULES)
+        self._idle: list[Parser] = []
+        self._busy: dict[str, Parser] = {}
+        """By who pays for the body in it."""
+        self._debts: dict[str, tuple[float, float]] = {}
+        """Millionths of a second that somebody has used and not paid, and when that was."""
 
-    async def read(self, body: bytes) -> Ask | Failure:
-        """What a body asks for, or why it is refused. Raises RuntimeError when reading it shows a defect."""
-        if len(self._waiting) >= LIMITS.large_bodies_waiting:
-            reached("large_bodies_waiting")
-            reason = "too many large request bodies wait to be read; retry later"
-            return Failure(FailureKind.NO_RESOURCES, reason)
-        await self._turn(len(body))
-        reading = asyncio.ensure_future(self._read(body))
-        reading.add_done_callback(self._next)
+    async def read(
+        self, body: bytes, payer: str = "", why_not: Callable[[], Failure | None] = lambda: None
+    ) -> Ask | Failure:
+        """What a body asks for, or why it is refused; when it is its turn, `why_not` is asked first. Raises
+        RuntimeError when reading it shows a defect.
+        """
+        expected_us = _expected_us(len(body))
+        parser = await self._turn(len(body), payer)
+        if isinstance(parser, Failure):
+            return parser
+        if (failure := why_not()) is not None:
+            self._free(payer, 0.0)
+            return failure
+        reading = asyncio.ensure_future(parser.read(body))
+        reading.add_done_callback(lambda _: self._free(payer, parser.cpu_s * 1e6 - expected_us))
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
@@ -57,54 +80,94 @@ class LargeBodies:
             raise
 
     async def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        """End the processes."""
+        for parser in (*self._idle, *self._busy.values()):
+            await parser.close()
 
     # -- whose turn it is ----------------------------------------------------------------------------------
 
-    async def _turn(self, size: int) -> None:
-        if not self._is_busy:
-            self._is_busy = True
-            return
+    async def _turn(self, size: int, payer: str) -> Parser | Failure:
         loop = asyncio.get_running_loop()
-        turn = (loop.time() + size * _S_EACH_BYTE, next(self._numbers), loop.create_future())
-        heapq.heappush(self._waiting, turn)
+        turn: asyncio.Future[Parser | Failure] = loop.create_future()
+        cost = _expected_us(size) + self._debt(payer, loop.time())
+        entered = self._queue.add(
+            turn, loop.time(), tokens_s=1e6, tenant=payer, tokens=round(cost), size=size, group=payer
+        )
+        if not isinstance(entered, Entered):
+            reached("large_bodies_waiting")
+            return _TOO_MANY
+        if entered.displaced is not None:
+            reached("large_bodies_waiting")
+            entered.displaced.item.set_result(_TOO_MANY)
+        self._go_on()
         try:
-            await turn[2]
+            return await turn
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                heapq.heapify(self._waiting)
-            elif not turn[2].cancelled():
+            was_queued = self._queue.remove(entered.entry)
+            if not was_queued and not turn.cancelled() and isinstance(turn.result(), Parser):
                 # Its turn came at this very moment.
-                self._next()
+                self._free(payer, 0.0)
             raise
 
-    def _next(self, _: object = None) -> None:
-        while self._waiting:
-            if not (turn := heapq.heappop(self._waiting)[2]).done():
-                turn.set_result(None)
+    def _go_on(self) -> None:
+        """Give idle processes to those whose turn it is."""
+        while len(self._busy) < LIMITS.large_body_processes:
+            entry = self._queue.first(self._busy)
+            if entry is None:
                 return
-        self._is_busy = False
+            self._queue.take(entry)
+            if entry.item.done():
+                continue
+            parser = self._busy[entry.tenant] = self._idle.pop() if self._idle else Parser()
+            entry.item.set_result(parser)
 
-    # -- the process ---------------------------------------------------------------------------------------
+    def _free(self, payer: str, more_us: float) -> None:
+        """The body of somebody was parsed, and took so much more than was charged for it."""
+        loop, parser = asyncio.get_running_loop(), self._busy.pop(payer)
+        if more_us > 0.0:
+            if len(self._debts) >= _DEBTORS_MAX:
+                self._debts.pop(next(iter(self._debts)))
+            self._debts[payer] = self._debt(payer, loop.time()) + more_us, loop.time()
+        self._idle.append(parser)
+        self._go_on()
+        if len(self._idle) + len(self._busy) > 1 and parser in self._idle:
+            loop.call_later(IDLE_S, self._end_idle, parser, parser.bodies)
 
-    async def _read(self, body: bytes) -> Ask | Failure:
+    def _end_idle(self, parser: Parser, bodies: int) -> None:
+        if parser in self._idle and parser.bodies == bodies and len(self._idle) + len(self._busy) > 1:
+            self._idle.remove(parser)
+            parser.end()
+
+    def _debt(self, payer: str, now: float) -> float:
+        """What somebody has not paid, and pays with its next body. It is forgiven as time passes."""
+        debt, since = self._debts.pop(payer, (0.0, now))
+        return max(0.0, debt - (now - since) * 1e6)
+
+
+class Parser:
+    """One process, started with its first body. `bodies`: how many it had; `cpu_s`: of the last of them."""
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self.cpu_s = 0.0
+        self.bodies = 0
+
+    async def read(self, body: bytes) -> Ask | Failure:
+        """What a body asks for, or why it is refused. Raises RuntimeError when reading it shows a defect."""
+        self.bodies += 1
+        self.cpu_s = 0.0
         try:
-            process = self._process or await asyncio.create_subprocess_exec(
+            process = self.process or await asyncio.create_subprocess_exec(
                 *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
             )
         except OSError as error:
             return _without_process(f"cannot be started: {error.strerror}")
-        self._process = process
+        self.process = process
         try:
             async with asyncio.timeout(STUCK_S):
                 told = await _ask(process, body)
         except (OSError, EOFError, TimeoutError) as error:
+            self.cpu_s = LIMITS.large_body_cpu_s
             await self.close()
             if process.returncode == -signal.SIGPROF:
                 reached("large_body_cpu_s")
@@ -113,6 +176,7 @@ class LargeBodies:
             return _without_process(
                 f"did not answer in {STUCK_S:.0f} s" if is_stuck else f"ended with {process.returncode}"
             )
+        self.cpu_s = told.cpu_s
         if told.ends:
             await self.close()
         for name in told.reached:
@@ -120,6 +184,24 @@ class LargeBodies:
         if told.ask is None:
             raise RuntimeError(told.trouble)
         return told.ask
+
+    def end(self) -> None:
+        """End the process, and do not wait for that."""
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    async def close(self) -> None:
+        """End the process."""
+        process = self.process
+        self.end()
+        if process is not None:
+            await process.wait()
+
+
+def _expected_us(size: int) -> float:
+    return size * _US_EACH_BYTE
 
 
 async def _ask(process: Process, body: bytes) -> ReadResult:

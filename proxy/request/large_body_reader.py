@@ -13,6 +13,7 @@ import pickle
 import resource
 import signal
 import sys
+import time
 from typing import BinaryIO, NamedTuple
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
@@ -32,13 +33,15 @@ _NICE = 5
 class ReadResult(NamedTuple):
     """The answer: the ask of the body or its failure; or `trouble`, a defect of this process.
 
-    `reached` are the limits that took effect, `ends` says that the process has now ended.
+    `reached` are the limits that took effect, `ends` says that the process has now ended, `cpu_s` is
+    what it took.
     """
 
     ask: Ask | Failure | None
     trouble: str
     reached: tuple[str, ...]
     ends: bool
+    cpu_s: float
 
 
 def main() -> None:
@@ -62,7 +65,7 @@ def main() -> None:
 
 def read(bodies: BinaryIO, length: int) -> ReadResult:
     """Read the next body, of `length` bytes."""
-    before, trouble, ends = dict(REACHED), "", False
+    before, trouble, ends, begun_s = dict(REACHED), "", False, time.process_time()
     ask: Ask | Failure | None = None
     try:
         ask = read_large_ask(bodies.read(length))
@@ -73,7 +76,8 @@ def read(bodies: BinaryIO, length: int) -> ReadResult:
     except Exception as error:
         trouble = repr(error)
     counted = tuple(name for name, count in REACHED.items() for _ in range(count - before[name]))
-    return ReadResult(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES)
+    cpu_s = time.process_time() - begun_s
+    return ReadResult(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES, cpu_s)
 
 
 def _bound(length: int) -> None:

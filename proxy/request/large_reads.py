@@ -11,7 +11,10 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.request import Request
 from cellgate.router.nouns import Ask
 
-ReadBody = Callable[[bytes], Awaitable[Ask | Failure]]
+WhyNot = Callable[[], Failure | None]
+"""Why a body is not worth reading any more."""
+ReadBody = Callable[[bytes, str, WhyNot], Awaitable[Ask | Failure]]
+"""Reads a body, in the share of somebody."""
 
 
 class LargeReads:
@@ -27,7 +30,9 @@ class LargeReads:
         """How many are being read."""
         return len(self._tasks)
 
-    def start(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
+    def start(
+        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+    ) -> Callable[[], None]:
         """Read the body of a request, then `tell`, in any case. What is returned stops that.
 
         The memory that the body has reserved is released after the parsing has ended.
@@ -36,7 +41,7 @@ class LargeReads:
 
         async def run() -> None:
             try:
-                found = await self._read(request.body)
+                found = await self._read(request.body, payer, why_not)
             except asyncio.CancelledError:
                 # A task that ends with it keeps the traceback, and so the body, until garbage is collected.
                 return

@@ -19,6 +19,7 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.request.door import Door
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.request.large_reads import WhyNot
 
 # A member of an enum is a slow attribute on CPython 3.11.
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
@@ -63,7 +64,7 @@ def _read(exchange: Exchange) -> None:
     route, request = exchange.route, exchange.request
     if route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
         if is_large(request.body):
-            exchange.stop_reading = exchange.gate.read_large(request, exchange.asked)
+            _read_late(exchange)
         else:
             ask(exchange, read_ask(request.body, route.name))
     elif route.kind is STICKY:
@@ -72,6 +73,20 @@ def _read(exchange: Exchange) -> None:
         field = find_model(request.lines, request.body) if route.model is IN_FORM else None
         model = None if field is None else field.name
         ask(exchange, plain_ask(request.target, request.body)._replace(model=model))
+
+
+def _read_late(exchange: Exchange) -> None:
+    """Have a large body parsed. Who pays is its key, or where there is none, its client's address."""
+    admission, payer = exchange.admission, f"address {exchange.client.peer}"
+    why_not: WhyNot = _nothing
+    if admission is not None:
+        payer, why_not = admission.payer, admission.refusal
+    gate, request = exchange.gate, exchange.request
+    exchange.stop_reading = gate.read_large(request, payer, why_not, exchange.asked)
+
+
+def _nothing() -> None:
+    """There is no reason."""
 
 
 def read_late(exchange: Exchange, read: Ask | Failure) -> None:
@@ -156,6 +171,8 @@ def refuse(exchange: Exchange, failure: Failure) -> None:
     if exchange.gate.models is not None and fall_back(exchange, failure):
         find_unit(exchange)
         return
+    if failure.used_up and exchange.admission is not None:
+        exchange.admission.used_up(failure)
     exchange.state = OVER
     response = exchange.response
     if not response.begun:

@@ -13,6 +13,7 @@ from cellgate.proxy.request.cors import CorsRules
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.door import Door
 from cellgate.proxy.request.guard import Guard
+from cellgate.proxy.request.large_reads import WhyNot
 from cellgate.proxy.request.local_endpoints import LocalEndpoints
 from cellgate.proxy.request.model_choice import ModelChoice
 from cellgate.proxy.request.orphans import Orphans
@@ -58,9 +59,11 @@ class Services(Protocol):
     def pool(self, state: UnitState) -> Pool:
         """The connections to a unit."""
 
-    def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
-        """Parse a large body off the loop, then call `tell`, in any case. The returned function stops
-        that.
+    def read_large(
+        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+    ) -> Callable[[], None]:
+        """Parse a large body off the loop, in the share of `payer`, then call `tell`, in any case; `why_not`
+        is asked when it is its turn. The returned function stops that.
         """
 
     def health_checked(self, request: Request, peer: str) -> None:

@@ -372,7 +372,8 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, failure: Failure) -> None:
         self._host.refused(self, failure)
         row = failure.kind.row
-        own = b"" if row.retry_after_s is None else b"retry-after: %d\r\n" % row.retry_after_s
+        wait_s = row.retry_after_s if failure.retry_after_s is None else failure.retry_after_s
+        own = failure.lines + (b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s)
         self.send(own_response(row.status, error_body(failure), own=own, close=True))
         self.close()
 

@@ -221,7 +221,8 @@ UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTRO
 class Failure:
     """One failure: its kind, and a sentence for the person who has to act.
 
-    `retry_after_s` replaces the value of the row; `lines` are more header lines of the answer.
+    `retry_after_s` replaces the value of the row; `lines` are more header lines of the answer. `used_up`
+    names a limit of which its key, or the tenant of that, has nothing left at all.
     """
 
     kind: FailureKind
@@ -229,6 +230,7 @@ class Failure:
     param: str | None = None
     retry_after_s: int | None = None
     lines: bytes = b""
+    used_up: str = ""
 
 
 def error_body(failure: Failure) -> bytes:

@@ -36,6 +36,8 @@ class IntakeBounds(Protocol):
     memory: BodyMemory
 
     def now(self) -> float: ...
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why the body of a request is not worth reading; None: it is."""
 
 
 class Sender(Protocol):
@@ -88,13 +90,16 @@ class Intake:
         if sender.exchange is None:
             sender.deadline = request.received_at + self._host.limits.head_timeout_s
 
-    def head_read(self, request: Request) -> None:
-        """A head is complete and in order; its body comes next."""
+    def head_read(self, request: Request) -> Failure | None:
+        """A head is complete and in order; its body comes next, unless it is turned away."""
+        if _is_long(request) and (failure := self._host.turns_away(request)) is not None:
+            return failure
         sender, host, self._owes_continue = self._sender, self._host, request.expects_continue
         if sender.exchange is None:
             sender.deadline = host.now() + host.limits.body_timeout_s
         if self._owes_continue:
             self._maybe_continue()
+        return None
 
     def body_read(self, request: Request) -> None:
         """A part of a body has come, and draws on the memory for bodies."""
@@ -259,3 +264,10 @@ class Intake:
         limits, begun_at = self._host.limits, self.begun_at + self._host.limits.head_timeout_s
         whole_at = begun_at + limits.body_timeout_s + request.body_size / _BODY_RATE
         return min(whole_at, max(self._grown_at, begun_at) + LIMITS.body_idle_s)
+
+
+def _is_long(request: Request) -> bool:
+    """Whether a body is to come that takes more to be read than its refusal."""
+    return request.length > LIMITS.parsed_bytes or any(
+        name == b"transfer-encoding" for name, _ in request.fields
+    )

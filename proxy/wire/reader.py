@@ -44,8 +44,8 @@ class RequestSink(Protocol):
     def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
 
-    def head_read(self, request: Request) -> None:
-        """A head is complete and in order; its body comes next."""
+    def head_read(self, request: Request) -> Failure | None:
+        """A head is complete and in order; its body comes next, unless it fails for this reason."""
 
     def body_read(self, request: Request) -> None:
         """`request.body_size` has grown, and more is to come."""
@@ -334,8 +334,8 @@ class RequestReader:
         if failure is None and request.length > self._limits.body_bytes:
             failure = self._body_too_large()
         if failure is None:
-            self._tell.head_read(request)
-        else:
+            failure = self._tell.head_read(request)
+        if failure is not None:
             self._fail(failure)
 
     def on_body(self, body: bytes) -> None:

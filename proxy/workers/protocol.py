@@ -71,6 +71,8 @@ class ToControl:
     """Key, tenant, model, tokens: an answer is longer than it was charged with."""
     SETTLED = 19
     """A `Bill`."""
+    REFUSED = 20
+    """Tenant, limit: a request was refused at the door."""
 
 
 class ToWorker:
@@ -213,10 +215,11 @@ def request_in(plain: Message) -> PickRequest:
 
 def failure_out(failure: Failure) -> Message:
     """A failure as it is sent."""
-    return failure.kind.value, failure.message, failure.param, failure.retry_after_s, failure.lines
+    how = failure.param, failure.retry_after_s, failure.lines, failure.used_up
+    return failure.kind.value, failure.message, *how
 
 
 def failure_in(plain: Message) -> Failure:
     """A failure that was sent."""
-    kind, message, param, retry_after_s, lines = plain
-    return Failure(FailureKind(kind), message, param, retry_after_s, lines)
+    kind, message, *how = plain
+    return Failure(FailureKind(kind), message, *how)

@@ -20,3 +20,7 @@ class RemoteAccounts:
     def settle(self, bill: Bill) -> None:
         """A request that was charged is over."""
         self._control.mention((ToControl.SETTLED, *bill))
+
+    def refused(self, tenant: str, limit: str) -> None:
+        """A request was refused at the door: of this limit nothing is left."""
+        self._control.mention((ToControl.REFUSED, tenant, limit))

@@ -124,6 +124,7 @@ class WorkerSession:
             ToControl.SPLIT: self._split,
             ToControl.SPENT: self._spent,
             ToControl.SETTLED: self._settled,
+            ToControl.REFUSED: self._refused_at_door,
         }
 
     def __len__(self) -> int:
@@ -317,6 +318,10 @@ class WorkerSession:
     def _spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
         if self._control.ledger is not None:
             self._control.ledger.spent(key, tenant, model, tokens)
+
+    def _refused_at_door(self, tenant: str, limit: str) -> None:
+        if self._control.ledger is not None:
+            self._control.ledger.refused(tenant, limit)
 
     def _settled(self, *plain: Any) -> None:
         bill = _new(Bill, plain)

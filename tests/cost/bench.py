@@ -69,7 +69,7 @@ class Bench:
             units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, UNITS + 1))
         )
 
-        async def read(body: bytes) -> Ask | Failure:
+        async def read(body: bytes, *_: object) -> Ask | Failure:
             return read_ask(body)
 
         self._log = AccessLog("json", Nowhere(), lambda: 1.7e9)

@@ -168,7 +168,7 @@ async def leaves(client: Client, here: Stage) -> None:
 
 
 async def is_large(client: Client, here: Stage) -> None:
-    async def read_large(body: bytes) -> Ask | Failure:
+    async def read_large(body: bytes, *_: object) -> Ask | Failure:
         await asyncio.sleep(0.01)
         return read_ask(body)
 

@@ -256,7 +256,7 @@ class ObservedGate(Observed):
         return super().leftovers() + left
 
 
-async def read_large(body: bytes) -> Ask | Failure:
+async def read_large(body: bytes, *_: object) -> Ask | Failure:
     await asyncio.sleep(PARSING_S)
     return read_ask(body)
 

@@ -14,7 +14,9 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import KeySettings
-from cellgate.router.nouns import Fleet
+from cellgate.proxy.request.large_reads import WhyNot
+from cellgate.proxy.wire.failure import Failure
+from cellgate.router.nouns import Ask, Fleet
 from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
 from tests.unit.request.test_form_model import field, form, lines
 from tests.wire.client import chat, get, post
@@ -369,3 +371,56 @@ async def test_the_usage_log_has_a_line_for_each_request_that_was_charged(tmp_pa
         }
         row = orjson.loads(other)
         assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == (404, 0, 0)
+
+
+LARGE = b'{"model": "tiny", "prompt": "%b"}' % (b"x" * (1 << 20))
+
+
+@live
+async def test_a_key_without_a_request_left_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+    limited = line(limits={"requests_per_minute": 1})
+    async with keyed(tmp_path, whole(USAGE), limited, line("other", "sk-other")) as here:
+        parsed: list[bytes] = []
+        read = here.gateway.large_reads._read
+
+        async def counted(body: bytes, payer: str, why_not: WhyNot) -> Ask | Failure:
+            parsed.append(body)
+            return await read(body, payer, why_not)
+
+        here.gateway.large_reads._read = counted
+        async with here.client() as client, here.client() as late, here.client() as other:
+            assert (await client.ask(post(LARGE, BEARER))).status == 200
+            assert (await client.ask(chat(head=BEARER))).status == 429
+            assert (await client.ask(chat(head=BEARER))).status == 429
+            head = post(LARGE, BEARER).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            reply = await late.ask(head)
+            assert (reply.status, code(reply.body)) == (429, "rate_limit_exceeded")
+            assert 1 <= int(reply.get("retry-after") or 0) <= 60
+            assert (await other.ask(post(LARGE, "Authorization: Bearer sk-other\r\n"))).status == 200
+        assert len(parsed) == 2
+        assert here.plane.accounting is not None
+        counts = here.plane.accounting.counts._refused
+        assert counts["alice", "requests_per_minute"] == 3
+
+
+@live
+async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_read(tmp_path: Path) -> None:
+    limited = line(limits={"requests_per_minute": 1})
+    async with keyed(tmp_path, whole(USAGE), limited) as here:
+        read, go_on = here.gateway.large_reads._read, asyncio.Event()
+        why_nots: list[Failure | None] = []
+
+        async def held(body: bytes, payer: str, why_not: WhyNot) -> Ask | Failure:
+            await go_on.wait()
+            why_nots.append(why_not())
+            return why_nots[-1] or await read(body, payer, why_not)
+
+        here.gateway.large_reads._read = held
+        async with here.client() as client, here.client() as late:
+            asking = asyncio.create_task(late.ask(post(LARGE, BEARER)))
+            await here.until(lambda: len(here.gateway.large_reads) == 1)
+            assert (await client.ask(chat(stream=False, head=BEARER))).status == 200
+            assert (await client.ask(chat(stream=False, head=BEARER))).status == 429
+            go_on.set()
+            assert (await asking).status == 429
+        assert [failure is not None for failure in why_nots] == [True]

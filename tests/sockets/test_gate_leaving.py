@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone
 async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
-    async def read_large(body: bytes) -> Ask | Failure:
+    async def read_large(body: bytes, *_: object) -> Ask | Failure:
         asked.set()
         try:
             await go_on.wait()
@@ -116,7 +116,7 @@ async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
 async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
     asked = asyncio.Event()
 
-    async def read_large(body: bytes) -> Ask | Failure:
+    async def read_large(body: bytes, *_: object) -> Ask | Failure:
         asked.set()
         await asyncio.Event().wait()
         return Ask()
@@ -137,7 +137,7 @@ async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is
 
     asked, bodies = asyncio.Event(), list[weakref.ref[Body]]()
 
-    async def read_large(body: bytes) -> Ask | Failure:
+    async def read_large(body: bytes, *_: object) -> Ask | Failure:
         held = Body(body)
         bodies.append(weakref.ref(held))
         asked.set()

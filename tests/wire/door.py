@@ -56,6 +56,9 @@ class Door:
         self.client = ClientConnection(self)
         self.client.connection_made(cast(asyncio.Transport, self.wire))
 
+    def turns_away(self, request: Request) -> Failure | None:
+        return None
+
     def now(self) -> float:
         return self.time
 

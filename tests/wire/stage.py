@@ -95,7 +95,7 @@ class _Nowhere:
 def unheard_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Records) -> Gate:
     """A gate that parses large bodies at once and logs nowhere."""
 
-    async def read(body: bytes) -> Ask | Failure:
+    async def read(body: bytes, *_: object) -> Ask | Failure:
         return read_ask(body)
 
     return make_gate(

@@ -48,8 +48,9 @@ def reading(test: Callable[[LargeBodies], Coroutine[Any, Any, None]]) -> Callabl
 
 
 def pid(bodies: LargeBodies) -> int:
-    assert bodies._process is not None
-    return bodies._process.pid
+    (parser,) = (*bodies._idle, *bodies._busy.values())
+    assert parser.process is not None
+    return parser.process.pid
 
 
 @reading
@@ -151,7 +152,7 @@ async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(bodies: La
     await asyncio.sleep(0)
     waiting = [asyncio.ensure_future(bodies.read(BODY)) for _ in range(6)]
     await asyncio.sleep(0)
-    assert len(bodies._waiting) == 6
+    assert len(bodies._queue) == 6
     waiting[1].cancel()
     assert isinstance(await first, Ask)
     # In the very turn of the loop in which it is the turn of one of them.
@@ -160,7 +161,7 @@ async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(bodies: La
     assert isinstance(await waiting[5], Ask)
     assert all(each.cancelled() for each in waiting[:5])
     assert isinstance(await bodies.read(BODY), Ask)
-    assert (bodies._waiting, bodies._is_busy) == ([], False)
+    assert (len(bodies._queue), bodies._busy) == (0, {})
 
 
 @reading
@@ -221,6 +222,83 @@ def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.
     async def test(bodies: LargeBodies) -> None:
         for _ in range(2):
             assert isinstance(await bodies.read(BODY), Ask)
-            assert bodies._process is None
+            assert [parser.process for parser in bodies._idle] == [None]
 
     test()
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, cpu_s: float) -> None:
+    """Have a body of an even number of bytes take so much of a processor."""
+    slow = READER + "import time\nread = r.read_large_ask\n"
+    slow += "def spin(body):\n    until = time.process_time() + (len(body) % 2 == 0) * "
+    slow += f"{cpu_s}\n    while time.process_time() < until: pass\n    return read(body)\n"
+    slow += "r.read_large_ask = spin\nmain()\n"
+    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
+
+
+def test_who_sends_bodies_that_take_long_waits_for_them_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting(monkeypatch, 0.2)
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        order: list[str] = []
+
+        async def read(body: bytes, payer: str) -> None:
+            assert isinstance(await bodies.read(body, payer), Ask)
+            order.append(payer)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(read(b'{"p": 1}', "greedy"))
+            await asyncio.sleep(0)
+            for _ in range(2):
+                group.create_task(read(b'{"p": 11}', "neighbour"))
+        # Two processes begin, so one of the greedy may be through before the first of the neighbour.
+        assert max(at for at, payer in enumerate(order) if payer == "neighbour") <= 4
+
+    test()
+
+
+def test_of_one_payer_one_body_is_read_at_a_time_and_of_several_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = asyncio.Event()
+
+    async def hangs(_: large_bodies.Parser, body: bytes) -> Ask:
+        await go_on.wait()
+        return Ask()
+
+    monkeypatch.setattr(large_bodies.Parser, "read", hangs)
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        tasks = [asyncio.ensure_future(bodies.read(b"{}", payer)) for payer in "aaabbbcccddd"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert sorted(bodies._busy) == ["a", "b", "c"][: LIMITS.large_body_processes]
+        go_on.set()
+        await asyncio.gather(*tasks)
+
+    test()
+
+
+@reading
+async def test_in_a_full_queue_one_with_few_bodies_displaces_one_with_many(bodies: LargeBodies) -> None:
+    greedy = [
+        asyncio.ensure_future(bodies.read(b'{"model":"m"}', "greedy"))
+        for _ in range(LIMITS.large_bodies_waiting + 1)
+    ]
+    await asyncio.sleep(0)
+    assert isinstance(await bodies.read(b'{"model":"m"}', "neighbour"), Ask)
+    answers = await asyncio.gather(*greedy)
+    assert sum(isinstance(answer, Failure) for answer in answers) <= 1
+
+
+@reading
+async def test_a_body_that_is_not_worth_reading_any_more_is_not_read(bodies: LargeBodies) -> None:
+    refusal = Failure(FailureKind.LIMITED, "used up")
+    assert await bodies.read(BODY, "a", lambda: refusal) is refusal
+    assert [parser.bodies for parser in bodies._idle] == [0]
+    assert isinstance(await bodies.read(BODY, "a"), Ask)
