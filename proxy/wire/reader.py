@@ -186,9 +186,14 @@ class RequestReader:
         return 0 if request is None or self.in_head else request.length - request.body_size
 
     def _parse(self, data: bytes | memoryview) -> Failure | None:
-        rest: bytes | memoryview | None = data
-        while rest is not None:
+        is_head = self.request is None or self.in_head
+        at = self._other_protocol_at(data) if is_head else -1
+        rest: bytes | memoryview | None = data if at < 0 else data[:at]
+        while rest:
             rest = self._parse_part(rest)
+        if at >= 0:
+            reason = "malformed request: its protocol is not HTTP; use HTTP/1.1"
+            self._fail(Failure(FailureKind.BAD_REQUEST, reason))
         return self.failure
 
     def _parse_part(self, data: bytes | memoryview) -> memoryview | None:
@@ -197,12 +202,6 @@ class RequestReader:
         self._fed += size
         going_on = self.request
         self._is_first = going_on is None
-        if (self._is_first or self.in_head) and (at := self._other_protocol_at(data)) >= 0:
-            if at and self._parse(data[:at]) is not None:
-                return self.failure
-            reason = "malformed request: its protocol is not HTTP; use HTTP/1.1"
-            self._fail(Failure(FailureKind.BAD_REQUEST, reason))
-            return self.failure
         ends_exactly = going_on is not None and going_on.keep_alive and size == self._missing()
         try:
             self._the_parser.feed_data(data)
