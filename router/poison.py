@@ -35,6 +35,8 @@ FALL_S = 3.0
 """Errors of an engine that is lost this soon after count as its death."""
 AT_ONCE_S, AT_ONCE = 1.0, 3
 """This many units that die within this time without a common request have died of something else."""
+SHARED_S = 20.0
+"""When all units fall silent within this time, with no request on all of them, they share another cause."""
 SLACK_TOKENS = 8
 """A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
 STRIDE = 0.1
@@ -65,8 +67,8 @@ class Death:
     `works`: it had answered others in that life, or was just doing so. `lost_at`: when it came to be more
     than errors that its engine reported (None: these need not be its last words, and do not count); what came
     to the unit until then, and breaks with it, has met the same death.
-    `is_many`: others died at once, so that no request was it. `placed`: to how many of them each unit was
-    given afterwards.
+    `is_many`: others died at once, so that no request was it. `is_silent`: it broke no connection, it only
+    showed nothing any more. `placed`: to how many of them each unit was given afterwards.
     """
 
     unit: str
@@ -79,6 +81,7 @@ class Death:
     last_at: float = 0.0
     lost_at: float | None = None
     is_many: bool = False
+    is_silent: bool = True
 
     def is_of(self, loss: Loss) -> bool:
         """Whether a loss is of this death, and not of another one."""
@@ -100,7 +103,7 @@ class Loss:
     `place` is where the unit is reached: units behind one gate are lost together when that gate is, which is
     one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
-    a unit that seems well, to which there is a bound of its own.
+    a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up.
     """
 
     unit: str
@@ -113,6 +116,7 @@ class Loss:
     shown: int = 0
     is_loss: bool = True
     is_reply: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +193,10 @@ class Ledger:
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Fate:
-        """A unit has died under a request. `there`: the fingerprints of all that it has now."""
+    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool, places: int = 0) -> Fate:
+        """A unit has died under a request. `there`: the fingerprints of all that it has now; `places`: how
+        many places units are at, in all.
+        """
         death = self._death(loss, there, works=works)
         if loss.is_loss and death.lost_at is None:
             death.lost_at = loss.at
@@ -200,7 +206,9 @@ class Ledger:
         death.died.add(loss.fingerprint)
         if not any(mark.death is death for mark in record.marks):
             record.marks = _weighed((*record.marks, _mark(death, loss)))
+        death.is_silent = death.is_silent and loss.is_silent
         self._note_many(death)
+        self._note_shared(loss.at, places)
         if len(self.records) > self._limit:
             self._reached()
             del self.records[next(iter(self.records))]
@@ -268,6 +276,13 @@ class Ledger:
             is_many = sum(sizes) == len(everybody)
             for one in near:
                 one.is_many = is_many
+
+    def _note_shared(self, now: float, places: int) -> None:
+        """All units have fallen silent, whatever each was computing: that was no request."""
+        near = [death for death in self._deaths.values() if death.is_silent and now - death.at <= SHARED_S]
+        if len(near) >= max(places, 2) and not set.intersection(*(death.died for death in near)):
+            for death in near:
+                death.is_many = True
 
     def _fate(self, fingerprint: int, record: PoisonRecord, now: float) -> Fate:
         standing, strides = record.standing, _of_one_stride(record.marks)

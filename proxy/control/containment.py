@@ -33,6 +33,10 @@ refused.
 LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
 _LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
+_SILENT = frozenset({FailureKind.EVICTED, FailureKind.CUT})
+"""Of these, the unit did nothing: it was given up."""
+STILL_S = 1.0
+"""A unit with work that has shown nothing for so long before a request came stood still already."""
 _REPORTED = frozenset({FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR})
 """Errors that may be the last ones of a dying engine: they count as a death if the unit is lost soon."""
 
@@ -108,6 +112,7 @@ class Containment:
             or state.retired
             or not ask.fingerprint
             or (kind is FailureKind.CUT and not lease.evicted)
+            or (kind in _SILENT and _stood_still(lease))
         ):
             return
         is_loss = kind in _LOST
@@ -124,10 +129,12 @@ class Containment:
             shown,
             is_loss=is_loss,
             is_reply=kind is FailureKind.UNIT_ERROR and state.case.verdict is Verdict.UP,
+            is_silent=kind in _SILENT,
         )
         self.counts["deaths"] += is_loss
         self.watchful = True
-        if self.ledger.lost(loss, partial(self._there, loss.place), works=self._works(state)) is Fate.ENDS:
+        there, places = partial(self._there, loss.place), len({each.unit.url for each in self._board})
+        if self.ledger.lost(loss, there, works=self._works(state), places=places) is Fate.ENDS:
             self._end(ask.fingerprint)
         self._serve_soon()
 
@@ -332,6 +339,11 @@ class Containment:
     def _since(self, held: HeldRequest) -> tuple[float, float]:
         record = self.ledger.records.get(held.ask.fingerprint)
         return record.since if record is not None else held.entered_at, held.entered_at
+
+
+def _stood_still(lease: Lease) -> bool:
+    """Whether its unit had work, and showed nothing, before it was given this request and ever since."""
+    return lease.unit_state.quiet_since < lease.opened_at - STILL_S
 
 
 def fingerprint_name(fingerprint: int) -> str:

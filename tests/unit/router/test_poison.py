@@ -312,3 +312,27 @@ def test_what_is_kept_is_bounded_and_what_is_long_ago_forgotten() -> None:
     assert scene.full == 20
     scene.ledger.tick(scene.now + MEMORY_S + 1.0)
     assert not scene.ledger.records
+
+
+def silent(unit: str, fingerprint: int, at: float) -> Loss:
+    """A request whose unit was given up."""
+    return Loss(unit, unit, fingerprint, "m", at - 3.0, at, is_silent=True)
+
+
+def test_when_all_units_fall_silent_whatever_each_computes_no_prompt_is_to_blame() -> None:
+    """The first one's request moves to the third, which is as silent: it is on two of three."""
+    ledger = Ledger()
+    fates = [
+        ledger.lost(silent(unit, fingerprint, at), lambda: (), works=True, places=3)
+        for unit, fingerprint, at in (("a", 1, 10.0), ("b", 2, 10.1), ("c", 1, 13.0), ("c", 2, 13.0))
+    ]
+    assert Fate.ENDS not in fates
+    assert not ledger.records[1].is_suspect
+
+
+def test_a_prompt_under_which_all_units_fall_silent_one_by_one_is_to_blame() -> None:
+    ledger = Ledger()
+    for unit, at in (("a", 10.0), ("b", 13.0)):
+        ledger.lost(silent(unit, 2 if unit == "a" else 3, at), lambda: (), works=True, places=3)
+        fate = ledger.lost(silent(unit, 1, at), lambda: (), works=True, places=3)
+    assert fate is Fate.ENDS
