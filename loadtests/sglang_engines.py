@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from loadtests.kit import processes
-from loadtests.kit.gate import GateProcess, Named, metric_sum
+from loadtests.kit.gate import TOKEN, GateProcess, Named, metric_sum
 from loadtests.kit.questions import Answer, End, ask
 from loadtests.kit.report import run_parts
 from loadtests.kit.waiting import until, wait_until
@@ -105,7 +105,7 @@ def _cached(gate: GateProcess) -> list[str]:
         body = _chat(f"{rng.choice(documents)} {_text(rng, rng.randrange(20, 80))}")
         unit = "ab"[number % 2]
         row = _explained(gate, unit, body)
-        lines = f"x-cellgate-unit: {unit}\r\n"
+        lines = f"x-cellgate-unit: {unit}\r\nx-cellgate-token: {TOKEN}\r\n"
         reply = fetch(f"{gate.url}/v1/chat/completions", body, lines=lines, silence_s=SILENCE_S)
         found = orjson.loads(reply.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
         if row["cached_by"] == "events":

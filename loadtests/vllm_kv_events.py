@@ -30,7 +30,7 @@ from cellgate.router.kv_index import TOKEN_BYTES, following, root
 from cellgate.router.kv_lessons import Lessons
 from cellgate.router.prefix import PrefixCache
 from loadtests.kit import progress
-from loadtests.kit.gate import GateProcess, Named
+from loadtests.kit.gate import TOKEN, GateProcess, Named
 from loadtests.kit.processes import free_port
 from loadtests.vllm import processes, unit
 from loadtests.vllm.install import set_up
@@ -261,7 +261,7 @@ async def _one(number: int, one: Watched, gates: list[GateProcess], content: str
 
 def _ask(gate: GateProcess, one: Watched, content: str) -> int:
     """The cached tokens of a request that goes to this unit."""
-    lines = f"x-cellgate-unit: {one.name}\r\n"
+    lines = f"x-cellgate-unit: {one.name}\r\nx-cellgate-token: {TOKEN}\r\n"
     answer = orjson.loads(_post(f"{gate.url}/v1/chat/completions", _chat(content), lines))
     return int((answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 

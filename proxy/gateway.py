@@ -17,7 +17,6 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.guardrail.guardrail import make_guardrail
 from cellgate.proxy.ingress.envoy_health import response_line
-from cellgate.proxy.ingress.haproxy_agent import GATE
 from cellgate.proxy.ingress.orca import FORMAT_FIELD, LoadLines
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.defects import report_defect
@@ -35,7 +34,7 @@ from cellgate.proxy.request.door import Door
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.guard import Guard
 from cellgate.proxy.request.large_reads import LargeReads, ReadBody, WhyNot
-from cellgate.proxy.request.local_endpoints import LocalEndpoints, unit_asked_about
+from cellgate.proxy.request.local_endpoints import LocalEndpoints
 from cellgate.proxy.request.model_choice import choice_of
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.orphans import Orphans
@@ -103,6 +102,7 @@ class Gateway:
         self.door: Door | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
+        self.shows_all = settings.internal_headers == "all"
         self.observe: Observe | None = None
         self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
         self.entrance, self.now = Entrance(loop, self.connection), loop.time
@@ -215,7 +215,7 @@ class Gateway:
 
     def shows_internals(self, peer: str) -> bool:
         """Whether the answers to this peer tell which unit it was, and how busy the gate is."""
-        return self.settings.internal_headers == "all" or self.peers.trusts(peer)
+        return self.shows_all or self.peers.trusts(peer)
 
     def connection(self) -> ClientConnection:
         """For a client that was accepted."""
@@ -277,13 +277,6 @@ class Gateway:
         it.
         """
         return self.large_reads.start(request, payer, why_not, tell)
-
-    def health_checked(self, request: Request, peer: str) -> None:
-        """A path of the gate was requested: it may be the health check of a load balancer."""
-        for name, value in request.fields:
-            if name == b"x-haproxy-server-state" and self.peers.trusts(peer):
-                about = unit_asked_about(request.path) or GATE
-                self.reports.health_checked(about, value.decode("latin-1"))
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""

@@ -22,6 +22,8 @@ from loadtests.kit.waiting import wait_until
 from loadtests.wire.blocking import fetch
 from loadtests.wire.reply import Reply
 
+TOKEN = "drill"
+"""Its admin token: with it a request may name its unit, and a router its gates' units."""
 _UP_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 90.0
 
@@ -109,6 +111,7 @@ class GateProcess:
 
     def __enter__(self) -> Self:
         config = Path(self._folder.name) / "cellgate.yaml"
+        (Path(self._folder.name) / "token").write_text(TOKEN)
         config.write_text(yaml.safe_dump(self._configuration()))
         limit = [] if self._files is None else ["prlimit", f"--nofile={self._files}"]
         self._limit = limit
@@ -202,6 +205,7 @@ class GateProcess:
         return {
             "listen": listen,
             "admin": admin,
+            "admin_token_file": str(Path(self._folder.name) / "token"),
             "cells": [{"name": name, "units": units, **transfer} for name, units in cells.items()],
             **self._settings,
         }

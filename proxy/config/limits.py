@@ -99,6 +99,9 @@ class HardLimits:
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
+    balancers: int = 16
+    """Load balancers that ask the agent port for one unit, or for the gate, and get a part of its places
+    each. The one that was heard longest ago is forgotten."""
     realtime_sessions: int = 1024
     """WebSockets of one process. A client gets 503."""
     realtime_idle_s: float = 900

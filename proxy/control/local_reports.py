@@ -43,10 +43,6 @@ class LocalReports:
         """A routing header had an invalid value and was ignored."""
         self._plane.routing.ignored += 1
 
-    def health_checked(self, about: str, state: str) -> None:
-        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
-        self._plane.balancers.on_check(about, state, self._plane.now())
-
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly."""
         self._plane.suspect_restart(state)

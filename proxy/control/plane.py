@@ -139,6 +139,7 @@ class Plane:
             connect_timeout_s=self.settings.timeouts.connect_s,
             tls=tls,
             own_keys=self.settings.keys is not None,
+            token=lambda: self.settings.admin_token,
             on_broken=self.suspect_restart,
             on_gate_fault=self.gate_fault,
         )

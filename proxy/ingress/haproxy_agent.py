@@ -1,4 +1,5 @@
-"""The port of HAProxy's agent checks: a line with a unit's name, or `gate`, is answered with one line.
+"""The port of HAProxy's agent checks: a line with a unit's name, or `gate`, is answered with one line. A
+second word is the name of the load balancer that asks: those behind one address are told apart by it.
 
 1. Answered from memory; one connection is one question.
 2. What is no question gets no answer: to HAProxy that is no statement, so that the state it knows stands.
@@ -32,7 +33,9 @@ VISITORS_MAX = 512
 
 _LINE_MAX = 256
 # As names are in the configuration.
-_QUESTION = re.compile(rb"[ \t]*([A-Za-z0-9][A-Za-z0-9._-]{0,127})[ \t]*\r?\n?")
+_QUESTION = re.compile(
+    rb"[ \t]*([A-Za-z0-9][A-Za-z0-9._-]{0,127})(?:[ \t]+([A-Za-z0-9._:/-]{1,64}))?[ \t]*\r?\n?"
+)
 
 
 class HaproxyAgent:
@@ -90,7 +93,7 @@ class HaproxyAgent:
             self._formatter.forget(about)
             return self._formatter.line(about, AgentReply(ServerState.DRAIN), 1)
         self.counts[reply.state.value] += 1
-        self._balancers.on_agent_check(about, peer, now)
+        self._balancers.asked(about, f"{peer} {(match[2] or b'').decode()}", now)
         return self._formatter.line(about, reply, self._balancers.count(about, now))
 
     def admit(self, visitor: _Visitor, peer: str) -> bool:

@@ -37,7 +37,7 @@ def start(exchange: Exchange) -> None:
     if gate.door is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.door):
         return
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
-        refusal = exchange.selection.apply_placement(request, exchange.client.peer)
+        refusal = exchange.selection.apply_placement(request)
         if refusal is not None:
             refuse(exchange, refusal)
             return
@@ -51,7 +51,6 @@ def start(exchange: Exchange) -> None:
             exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
             return
         if kind is OWN:
-            gate.health_checked(request, exchange.client.peer)
             exchange.state = OVER
             answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
             exchange.response.answer(*answer)

@@ -1,7 +1,8 @@
 """How a request names its unit, and what a gate answers that cannot use that unit. Pure.
 
 `x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are those of
-the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT.
+the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
+nothing here: what comes from an ingress may have been written by its clients. So a token is asked for.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from cellgate.proxy.config.trusted_peers import Peers, is_token
+from cellgate.proxy.config.trusted_peers import gates_token, is_token
 from cellgate.proxy.wire.failure import Failure, FailureKind, Fault
-from cellgate.proxy.wire.heads import UNIT_FIELD, Fields
+from cellgate.proxy.wire.heads import TOKEN_FIELD, UNIT_FIELD, Fields
 from cellgate.router.board import Board
 
 ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
 """ADDRESS:PORT of units, the best first; the others are used when it fails."""
 SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
 """ADDRESS:PORT of the units among which the gate may choose."""
-TOKEN_FIELD = b"x-cellgate-token"
-"""The admin token: it lets a peer that is not trusted choose units and ask for explanations."""
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not available there, in one word."""
 
@@ -37,12 +36,12 @@ class Placement(NamedTuple):
     ordered: bool
 
 
-def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> bool:
-    """Whether this peer may choose the unit, or ask for an explanation: it is trusted, or sends the token."""
-    if peers.trusts(peer):
-        return True
+def may_place(fields: Fields, token: str | None) -> bool:
+    """Whether a request may choose its unit, or ask for an explanation: it has the token."""
     given = next((value for name, value in fields if name == TOKEN_FIELD), None)
-    return given is not None and token is not None and is_token(given, token)
+    if given is None or token is None:
+        return False
+    return is_token(given, token) or is_token(given, gates_token(token))
 
 
 def read_placement(fields: Fields, board: Board) -> Placement:
@@ -59,9 +58,11 @@ def read_placement(fields: Fields, board: Board) -> Placement:
 
 
 def not_trusted(*, is_placed: bool) -> Failure:
-    """The failure for a peer that may neither choose a unit nor ask for an explanation."""
-    what = "choose the unit of a request" if is_placed else "ask why a unit was chosen"
-    return Failure(FailureKind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
+    """The failure for a request without the token that chooses a unit or asks for an explanation."""
+    what = "chooses its unit" if is_placed else "asks why its unit was chosen"
+    return Failure(
+        FailureKind.NOT_TRUSTED, f"a request that {what} needs the admin token in x-cellgate-token"
+    )
 
 
 def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:

@@ -40,9 +40,6 @@ class Reports(Protocol):
     def ignored(self) -> None:
         """A routing header had an invalid value and was ignored."""
 
-    def health_checked(self, about: str, state: str) -> None:
-        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
-
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly: it may have restarted."""
 

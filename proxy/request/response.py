@@ -127,7 +127,7 @@ class Response:
         self.route = route
         self.model = self.unit = ""
         self.lines = b""
-        self.shows_internals = client.shows_internals
+        self.shows_internals = client.shows_internals and (not request.forwarded_for or host.shows_all)
         self.rank: int | None = None
         self.status = self.attempts = self.continued = self.sent = self.events = 0
         self.ttft_s: float | None = None
@@ -383,7 +383,9 @@ class Response:
             self.request_id,
             self._own_lines,
             self.lines,
-            self._host.report_lines(self._request, to_trusted=self.shows_internals),
+            self._host.report_lines(
+                self._request, to_trusted=self.shows_internals or self._client.shows_internals
+            ),
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True

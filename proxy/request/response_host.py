@@ -14,6 +14,8 @@ class ResponseHost(Protocol):
     """The gateway, as a response sees it."""
 
     is_leaving: bool
+    shows_all: bool
+    """Everybody may know which unit answers."""
 
     def now(self) -> float: ...
     def new_id(self) -> bytes: ...

@@ -66,10 +66,10 @@ class Selection:
         self.history = _NO_ATTEMPTS
         self.units: tuple[str | None, ...] | None = None
 
-    def apply_placement(self, request: Request, peer: str) -> Failure | None:
-        """Apply the headers that name units or ask for an explanation; the failure if the peer may not."""
+    def apply_placement(self, request: Request) -> Failure | None:
+        """Apply the headers that name units or ask for an explanation; the failure if the request may not."""
         gate = self._gate
-        if not may_place(peer, request.fields, gate.peers, gate.settings.admin_token):
+        if not may_place(request.fields, gate.settings.admin_token):
             gate.reports.forged()
             return not_trusted(is_placed=request.is_placed)
         if request.is_explained:

@@ -35,6 +35,7 @@ class Services(Protocol):
     dispatcher: Dispatcher
     reports: Reports
     peers: Peers
+    shows_all: bool
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
     guard: Guard | None
@@ -65,9 +66,6 @@ class Services(Protocol):
         """Parse a large body off the loop, in the share of `payer`, then call `tell`, in any case; `why_not`
         is asked when it is its turn. The returned function stops that.
         """
-
-    def health_checked(self, request: Request, peer: str) -> None:
-        """A path of the gate was requested: it may be the health check of a load balancer."""
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""

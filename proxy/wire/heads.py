@@ -7,6 +7,7 @@ those that `Connection` names, are never forwarded. Framing is always the gate's
 
 from __future__ import annotations
 
+from enum import Enum
 from http import HTTPStatus
 
 Fields = list[tuple[bytes, bytes]]
@@ -27,6 +28,8 @@ _HOP_BY_HOP = frozenset(
 )
 UNIT_FIELD = b"x-cellgate-unit"
 """A gate sends this to another gate, to name one of its units."""
+TOKEN_FIELD = b"x-cellgate-token"
+"""The admin token, or what is made of it for gates: it lets a request choose units, and be explained."""
 RANK_FIELD = b"x-data-parallel-rank"
 """The data parallel rank of an engine (vLLM, SGLang) that is to answer."""
 PLACING_FIELDS = frozenset(
@@ -43,6 +46,54 @@ KEY_FIELDS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD})
 """By which a client chooses what the gate does with its request."""
 
+
+class Said(Enum):
+    """Whose word a field of a request is, and so what an ingress does with it."""
+
+    BY_CLIENTS = "clients"
+    """It is passed on: it says nothing that others pay for."""
+    BY_INGRESS = "ingress"
+    """What a client says is replaced, or the ingress' own word is appended."""
+    BY_OPERATOR = "operator"
+    """It is removed."""
+
+
+MEANINGS: dict[bytes, Said] = {
+    UNIT_FIELD: Said.BY_OPERATOR,
+    b"x-gateway-destination-endpoint": Said.BY_OPERATOR,
+    b"x-gateway-destination-endpoint-subset": Said.BY_OPERATOR,
+    TOKEN_FIELD: Said.BY_OPERATOR,
+    EXPLAIN_FIELD: Said.BY_OPERATOR,
+    b"endpoint-load-metrics-format": Said.BY_OPERATOR,
+    b"x-haproxy-server-state": Said.BY_OPERATOR,
+    b"x-gateway-inference-fairness-id": Said.BY_OPERATOR,
+    b"x-priority": Said.BY_OPERATOR,
+    b"x-envoy-expected-rq-timeout-ms": Said.BY_OPERATOR,
+    RANK_FIELD: Said.BY_OPERATOR,
+    b"x-forwarded-for": Said.BY_INGRESS,
+    b"x-forwarded-host": Said.BY_INGRESS,
+    b"x-forwarded-proto": Said.BY_INGRESS,
+    b"host": Said.BY_CLIENTS,
+    b"expect": Said.BY_CLIENTS,
+    b"accept-encoding": Said.BY_CLIENTS,
+    b"authorization": Said.BY_CLIENTS,
+    b"x-api-key": Said.BY_CLIENTS,
+    b"api-key": Said.BY_CLIENTS,
+    CONTINUE_FIELD: Said.BY_CLIENTS,
+    RESUME_FIELD: Said.BY_CLIENTS,
+    b"x-session-id": Said.BY_CLIENTS,
+    b"x-slo-ttft-ms": Said.BY_CLIENTS,
+    b"x-request-id": Said.BY_CLIENTS,
+    b"traceparent": Said.BY_CLIENTS,
+    b"tracestate": Said.BY_CLIENTS,
+    b"origin": Said.BY_CLIENTS,
+    b"access-control-request-method": Said.BY_CLIENTS,
+    b"access-control-request-headers": Said.BY_CLIENTS,
+}
+"""All fields of requests that the gate gives a meaning to, beside those of HTTP's framing, by their default
+names. The files in deploy/ingress do what this table says (tests/unit/ingress/test_ingress_files.py).
+"""
+
 REQUEST_FIELDS = (
     _HOP_BY_HOP
     | PLACING_FIELDS
@@ -54,15 +105,26 @@ REQUEST_FIELDS = (
         b"endpoint-load-metrics-format",
         b"expect",
         b"host",
-        b"x-cellgate-token",
+        TOKEN_FIELD,
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
+        # HAProxy's, of its own servers; of no meaning here.
         b"x-haproxy-server-state",
         b"x-request-id",
     }
 )
 """Fields of a request that are not forwarded unchanged."""
+
+INTERNAL_REPLY_FIELDS = frozenset(
+    {
+        UNIT_FIELD,
+        EXPLAIN_FIELD,
+        b"endpoint-load-metrics",
+        b"endpoint-load-metrics-bin",
+    }
+)
+"""Fields of the gate's answers that are not for users: an ingress removes them."""
 
 REPLY_FIELDS = _HOP_BY_HOP | {
     b"content-encoding",

@@ -94,6 +94,7 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
     request.method, request.target, request.path = said
     request.lines, request.fields, request.routing = forwarded, fields, routing
     request.given_id = given.get(b"x-request-id", b"")
+    request.forwarded_for = given.get(b"x-forwarded-for", b"")
     request.length = request.body_size = length
     request.body = body
     return request

@@ -11,8 +11,9 @@ from cellgate.probes.base import Fetch, Net
 from cellgate.probes.engines import CLOSING
 from cellgate.probes.gate_word import VIA_GATE, name_there
 from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.trusted_peers import gates_token
 from cellgate.proxy.wire.fetch import UnitFetch
-from cellgate.proxy.wire.heads import UNIT_FIELD
+from cellgate.proxy.wire.heads import TOKEN_FIELD, UNIT_FIELD
 from cellgate.proxy.wire.net import UnitNet
 from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.rota import ReadScheduler
@@ -31,6 +32,7 @@ class ProbeTransport(NamedTuple):
 
 class UnitPools:
     """Pools by unit. `own_keys`: requests get the unit's own key, because those of clients end at the gate.
+    `token` gives the admin token: units of gates are named with what is made of it.
 
     `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
     why the gate could not open one.
@@ -43,6 +45,7 @@ class UnitPools:
         connect_timeout_s: float,
         tls: MakeTls | None,
         own_keys: bool,
+        token: Callable[[], str | None],
         on_broken: Callable[[UnitState], None],
         on_gate_fault: Callable[[str], None],
     ) -> None:
@@ -50,6 +53,7 @@ class UnitPools:
         self._connect_timeout_s = connect_timeout_s
         self.tls = tls
         self._own_keys = own_keys
+        self._token = token
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
@@ -88,6 +92,8 @@ class UnitPools:
         lines = b"host: %b\r\n" % pool.authority
         if unit.engine == VIA_GATE:
             lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(unit).encode())
+            if (token := self._token()) is not None:
+                lines += b"%b: %b\r\n" % (TOKEN_FIELD, gates_token(token).encode())
         if self._own_keys and unit.api_key:
             lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
         return lines

@@ -33,9 +33,10 @@ class Request:
     client may lose its connection and ask for the rest of its stream (see docs/reconnect.md); `upgrades`: it
     asks for a WebSocket.
 
-    `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
-    the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of
-    shared body memory held.
+    `target` is path and query as sent, `path` without the query, `given_id` the client's request id,
+    `forwarded_for` what the last proxy before the gate says of whom it speaks for, `length` the declared size
+    of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of shared body memory
+    held.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Request:
         "body_size",
         "expects_continue",
         "fields",
+        "forwarded_for",
         "given_id",
         "http10",
         "is_explained",
@@ -70,7 +72,7 @@ class Request:
         self.lines: list[bytes] = []
         self.fields: Fields = []
         self.routing: Fields = []
-        self.given_id = b""
+        self.given_id = self.forwarded_for = b""
         self.http10 = False
         self.is_placed = False
         self.is_explained = False
@@ -110,6 +112,9 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.length = int(value)
         elif name == b"x-request-id":
             request.given_id = value.strip()
+        elif name == b"x-forwarded-for":
+            # Several lines are one list, and the last word is that of the peer.
+            request.forwarded_for = value.strip()
         elif name == b"expect":
             if value.strip().lower() != b"100-continue":
                 return Failure(FailureKind.BAD_EXPECTATION, "the only supported expectation is 100-continue")

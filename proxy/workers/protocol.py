@@ -55,8 +55,6 @@ class ToControl:
     """Unit."""
     RESUMED = 11
     """Unit, result, reason."""
-    HEALTH_CHECKED = 12
-    """About, state."""
     RESTART_SUSPECTED = 13
     """Unit, version of the fleet."""
     OWN_TROUBLE = 14

@@ -55,10 +55,6 @@ class RemoteReports:
         """A routing header had an invalid value and was ignored."""
         self.ignored_lines += 1
 
-    def health_checked(self, about: str, state: str) -> None:
-        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
-        self._control.mention((ToControl.HEALTH_CHECKED, about, state))
-
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly."""
         if not state.retired:

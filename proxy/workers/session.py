@@ -117,7 +117,6 @@ class WorkerSession:
             ToControl.TRACED: reports.traced,
             ToControl.RETRIED: reports.retried,
             ToControl.RESUMED: self._resumed,
-            ToControl.HEALTH_CHECKED: reports.health_checked,
             ToControl.RESTART_SUSPECTED: self._restart_suspected,
             ToControl.OWN_TROUBLE: reports.gate_fault,
             ToControl.STATUS: self._take_status,

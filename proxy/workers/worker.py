@@ -175,6 +175,7 @@ class Worker:
             connect_timeout_s=settings.timeouts.connect_s,
             tls=None if tls is None else tls.units,
             own_keys=settings.keys is not None,
+            token=lambda: self.gateway.settings.admin_token,
             on_broken=self._reports.restart_suspected,
             on_gate_fault=self._reports.gate_fault,
         )
@@ -194,6 +195,7 @@ class Worker:
 
     def _take_settings(self, told: bytes) -> None:
         self.gateway.take_settings(settings := settings_in(self.gateway.settings, told))
+        self._unit_pools.renew()
         if self._tls is not None:
             self._tls.take(settings.tls)
 

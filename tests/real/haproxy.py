@@ -88,7 +88,7 @@ def haproxy(
         text = text.replace(before, after)
     file, log = folder / f"{node}.cfg", folder / f"{node}.log"
     file.write_text(text)
-    with running([program, "-db", "-f", str(file)], log):
+    with running([program, "-db", "-L", node, "-f", str(file)], log):
         try:
             yield Haproxy(port, stats, log)
         except BaseException:

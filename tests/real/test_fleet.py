@@ -43,8 +43,16 @@ class World:
     def gate(self, name: str, units: Mapping[str, SimUnit], **keys: Any) -> GateProcess:
         """A gate of these units; without any it is the router."""
         (folder := self._folder / name).mkdir(exist_ok=True)
+        # All of them have the same, so that gates believe the router.
+        (token := self._folder / "token").write_text("s3cret")
         urls = {unit.name: unit.url for unit in units.values()}
-        keys = {"redis": self.redis.url, **({} if units else {"discovery": "redis"}), **STOPS_SOON, **keys}
+        keys = {
+            "redis": self.redis.url,
+            "admin_token_file": str(token),
+            **({} if units else {"discovery": "redis"}),
+            **STOPS_SOON,
+            **keys,
+        }
         return self._stack.enter_context(GateProcess(folder, urls, **keys))
 
 

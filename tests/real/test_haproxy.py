@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.nouns import Sign, Strength
@@ -98,7 +100,7 @@ async def test_down_stays_until_up_is_said(tmp_path: Path) -> None:
 async def test_what_is_no_question_changes_nothing(tmp_path: Path) -> None:
     one, other = TinyGate(), TinyGate()
     async with listening(one, other):
-        changed = {'agent-send "gate\\n"': 'agent-send "what is up?\\n"'}
+        changed = {'agent-send "gate ${HAPROXY_LOCALPEER}\\n"': 'agent-send "what is up?\\n"'}
         with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=changed) as here:
             await until(lambda: one.agent.counts["malformed"] > 5)
             server = here.servers()["gate1"]
@@ -136,10 +138,13 @@ async def test_each_load_balancer_gets_its_part_of_the_places(tmp_path: Path) ->
 
 
 @live
-async def test_haproxy_that_balances_units_asks_for_each_by_name(tmp_path: Path) -> None:
+async def test_haproxy_that_balances_units_asks_for_each_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELLGATE_ADMIN_TOKEN", "s3cret")
     one, other = TinyGate(), TinyGate()
     # Here units have other names than the one that a tiny gate has.
-    changed = {"server a1 ": "server u ", '"a1\\n"': '"u\\n"'}
+    changed = {"server a1 ": "server u ", '"a1 ': '"u '}
     async with listening(one, other):
         with haproxy(
             tmp_path, {FIRST: one, SECOND: other}, configuration="haproxy-units.cfg", changed=changed

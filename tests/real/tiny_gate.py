@@ -19,6 +19,8 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 
 TICK_S = 0.25
+SHOWN = b"x-cellgate-unit: u\r\nx-cellgate-explain: unit=u\r\n"
+"""What a gate shows to those it trusts, beside its load."""
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\nok"
 
 
@@ -41,6 +43,8 @@ class TinyGate:
         self.stopping = False
         self.served = 0
         self.asked_for: list[str] = []
+        self.heads: list[dict[str, str]] = []
+        """What stood in the heads of all POSTs."""
         self.port = self.agent_port = 0
         self.now = asyncio.get_running_loop().time
         self.agent = HaproxyAgent(
@@ -69,6 +73,7 @@ class TinyGate:
 
     async def _answer(self, method: str, path: str, fields: dict[str, str]) -> bytes:
         if method == "POST":
+            self.heads.append(fields)
             lease = self.board.open("u", Ask(), self.now(), retry=False)
             await asyncio.sleep(self.answer_s)
             self.board.close(lease, self.now())
@@ -76,10 +81,8 @@ class TinyGate:
             self.served += 1
             if name := fields.get("x-cellgate-unit"):
                 self.asked_for.append(name)
-            return OK % (self.orca.lines.line(self.fields) + response_line(stopping=self.stopping))
+            return OK % (SHOWN + self.orca.lines.line(self.fields) + response_line(stopping=self.stopping))
         about = path.removeprefix("/healthz/unit/") if path.startswith("/healthz/unit/") else GATE
-        if state := fields.get("x-haproxy-server-state"):
-            self.balancers.on_check(about, state, self.now())
         if about == GATE:
             ready, _ = readiness(self.board, self.stopping)
             status, headers = 200 if ready else 503, readyz_headers(self.board, stopping=self.stopping)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.wire.client import chat, get
 from tests.wire.replies import Reply
-from tests.wire.stage import live, stage
+from tests.wire.stage import live
+from tests.wire.stage import stage as any_stage
 from tests.wire.unit import STREAM, Received, whole
 
 EXPLAIN = "x-cellgate-explain"
+TOKEN = "x-cellgate-token: s3cret\r\n"
+stage = partial(any_stage, admin_token="s3cret")
 
 
 def asking(value: str = "1") -> bytes:
-    return chat(head=f"{EXPLAIN}: {value}\r\n")
+    return chat(head=f"{EXPLAIN}: {value}\r\n{TOKEN}")
 
 
 def told(reply: Reply) -> dict[str, str]:
@@ -49,11 +54,12 @@ async def test_strangers_may_not_ask() -> None:
     async with stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
         (peer,) = here.gateway.clients
-        peer.peer = "203.0.113.7"
-        reply = await client.ask(asking())
-        assert (reply.status, reply.error["code"]) == (403, "not_trusted")
+        for address in ("203.0.113.7", peer.peer):
+            peer.peer = address
+            reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\n"))
+            assert (reply.status, reply.error["code"]) == (403, "not_trusted")
         assert here.received == 1
-        assert b"cellgate_forged_placements_total 1.0" in await here.plane.metrics.render()
+        assert b"cellgate_forged_placements_total 2.0" in await here.plane.metrics.render()
         assert (await client.ask(get("/readyz", f"{EXPLAIN}: 1\r\n"))).status == 200
 
 
@@ -76,7 +82,7 @@ async def test_a_units_own_line_of_that_name_does_not_cross() -> None:
 @live
 async def test_a_request_that_names_its_unit_is_explained_as_well() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
-        reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u1\r\n"))
+        reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u1\r\n{TOKEN}"))
         assert (reply.status, reply.get("x-cellgate-unit"), told(reply)["unit"]) == (200, "u1", "u1")
 
 
@@ -88,4 +94,4 @@ async def test_strangers_who_name_a_unit_and_ask_are_refused_for_the_unit() -> N
         peer.peer = "203.0.113.7"
         reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u0\r\n"))
         assert (reply.status, reply.error["code"]) == (403, "not_trusted")
-        assert "choose the unit of a request" in reply.error["message"]
+        assert "chooses its unit" in reply.error["message"]

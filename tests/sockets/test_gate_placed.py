@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from cellgate.proxy.config.trusted_peers import gates_token
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, live
+from tests.wire.stage import stage as any_stage
 from tests.wire.unit import STREAM, Received, whole
 
 UNIT = "x-cellgate-unit"
 ENDPOINT = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"
 TOKEN = "x-cellgate-token"
+SECRET = "s3cret"
+stage = partial(any_stage, admin_token=SECRET)
 
 
 def to(*units: str, field: str = UNIT) -> bytes:
     """A chat request with a place."""
-    return chat(head=f"{field}: {','.join(units)}\r\n")
+    return chat(head=f"{field}: {','.join(units)}\r\n{TOKEN}: {SECRET}\r\n")
 
 
 def at(here: Stage, number: int) -> str:
@@ -50,26 +56,28 @@ async def test_a_request_goes_to_the_unit_it_names_and_does_not_show_it_the_name
 
 @pytest.mark.parametrize("field", [UNIT, ENDPOINT, SUBSET])
 @live
-async def test_from_a_peer_that_is_not_trusted_it_is_forged(field: str) -> None:
-    async with stage(STREAM) as here, here.client() as client:
+async def test_without_the_token_it_is_forged_from_whatever_address(field: str) -> None:
+    async with stage(STREAM, trusted=("203.0.113.0/24",)) as here, here.client() as client:
         await client.ask(chat())
         (peer,) = here.gateway.clients
-        peer.peer = "203.0.113.7"
-        reply = await client.ask(to("u0", field=field))
-        assert (reply.status, reply.error["code"]) == (403, "not_trusted")
+        for address in (peer.peer, "203.0.113.7", "198.51.100.1"):
+            peer.peer = address
+            reply = await client.ask(chat(head=f"{field}: u0\r\n"))
+            assert (reply.status, reply.error["code"]) == (403, "not_trusted")
         assert here.received == 1
-        assert b"cellgate_forged_placements_total 1.0" in await here.plane.metrics.render()
+        assert b"cellgate_forged_placements_total 3.0" in await here.plane.metrics.render()
         # The gate's own answers are for everyone, whoever sends what along.
         assert (await client.ask(get("/readyz", f"{field}: u0\r\n"))).status == 200
 
 
 @live
-async def test_networks_that_the_configuration_names_are_trusted() -> None:
-    async with stage(STREAM, trusted=("203.0.113.0/24",)) as here, here.client() as client:
+async def test_a_gate_with_the_same_admin_token_may_name_units() -> None:
+    async with stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
         (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
-        assert (await client.ask(to("u0"))).status == 200
+        reply = await client.ask(chat(head=f"{UNIT}: u0\r\n{TOKEN}: {gates_token(SECRET)}\r\n"))
+        assert (reply.status, reply.get(UNIT)) == (200, "u0")
 
 
 @pytest.mark.parametrize(
@@ -168,16 +176,18 @@ async def test_a_subset_bounds_the_choice() -> None:
 @live
 async def test_a_choice_outside_of_the_subset_is_none() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
-        head = f"{ENDPOINT}: {at(here, 1)}, {at(here, 0)}\r\n{SUBSET}: {at(here, 0)}\r\n"
+        head = f"{ENDPOINT}: {at(here, 1)}, {at(here, 0)}\r\n{SUBSET}: {at(here, 0)}\r\n{TOKEN}: {SECRET}\r\n"
         assert (await client.ask(chat(head=head))).get(UNIT) == "u0"
 
 
 @live
 async def test_who_names_the_unit_knows_which_one_made_a_response() -> None:
     async with stage(whole(b'{"id":"resp_1"}'), whole(b'{"id":"resp_2"}')) as here, here.client() as client:
-        reply = await client.ask(get("/v1/responses/resp_9", f"{UNIT}: u1\r\n"))
+        reply = await client.ask(get("/v1/responses/resp_9", f"{UNIT}: u1\r\n{TOKEN}: {SECRET}\r\n"))
         assert (reply.status, reply.get(UNIT)) == (200, "u1")
-        follows = post(b'{"previous_response_id":"resp_9"}', f"{UNIT}: u0\r\n", "/v1/responses")
+        follows = post(
+            b'{"previous_response_id":"resp_9"}', f"{UNIT}: u0\r\n{TOKEN}: {SECRET}\r\n", "/v1/responses"
+        )
         assert (await client.ask(follows)).get(UNIT) == "u0"
 
 

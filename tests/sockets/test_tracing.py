@@ -20,6 +20,7 @@ from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TOKEN = "x-cellgate-token: s3cret\r\n"
 SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-01\r\n"
 NOT_SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-00\r\n"
 FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-0([0-3])")
@@ -45,7 +46,7 @@ async def traced(*scripts: Script, sample_ratio: float = 1.0) -> AsyncIterator[t
     """A stage whose gate traces. When it is left, all spans are at the collector."""
     async with collecting() as collector:
         tracing = Tracing(TracingSettings(collector.endpoint, sample_ratio))
-        async with stage(*scripts) as here:
+        async with stage(*scripts, admin_token="s3cret") as here:
             tracing.watch(here.gateway)
             yield here, collector
         await asyncio.to_thread(tracing.close)
@@ -226,8 +227,8 @@ async def test_a_failure_that_the_client_sees_is_an_error() -> None:
 @live
 async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> None:
     async with traced(STREAM, STREAM) as (here, collector), here.client() as client:
-        assert (await client.ask(chat(head=SAMPLED + "x-cellgate-unit: u1\r\n"))).status == 200
-        reply = await client.ask(chat(head=SAMPLED + "x-cellgate-explain: 1\r\n"))
+        assert (await client.ask(chat(head=SAMPLED + "x-cellgate-unit: u1\r\n" + TOKEN))).status == 200
+        reply = await client.ask(chat(head=SAMPLED + "x-cellgate-explain: 1\r\n" + TOKEN))
         assert reply.get("x-cellgate-explain")
     assert collector.named("attempt")[0].about["cellgate.unit"] == "u1"
     assert len(collector.named("POST /v1/chat/completions")) == 2

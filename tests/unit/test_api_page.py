@@ -7,9 +7,10 @@ import re
 import pytest
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.request.placement import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD, TOKEN_FIELD
+from cellgate.proxy.request.placement import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD
 from cellgate.proxy.request.routes import RouteKind, find_route
 from cellgate.proxy.wire.failure import TABLE, FailureKind
+from cellgate.proxy.wire.heads import TOKEN_FIELD
 from tests.documented import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text()

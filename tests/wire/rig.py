@@ -134,7 +134,7 @@ class Rig:
 
     # The gate
 
-    is_leaving = False
+    is_leaving = shows_all = False
 
     def now(self) -> float:
         return 0.0

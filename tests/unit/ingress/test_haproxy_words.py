@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.ingress.balancers import BALANCERS_MAX, SEEN_S, Balancers
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.ingress.balancers import SEEN_S, Balancers
 from cellgate.proxy.ingress.haproxy_words import (
     AgentReply,
     ReplyFormatter,
@@ -153,36 +153,18 @@ def test_every_line_is_one_that_haproxy_understands(
         assert LINE.fullmatch(speaker.line("a", AgentReply(stand, percent, places, reason), balancers))
 
 
-STATE = "UP 2/3; name={name}; node={node}; weight=1/2; scur=13/22; qcur=0"
-
-
-def test_load_balancers_are_counted_by_name_and_backend() -> None:
+def test_load_balancers_are_counted_by_address_and_name() -> None:
     seen = Balancers()
-    for node, name in (("lb1", "bck/a"), ("lb2", "bck/a"), ("lb1", "other/a"), ("lb1", "bck/a")):
-        seen.on_check("a", STATE.format(node=node, name=name), 0.0)
-    assert (seen.count("a", 1.0), seen.count("gate", 1.0)) == (3, 1)
-
-
-def test_load_balancers_that_do_not_say_who_they_are_are_counted_by_address() -> None:
-    seen = Balancers()
-    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
-        seen.on_agent_check("gate", address, 0.0)
-    assert seen.count("gate", SEEN_S) == 2
+    for who in ("10.0.0.1 ", "10.0.0.2 ", "10.0.0.1 ", "10.0.0.2 lb2"):
+        seen.asked("gate", who, 0.0)
+    assert (seen.count("gate", SEEN_S), seen.count("a", SEEN_S)) == (3, 1)
     assert seen.count("gate", SEEN_S + 0.1) == 1
 
 
-@pytest.mark.parametrize(
-    "state", ["", "UP", "name=a", "node=b", "name= ;node= ", "\n;;;=", "hostname=a; anode=b"]
-)
-def test_what_is_no_state_is_not_counted(state: str) -> None:
+def test_the_load_balancers_that_are_counted_are_bounded() -> None:
     seen = Balancers()
-    seen.on_check("a", state, 0.0)
-    seen.on_check("a", STATE.format(node="lb1", name="b/a"), 0.0)
-    assert seen.count("a", 0.0) == 1
-
-
-def test_what_is_remembered_of_load_balancers_is_bounded() -> None:
-    seen = Balancers()
-    for number in range(2 * BALANCERS_MAX):
-        seen.on_agent_check("a", f"10.0.0.{number}", 0.0)
-    assert seen.count("a", 0.0) == BALANCERS_MAX
+    seen.asked("b", "10.0.0.1 ", 0.0)
+    for number in range(3 * LIMITS.balancers):
+        seen.asked("a", f"10.0.0.{number} ", 0.0)
+    assert seen.count("a", 0.0) == LIMITS.balancers
+    assert seen.count("b", 0.0) == 1
