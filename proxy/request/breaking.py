@@ -28,6 +28,8 @@ _IN_THE_MIDDLE = (
     FailureKind.NOT_CONTINUED,
 )
 
+_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
+
 
 def try_again(exchange: Exchange, failure: Failure) -> None:
     """The unit failed before the commit: retry on another one, if the rules allow it."""
@@ -40,9 +42,12 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         failure = Failure(FailureKind.TRANSFER_FAILED, failure.message)
     if failure.kind is FailureKind.STALE_CONNECTION:
         if not exchange.was_stale:
-            exchange.was_stale = True
-            _connect_anew(exchange, lease)
+            exchange.was_stale = lease if failure.taken else True
+            _connect_anew(exchange, lease, failure)
             return
+        failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
+    elif exchange.was_stale is lease and failure.kind in _GONE:
+        # Its process has ended, which had the request.
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
@@ -57,9 +62,9 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         find_unit(exchange, draws=step.draws)
 
 
-def _connect_anew(exchange: Exchange, lease: Lease) -> None:
-    """The unit had closed the connection before it got the request: try once more on a new one."""
-    if not lease.unit_state.is_restart_suspected() or exchange.route.kind is UNLISTED:
+def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:
+    """The unit had closed a kept connection before a byte of its reply came: try once more on a new one."""
+    if failure.taken or not lease.unit_state.is_restart_suspected() or exchange.route.kind is UNLISTED:
         begin(exchange, lease, fresh=True)
         return
     # It may have restarted: it gets no requests until it has shown progress.

@@ -51,8 +51,9 @@ class Exchange:
     """Answers one request of one client. `state` is where it is in the `table`.
 
     `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
-    whether a kept connection was stale; `stop_reading` stops the parsing of its body; `naming` has the names
-    of its model, where the gate has names of its own, `admission` what its key may, where there are keys;
+    whether a kept connection was stale (the lease, if its unit may have had the request); `stop_reading`
+    stops the parsing of its body; `naming` has the names of its model, where the gate has names of its own,
+    `admission` what its key may, where there are keys;
     `leg` is that of its prompt, while another unit computes it. Its unit waits while the client `is_slow`,
     and while as much as may be `is_held` for a guardrail.
     """
@@ -101,7 +102,8 @@ class Exchange:
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Callable[[], None] | None = None
-        self.was_stale = self.is_slow = self.is_held = False
+        self.was_stale: Lease | bool = False
+        self.is_slow = self.is_held = False
 
     # -- events: states.py says what each means, the table what is done -------------------------------------
 

@@ -222,7 +222,8 @@ class Failure:
     """One failure: its kind, and a sentence for the person who has to act.
 
     `retry_after_s` replaces the value of the row; `lines` are more header lines of the answer. `used_up`
-    names a limit of which its key, or the tenant of that, has nothing left at all.
+    names a limit of which its key, or the tenant of that, has nothing left at all. `taken`: of a stale
+    connection, the unit may have had the request.
     """
 
     kind: FailureKind
@@ -231,6 +232,7 @@ class Failure:
     retry_after_s: int | None = None
     lines: bytes = b""
     used_up: str = ""
+    taken: bool = False
 
 
 def error_body(failure: Failure) -> bytes:

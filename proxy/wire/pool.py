@@ -23,6 +23,11 @@ from cellgate.proxy.wire.upstream import UnitConnection
 IDLE_S = 4.0
 EARLY_S = 1.5
 """No engine closes a connection for having been idle for less than this."""
+SOON_S = 0.1
+ONE_OFFS = 3
+"""A unit that has closed so many connections in a row this soon after their first reply keeps none."""
+KEPT_EACH = 64
+"""Of the connections to such a unit one in so many is kept nevertheless: it may have changed."""
 LATE_S = 0.1
 """A timeout that fires this late shows that the gate's event loop was blocked. The unit may have answered in
 time, so nothing is proven against it."""
@@ -79,7 +84,10 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
-        self.connections: dict[UnitConnection, None] = {}
+        self.connections: dict[UnitConnection, int] = {}
+        # Connections, one after the other, that were closed soon after their first reply; each connection has
+        # their number when it was opened. And how many were not kept for that.
+        self._one_offs = self._spent = 0
         self.closed_for_good = False
         self.closes_after_stream = False
         """The unit ends a connection with a streamed reply, whatever the head of that says."""
@@ -107,6 +115,8 @@ class Pool:
     def give_back(self, conn: UnitConnection) -> None:
         """Keep a connection that is fit for another request."""
         is_spent = self.closes_after_stream and conn.reply.is_chunked
+        if self._one_offs:
+            is_spent = self._is_spent(conn) or is_spent
         if self.closed_for_good or is_spent or not conn.usable:
             conn.drop()
             return
@@ -120,11 +130,28 @@ class Pool:
         that is closed after a very short idle time was not closed for being idle: the unit's process may be
         gone.
         """
-        if conn in self._idle:
-            unused = True
+        was_idle, idle_s = conn in self._idle, self._loop.time() - conn.idle_since
+        is_next = self.connections.get(conn) == self._one_offs
         self.forget(conn)
-        if broken or (unused and self._loop.time() - conn.idle_since < EARLY_S):
+        if not was_idle and not unused and not broken:
+            return
+        is_second = conn.reused and not was_idle and not conn.reply.begun
+        if idle_s < SOON_S and (is_second or (was_idle and not conn.reused)):
+            # Others that were open before are closed by a process that ends.
+            self._one_offs += is_next
+            if self._one_offs > ONE_OFFS:
+                return
+        if broken or idle_s < EARLY_S:
             self._on_broken()
+
+    def _is_spent(self, conn: UnitConnection) -> bool:
+        """Whether the unit will close this connection, as it has those before."""
+        if conn.reused:
+            self._one_offs = 0
+        if self._one_offs < ONE_OFFS:
+            return False
+        self._spent += 1
+        return self._spent % KEPT_EACH != 0
 
     def forget(self, conn: UnitConnection) -> None:
         """Neither keep nor count a connection any more: it is gone, or about to be."""
@@ -169,7 +196,7 @@ class Pool:
         conn = await self.open(lambda: UnitConnection(self))
         # Counted only now: connection_lost is never called for a connect that was cancelled.
         if conn.usable:
-            self.connections[conn] = None
+            self.connections[conn] = self._one_offs
         return conn
 
     def _settled(self, task: asyncio.Task[UnitConnection]) -> None:

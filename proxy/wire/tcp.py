@@ -72,8 +72,8 @@ def took_all(transport: asyncio.BaseTransport) -> bool:
 
     A server that had closed a kept connection before a request came never acknowledges that request: the
     connection was stale. One that has acknowledged it may have died of it. (A server may also close what it
-    takes for idle while a request waits to be read; that cannot be seen, and is rare: engines close after
-    5 s, and no connection is used here that has been idle for 4.)
+    takes for idle while a request waits to be read, which cannot be seen: so the request may be sent once
+    more, and only then has the unit died of it.)
     """
     sock = transport.get_extra_info("socket")
     if sock is None:

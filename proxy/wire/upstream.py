@@ -73,6 +73,7 @@ class UnitConnection(asyncio.Protocol):
         "_late",
         "_late_at",
         "_pool",
+        "_taken",
         "idle_since",
         "raw",
         "reply",
@@ -84,7 +85,7 @@ class UnitConnection(asyncio.Protocol):
 
     def __init__(self, pool: Home) -> None:
         self._pool = pool
-        self._held = False
+        self._held = self._taken = False
         # What was read, and from where on it has yet to be parsed.
         self._late = b""
         self._late_at = 0
@@ -219,7 +220,7 @@ class UnitConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self.reused and not self.reply.begun and self.sink is not None and self.transport is not None:
             # Distinguish a stale connection from a unit that died of the request.
-            self.reply.begun = took_all(self.transport)
+            self._taken = took_all(self.transport)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -230,9 +231,10 @@ class UnitConnection(asyncio.Protocol):
         reply.close()
         waited = self.sink is not None and not reply.ended
         ends_by_close = waited and exc is None and reply.is_ended_by_close()
-        unused = waited and self.reused and not reply.begun
-        if unused and exc is not None and transport is not None:
-            unused = not took_all(transport)
+        is_stale = waited and self.reused and not reply.begun
+        if is_stale and exc is not None and transport is not None:
+            self._taken = took_all(transport)
+        unused = is_stale and not self._taken
         try:
             self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
         except Exception as error:
@@ -249,8 +251,8 @@ class UnitConnection(asyncio.Protocol):
                 self.sink = sink
                 self._crash(error)
             return
-        if unused:
-            self._fail(FailureKind.STALE_CONNECTION, "it had closed the kept-alive connection")
+        if is_stale:
+            self._fail(FailureKind.STALE_CONNECTION, "it closed the kept-alive connection before its reply")
         else:
             where = "in the middle of" if reply.has_head else "before"
             self._fail(FailureKind.CLOSED_EARLY, f"it closed the connection {where} its reply")
@@ -313,4 +315,4 @@ class UnitConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
         if sink is not None:
-            sink.on_failed(Failure(kind, reason))
+            sink.on_failed(Failure(kind, reason, taken=self._taken))

@@ -110,7 +110,7 @@ class Bench:
         pool = self.gateway.pool(self.gateway.board.units[unit])
         conn = UnitConnection(pool)
         conn.connection_made(Wire(lambda: self._asked.append(conn)))
-        pool.connections[conn] = None
+        pool.connections[conn] = 0
         pool.give_back(conn)
 
 

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.wire.pool import ONE_OFFS
+from cellgate.router.board import Board
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
 from tests.wire.unit import (
@@ -210,15 +212,53 @@ async def test_an_event_far_over_16_kib_comes_through() -> None:
 # Connections to units that grow stale
 
 
+def without_suspicion(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nobody takes a closed connection for a restart: no canary would prove the contrary here. Who was."""
+    names: list[str] = []
+
+    def noted(_: Board, name: str, _now: float) -> bool:
+        names.append(name)
+        return False
+
+    monkeypatch.setattr(Board, "suspect_restart", noted)
+    return names
+
+
 @live
-async def test_a_kept_connection_that_took_the_request_and_ended_is_no_stale_one(
+async def test_a_kept_connection_that_took_the_request_and_ended_is_no_failure_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The unit may have died of it: it is not sent there again as if nothing were."""
-    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
+    """Its unit may close connections out of turn, or have died of the request: the second try tells."""
+    without_suspicion(monkeypatch)
+    ends = {2}
 
     async def play(request: Received) -> None:
-        if request.connection.requests == 2:
+        if request.connection.requests in ends:
+            request.connection.abort()
+        else:
+            request.write(STREAM)
+
+    async with stage(play) as here, here.client() as client:
+        for _ in range(3):
+            assert (await client.ask(chat())).status == 200
+        assert (here.outcomes, len(here.unit.connections)) == (["ok"] * 3, 3)
+        (state,) = here.plane.board
+        assert state.case.verdict.value == "up"
+        ends |= {1}
+        reply = await client.ask(chat())
+        assert (reply.status, reply.json["error"]["code"]) == (502, "closed_early")
+        assert (len(here.unit.connections), state.case.verdict.value) == (4, "suspect")
+
+
+@live
+async def test_a_unit_that_has_died_of_a_request_is_blamed_for_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_suspicion(monkeypatch)
+
+    async def play(request: Received) -> None:
+        if len(here.unit.requests) == 2:
+            await here.unit.stop_listening()
             request.connection.abort()
         else:
             request.write(STREAM)
@@ -227,7 +267,20 @@ async def test_a_kept_connection_that_took_the_request_and_ended_is_no_stale_one
         assert (await client.ask(chat())).status == 200
         reply = await client.ask(chat())
         assert (reply.status, reply.json["error"]["code"]) == (502, "closed_early")
-        assert len(here.unit.connections) == 1
+        assert here.plane.containment.counts["deaths"] == 1
+
+
+@live
+async def test_a_unit_that_closes_after_each_answer_without_saying_so_answers_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    suspicions = without_suspicion(monkeypatch)
+    async with stage(then_close(whole())) as here, here.client() as client:
+        for number in range(150):
+            assert (await client.ask(chat(stream=False))).status == 200, number
+        assert here.plane.board.units["u0"].case.verdict.value == "up"
+        assert here.received == 150
+        assert len(suspicions) <= ONE_OFFS
 
 
 @live

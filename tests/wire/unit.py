@@ -139,6 +139,7 @@ class ScriptedUnit:
         self.requests: list[Received] = []
         self.connections: list[Connection] = []
         self.port = 0
+        self.server: asyncio.Server | None = None
         self._arrived = asyncio.Condition()
 
     async def received(self, count: int = 1) -> Received:
@@ -146,6 +147,12 @@ class ScriptedUnit:
         async with asyncio.timeout(PATIENCE_S), self._arrived:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
+
+    async def stop_listening(self) -> None:
+        """Refuse connections from now on."""
+        assert self.server is not None
+        self.server.close()
+        await asyncio.sleep(0)
 
     async def serve(self, connection: Connection) -> None:
         """Play the script for each request on one connection."""
@@ -186,6 +193,7 @@ async def listening(unit: ScriptedUnit, tls: ssl.SSLContext | None = None) -> As
         task.add_done_callback(plays.discard)
 
     server = await asyncio.start_server(accept, "127.0.0.1", unit.port, limit=HEAD_LIMIT, ssl=tls)
+    unit.server = server
     unit.port = server.sockets[0].getsockname()[1]
     try:
         yield unit
