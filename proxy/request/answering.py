@@ -12,9 +12,8 @@ from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.splitting import OF_LINKS, arrived
 from cellgate.proxy.request.states import ExchangeState
-from cellgate.proxy.request.usage import read_usage
 from cellgate.proxy.resume.eligible import TOKENS
-from cellgate.proxy.resume.streams import STREAMS
+from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
@@ -122,7 +121,10 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     request, route = exchange.request, response.route
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
-    if response.is_events and (ask := exchange.selection.ask).stream and route in STREAMS:
+    if not response.is_events or exchange.route.kind is not GENERATE:
+        return
+    response.read_answer(is_typed=route not in PLAIN_ROUTES and route in STREAMS)
+    if (ask := exchange.selection.ask).stream and route in STREAMS:
         ways = 0 if why_not(gate, request, ask) else ask.continuable
         response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, STREAMS[route].shape)
 
@@ -138,7 +140,7 @@ def finish(exchange: Exchange) -> None:
     if exchange.continuation is not None:
         exchange.continuation.record_result(ContinuationResult.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:
-        usage = read_usage(response.end_of_body())
+        usage = response.usage()
         exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
         for observer in response.observers:
             observer.completed(usage)

@@ -279,7 +279,7 @@ class Attempt:
         response, lease = self._response, self.lease
         at = response.now()
         lease.commit(at)
-        response.commit(lease.unit_state, at, body)
+        response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
         self._owner.committed(body, at)
         if response.is_events and (conn.reply.ended or self._is_stitched() or not body.endswith(b"\n\n")):
             self._reframe(data, body, conn)

@@ -97,7 +97,7 @@ class Continuation:
         self._broken = self._broken or unit
         if response.route in PLAIN_ROUTES:
             self._kind = _kind_of(self._request, response)
-        if response.replay is not None and response.replay.read().is_done:
+        if response.reader is not None and response.reader.is_done:
             # Nothing of the answer is missing, so the failure does not matter.
             self.conclude(b"")
             return False

@@ -19,13 +19,17 @@ from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.refusal import refusal_lines
 from cellgate.proxy.request.response_host import ResponseHost
+from cellgate.proxy.request.tokens_with_ids import ANY_ENDS
+from cellgate.proxy.request.usage import read_usage, usage_of
+from cellgate.proxy.resume.answer_reader import AnswerReader, told_in
 from cellgate.proxy.resume.eligible import TOKENS
-from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
+from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import is_request_id, own_response
+from cellgate.proxy.wire.json_skim import JsonSkim
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import WORKING
 from cellgate.router.nouns import Outcome
@@ -34,6 +38,7 @@ from cellgate.router.step_times import GAPS_MS
 if TYPE_CHECKING:
     from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.request import Request
+    from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import UnitState
 
 _new = tuple.__new__
@@ -49,7 +54,8 @@ class Response:
     `promised` is the head that the attempt in flight has, until it is sent.
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
-    it; `has_ids`: its events have token ids, which the client has not asked for; `lines` are header lines of
+    it, `reader` what is known of its answer; `has_ids`: its events have token ids, which the client has not
+    asked for; `lines` are header lines of
     the gate's own, whatever the answer; `shows_internals`: the client may know which unit answers.
     """
 
@@ -64,6 +70,7 @@ class Response:
         "_host",
         "_own_lines",
         "_request",
+        "_skim",
         "_unit_state",
         "_write",
         "attempts",
@@ -84,6 +91,7 @@ class Response:
         "paused",
         "promised",
         "rank",
+        "reader",
         "replay",
         "request_id",
         "route",
@@ -92,6 +100,7 @@ class Response:
         "status",
         "ttft_s",
         "unit",
+        "usual_ends",
         "whole",
     )
 
@@ -108,6 +117,7 @@ class Response:
     _first: bytes
     _chunks: list[bytes] | deque[bytes] | None
     _fold_at: float
+    usual_ends: tuple[bytes, ...]
 
     def __init__(
         self,
@@ -136,6 +146,9 @@ class Response:
         self.begun = self.whole = self.over = False
         self.paused = self.is_events = self.in_event = self.has_ids = False
         self.replay: ReplayBuffer | None = None
+        self.reader: AnswerReader | None = None
+        self._skim: JsonSkim | None = None
+        """Of a body that is none of events, if it did not come at once."""
 
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
@@ -154,15 +167,21 @@ class Response:
             self._ends_by_close = framing is not CHUNKED and head.length is None
         return True
 
-    def commit(self, state: UnitState, at: float, first: bytes) -> None:
-        """The attempt commits at `at` with its `first` bytes, which are passed on next."""
+    def commit(self, state: UnitState, at: float, first: bytes, *, whole: bool) -> None:
+        """The attempt commits at `at` with its `first` bytes, which are passed on next. `whole`: these are
+        all.
+        """
         self.last_at = at
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
         self._chunks = None
         if not self.is_events:
-            self._first = first
+            if whole:
+                self._first = first
+            elif self.promised is not None and b"json" in self.promised.content_lines:
+                self._skim = JsonSkim()
             return
-        self.in_event, self._first, self._fold_at = False, b"", inf
+        self.in_event, self._fold_at = False, inf
+        self.usual_ends = ANY_ENDS if self.reader is None else ()
         self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
         self.events += 1
         state.life_at = at
@@ -215,7 +234,8 @@ class Response:
         out = self._framed(body) if body else b""
         if not self.begun:
             out = self._head_bytes() + out
-        lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
+        reader = self.reader
+        lacks_end = ended and self.replay is not None and reader is not None and not reader.ends()
         if ended and not lacks_end:
             out += self._framing.end
         if out:
@@ -229,7 +249,11 @@ class Response:
 
     # -- what is kept of it --------------------------------------------------------------------------------
 
-    def record_replay(self, ways: int, shape: StreamShape) -> None:
+    def read_answer(self, *, is_typed: bool) -> None:
+        """Read what is sent of a stream, from its begin on; `is_typed`: its events have types."""
+        self.reader, self.usual_ends = AnswerReader(is_typed=is_typed), ()
+
+    def record_replay(self, ways: int, shape: MakeTranscript) -> None:
         """Keep what is sent of a stream, from its begin on, as these ways to resume it need it."""
         self.replay = replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
         self._chunks = replay.chunks
@@ -244,12 +268,22 @@ class Response:
         if self._chunks is not None:
             self._chunks, self._fold_at = self.replay.chunks, inf
 
-    def end_of_body(self) -> bytes:
-        """The end of what was sent, as far as it is kept; of a plain body what came with its head."""
-        return self.replay.end() if self.replay is not None else self._first
+    def usage(self) -> Usage | None:
+        """What its engine has told of its tokens, so far."""
+        if self.reader is not None:
+            return usage_of(self.reader.told)
+        if self._skim is not None:
+            return usage_of(told_in(self._skim.document()))
+        return read_usage(self._first) if self.whole and not self.is_events else None
 
     def _framed(self, body: bytes) -> bytes:
-        """A part of the body as it is sent; the replay buffer keeps it, with the token ids."""
+        """A part of the body as it is sent. It is read, and the replay buffer keeps it with the token ids."""
+        reader = self.reader
+        if reader is not None:
+            reader.feed(body)
+            self.usual_ends = reader.chunk_ends
+        elif self._skim is not None:
+            self._skim.feed(body)
         shown = without_prompt(body) if self.has_ids else body
         framed = self._framing.frame(shown)
         if self._chunks is not None:
@@ -315,7 +349,7 @@ class Response:
 
     def conclude(self, events: bytes) -> None:
         """End a stream whose text is complete, although its unit broke before the last events."""
-        self._send((self._framing.frame(events) if events else b"") + self._framing.end)
+        self._send((self._framed(events) if events else b"") + self._framing.end)
         self.whole = True
         self.end(Outcome.OK)
 

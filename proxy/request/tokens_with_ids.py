@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+ANY_ENDS = (b"\n\n\r\n",)
+"""Of the chunks of a stream that are all read, or none."""
 _END = len(b"\r\n")
 
 
@@ -16,6 +18,8 @@ class TokenReceiver(Protocol):
 
 class TokensWithIds:
     """In the place of the response, which would pass chunks on unchanged."""
+
+    usual_ends = ANY_ENDS
 
     __slots__ = ("_response",)
 

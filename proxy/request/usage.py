@@ -1,41 +1,78 @@
-"""The token usage of an answer: estimates, limits and bills go by it.
+"""The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
 
-It is searched in the end of the answer, and not parsed: that would cost as much as all else, and the gate
-does not keep whole answers.
+It is read where the API has it, at the top of the object that ends the answer, never searched for: an answer
+repeats what its client has sent.
 """
 
 from __future__ import annotations
 
 from re import compile as pattern
+from typing import Any
 
+import orjson
+
+from cellgate.proxy.resume.answer_reader import PARSED_BYTES, told_in
+from cellgate.proxy.wire.json_skim import JsonSkim
 from cellgate.router.cost_model import Usage
 
-_USUAL = pattern(
-    rb'"usage":\{"prompt_tokens":(\d{1,9}),(?:"total_tokens":\d{1,9},)?"completion_tokens":(\d{1,9})'
-)
-"""As most engines begin it: all at once, in half the time."""
-_PROMPT = pattern(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
-_ANSWER = pattern(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
-_CACHED = pattern(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+_TOKENS_MAX = 10**9
 _new = tuple.__new__
+# A scalar, or an object or array of scalars; the strings have no escapes.
+_FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
+_USUAL = pattern(
+    rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
+    + _FLAT
+    + rb")*+\}\s*\Z"
+)
+"""The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
 
 
-def read_usage(end: bytes) -> Usage | None:
-    """The last `usage` object in the end of an answer, plain or in events; None if there is none.
+def usage_of(told: dict[str, Any] | None) -> Usage | None:
+    """The same as numbers; None: it says nothing of tokens.
 
     https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
-    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses.
+    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
+    have total_tokens alone.
     """
-    at = end.rfind(b'"usage"')
-    if at < 0:
+    if told is None:
         return None
-    usual = _USUAL.match(end, at)
-    if usual is not None:
-        prompt, answer = usual.groups()
-    elif (found := _PROMPT.search(end, at)) is not None:
-        other = _ANSWER.search(end, at)
-        prompt, answer = found[1], other[1] if other is not None else 0
-    else:
+    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
+    details = told.get("prompt_tokens_details")
+    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
+        # The usual case.
+        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
+    answer = _first(told, "completion_tokens", "output_tokens")
+    prompt = _first(told, "prompt_tokens", "input_tokens")
+    if prompt is None and (total := _first(told, "total_tokens")) is not None:
+        prompt = max(0, total - (answer or 0))
+    if prompt is None:
         return None
-    cached = _CACHED.search(end, at)
-    return _new(Usage, (int(prompt), int(answer), int(cached[1]) if cached is not None else None))
+    details = details or told.get("input_tokens_details") or told
+    return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
+
+
+def _first(counts: dict[str, Any], *names: str) -> int | None:
+    """The first of these that is a number of tokens."""
+    for name in names:
+        count = counts.get(name)
+        if type(count) is int and 0 <= count < _TOKENS_MAX:
+            return count
+    return None
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """The usage in a whole answer that is one JSON object; None if there is none."""
+    at = body.rfind(b'"usage":{')
+    if at >= 0 and (usual := _USUAL.match(body, at)) is not None:
+        return usage_of(orjson.loads(usual[1]))
+    if not body[:1].isspace() and not body.startswith(b"{"):
+        return None
+    if len(body) > PARSED_BYTES:
+        skim = JsonSkim()
+        skim.feed(body)
+        return usage_of(told_in(skim.document()))
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return usage_of(told_in(document)) if isinstance(document, dict) else None

@@ -148,11 +148,6 @@ class BlockTranscript:
         return self.sequence + 1
 
     @property
-    def is_broken_off(self) -> bool:
-        """Whether it lacks its end."""
-        return not self.is_done
-
-    @property
     def text(self) -> str | None:
         """Its text, if that is all that it has; None: it has other blocks."""
         if not self.blocks:

@@ -22,17 +22,9 @@ from cellgate.proxy.resume.blocks import (
 )
 from cellgate.proxy.resume.proof import Tokens
 
-_LAST = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-USUAL_ENDS = (b"%x\r\n%b\r\n" % (len(_LAST), _LAST), _LAST)
-"""The last chunk of a stream, in HTTP's framing and without."""
 _KINDS = {"text": TEXT, "thinking": THINKING, "tool_use": CALL}
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-
-
-def is_end(chunk: bytes) -> bool:
-    """Whether it is seen that a stream ends with this chunk."""
-    return b"event: message_stop\n" in chunk
 
 
 class Messages:

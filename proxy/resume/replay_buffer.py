@@ -7,19 +7,16 @@ keeping them costs an append. Of a stream that no unit could resume, only the en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 from cellgate.proxy.resume.eligible import OPEN
-from cellgate.proxy.resume.transcript import DONE, Transcript
-from cellgate.proxy.wire.sse import is_end
+from cellgate.proxy.resume.transcript import Transcript
 
 FOLD_BYTES = 12 * 1024
 """Above this many raw bytes they are replaced by their text."""
-_USUAL_ENDS = (b"e\r\ndata: [DONE]\n\n\r\n", b"data: [DONE]\n\n")
 END_CHUNKS = 3
-"""Enough for the last token, the usage and the end."""
+"""Enough for the number of the next event, and for why it cannot be resumed."""
 
 
 class AnyTranscript(Protocol):
@@ -31,10 +28,6 @@ class AnyTranscript(Protocol):
     @property
     def size(self) -> int:
         """How many characters were generated."""
-
-    @property
-    def is_broken_off(self) -> bool:
-        """Whether it breaks off in the middle of an answer."""
 
     @property
     def next_number(self) -> int:
@@ -57,20 +50,6 @@ class MakeTranscript(Protocol):
     def __call__(self, *, framed: bool, ways: int) -> AnyTranscript: ...
 
 
-class StreamShape(NamedTuple):
-    """How the streams of one API are read. Their end is recognised without parsing: by the usual last chunks,
-    or by a look at the last one.
-    """
-
-    transcript: MakeTranscript
-    usual_ends: tuple[bytes, ...]
-    is_end: Callable[[bytes], bool]
-
-
-PLAIN = StreamShape(Transcript, _USUAL_ENDS, partial(is_end, end=DONE))
-"""Streams of chat and completions."""
-
-
 class ReplayBuffer:
     """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
 
@@ -79,7 +58,7 @@ class ReplayBuffer:
 
     __slots__ = ("_folded", "_framed", "_shape", "chunks", "ways")
 
-    def __init__(self, *, framed: bool, ways: int = OPEN, shape: StreamShape = PLAIN) -> None:
+    def __init__(self, *, framed: bool, ways: int = OPEN, shape: MakeTranscript = Transcript) -> None:
         self._framed = framed
         self._shape = shape
         self._folded: AnyTranscript | None = None
@@ -93,27 +72,16 @@ class ReplayBuffer:
         self.chunks.clear()
         return transcript
 
-    def end(self) -> bytes:
-        """The end of what was sent, as far as it is still raw."""
-        return b"".join(list(self.chunks)[-END_CHUNKS:])
-
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
         self.ways = 0
         self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
-    def is_incomplete(self) -> bool:
-        """Whether it breaks off in the middle of an answer."""
-        _, usual_ends, is_end = self._shape
-        if self.chunks and ((last := self.chunks[-1]) in usual_ends or is_end(last)):
-            return False
-        return self.read().is_broken_off
-
     def _transcript(self) -> AnyTranscript:
         """The transcript so far. Most answers end before anything is parsed."""
         if self._folded is None:
-            self._folded = self._shape.transcript(framed=self._framed, ways=self.ways)
+            self._folded = self._shape(framed=self._framed, ways=self.ways)
         return self._folded
 
 

@@ -43,11 +43,6 @@ _OF_THE_END = ("status", "incomplete_details", "error", "output", "usage", "comp
 """What the response in the last event has from the unit that ended it."""
 
 
-def is_end(chunk: bytes) -> bool:
-    """Whether it is seen that a stream ends with this chunk. A text has no line ends that are not escaped."""
-    return b"event: response.completed\n" in chunk or b"event: response.incomplete\n" in chunk
-
-
 class Responses:
     """The dialect."""
 

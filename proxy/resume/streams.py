@@ -11,8 +11,9 @@ from cellgate.proxy.resume import messages_request, messages_stream, responses_r
 from cellgate.proxy.resume.block_resumption import BlockApi, BlockResumption
 from cellgate.proxy.resume.blocks import BlockTranscript
 from cellgate.proxy.resume.questions import MakeHead
-from cellgate.proxy.resume.replay_buffer import PLAIN, ReplayBuffer, StreamShape
+from cellgate.proxy.resume.replay_buffer import MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.resumption import Resuming, Resumption
+from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 
@@ -41,21 +42,19 @@ class StreamApi(NamedTuple):
     """How streams are read, and resumed, and what they are counted as."""
 
     kind: ContinuationKind
-    shape: StreamShape
+    shape: MakeTranscript
     way: Callable[[Request, ReplayBuffer], Way]
 
 
 _MESSAGES = BlockApi(messages_stream.Messages(), messages_request.FIELDS, messages_request.chat_of)
 _RESPONSES = BlockApi(responses_stream.Responses(), responses_request.FIELDS, responses_request.chat_of)
 
-_MESSAGES_SHAPE = StreamShape(
-    partial(BlockTranscript, _MESSAGES.dialect), messages_stream.USUAL_ENDS, messages_stream.is_end
-)
-_RESPONSES_SHAPE = StreamShape(partial(BlockTranscript, _RESPONSES.dialect), (), responses_stream.is_end)
+_MESSAGES_SHAPE = partial(BlockTranscript, _MESSAGES.dialect)
+_RESPONSES_SHAPE = partial(BlockTranscript, _RESPONSES.dialect)
 
 STREAMS = {
-    "chat": StreamApi(ContinuationKind.TEXT, PLAIN, partial(Resumption, chat=True)),
-    "completions": StreamApi(ContinuationKind.TEXT, PLAIN, partial(Resumption, chat=False)),
+    "chat": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=True)),
+    "completions": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=False)),
     "messages": StreamApi(
         ContinuationKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_MESSAGES)
     ),

@@ -87,11 +87,6 @@ class Transcript:
         return self.shown.size
 
     @property
-    def is_broken_off(self) -> bool:
-        """Whether it breaks off in the middle of an answer."""
-        return self.has_choice and not self.is_done and not self.finish
-
-    @property
     def next_number(self) -> int:
         """Its events have no numbers."""
         return 0

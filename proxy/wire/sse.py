@@ -98,14 +98,6 @@ def extra_field(event: bytes) -> str:
     return ""
 
 
-def is_end(data: bytes, end: bytes) -> bool:
-    """Whether an event in `data` carries `end` and nothing else."""
-    if end not in data:
-        return False
-    events, tail = split(data)
-    return any(payload(event) == end for event in [*events, tail])
-
-
 def carries_data(data: bytes) -> bool:
     """True when `data` has a data line, which shows progress; comments (`:`) do not."""
     if data.startswith(b"data:"):

@@ -46,6 +46,10 @@ class ReplySink(Protocol):
 class TokenSink(Protocol):
     """Receives the chunks of a stream unchanged."""
 
+    @property
+    def usual_ends(self) -> tuple[bytes, ...]:
+        """Only those that end in one of these come here; the others are read first."""
+
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk that holds the event of a token and ends it."""
 
@@ -160,7 +164,7 @@ class UnitConnection(asyncio.Protocol):
         raw = self.raw
         if raw is not None:
             start = _TOKEN_STARTS.get(len(data))
-            is_event = start is not None and data.startswith(start) and data.endswith(b"\n\n\r\n")
+            is_event = start is not None and data.startswith(start) and data.endswith(raw.usual_ends)
             if is_event and ABORT not in data and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
                 # The parser stands before this chunk, and would stand as well behind it. It is one event:
                 # another one in the same chunk might be an error.

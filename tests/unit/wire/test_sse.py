@@ -21,7 +21,6 @@ from cellgate.proxy.wire.sse import (
     extra_field,
     first_end,
     is_aborted,
-    is_end,
     is_error,
     message_of,
     payload,
@@ -229,22 +228,6 @@ def test_data_lines_are_those_that_begin_with_data(data: bytes) -> None:
 )
 def test_fields_that_make_an_event_another(event: bytes, name: str) -> None:
     assert extra_field(event) == name
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_end_is_an_event_of_its_own_and_no_text(ending: bytes) -> None:
-    done = b"[DONE]"
-    assert is_end(b"data: [DONE]" + ending * 2, done)
-    assert is_end(b"data: {}" + ending * 2 + b"data:[DONE]" + ending, done)
-    assert is_end(b"e\r\ndata: [DONE]\n\n\r\n", done)
-    for text in (
-        b'data: {"a": "[DONE]"}',
-        b'data: "data: [DONE]"',
-        b": [DONE]",
-        b"data: [DONE]x",
-        b"data: x\ndata: [DONE]",
-    ):
-        assert not is_end(text + ending * 2, done)
 
 
 ERRORS = [

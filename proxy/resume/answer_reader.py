@@ -1,0 +1,261 @@
+"""What is known of a stream while its bytes pass: whether its answer has ended, and what its engine tells of
+its tokens. Pure.
+
+1. Each event is read by the type that its object has at the top; no text within it counts.
+2. An event may be cut anywhere and be of any size: above `EVENT_BYTES` it is skimmed and not kept.
+3. Events that are like one that was read, but for a text, are not read: nearly all of a stream. A chunk with
+   one event that ends in one of `chunk_ends` need not even come here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from cellgate.proxy.resume.blocks import object_of
+from cellgate.proxy.resume.transcript import DONE
+from cellgate.proxy.wire.json_skim import JsonSkim
+from cellgate.proxy.wire.sse import BOM, payload
+
+EVENT_BYTES = 16 * 1024
+"""So much is kept of an event that has not ended."""
+PARSED_BYTES = 64 * 1024
+"""A larger object is skimmed: an object of Python for each of its values would take longer."""
+_ENDS = frozenset(
+    (
+        "message_stop",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "response.cancelled",
+        "error",
+    )
+)
+"""Types of the event that ends an answer of `/v1/messages` or `/v1/responses`."""
+_DELTAS = tuple(
+    b"event: %b\n" % name
+    for name in (
+        b"content_block_delta",
+        b"response.output_text.delta",
+        b"response.reasoning_text.delta",
+        b"response.function_call_arguments.delta",
+    )
+)
+"""How events of these APIs begin that only add to a text."""
+_UNFINISHED = re.compile(rb'"finish_reason":\s?null[^{]*\Z')
+_DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
+_HOLDERS = ("response", "message")
+USUAL_ENDS = 3
+"""So many are kept, and the latest."""
+
+
+class AnswerReader:
+    """One stream's. `is_typed`: its events have types; else one says that a choice is finished.
+
+    `told` is the usage as its engine has told it.
+    """
+
+    __slots__ = (
+        "_before",
+        "_begin",
+        "_done",
+        "_end",
+        "_finished",
+        "_has_choice",
+        "_is_typed",
+        "_last",
+        "_sample",
+        "_skim",
+        "_tail",
+        "chunk_ends",
+        "told",
+        "usual_ends",
+    )
+
+    def __init__(self, *, is_typed: bool) -> None:
+        self._is_typed = is_typed
+        self._tail = b""
+        self._skim: JsonSkim | None = None
+        """Of a large event that has not ended."""
+        self._before = b""
+        """The last byte of it."""
+        self._last = b""
+        """The last byte of all, if it was CR: an LF that follows belongs to it."""
+        self._done = self._finished = self._has_choice = False
+        self.told: dict[str, Any] | None = None
+        self._sample = b""
+        """An event that only added to a text."""
+        self._begin = self._end = b""
+        """What the latest event that only added to a text has before that, and behind."""
+        self.usual_ends: tuple[bytes, ...] = ()
+        """What events that finish nothing have from their finish reason on, without their line ends."""
+        self.chunk_ends: tuple[bytes, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last event has come."""
+        return self._finished if self._is_typed else self._done
+
+    def ends(self) -> bool:
+        """Whether nothing of the answer is missing, if nothing follows."""
+        if self._tail:
+            # Its last line may have no end, or no empty line behind it.
+            tail, self._tail = self._tail, b""
+            self._read(tail)
+        elif self._skim is not None:
+            self._end_large()
+        if self._is_typed:
+            return self._finished
+        # Engines may leave out the very last event of a chat.
+        return self._done or self._finished or not self._has_choice
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the stream."""
+        if b"\r" in data or self._last:
+            data = self._with_lf(data)
+        if self._skim is not None:
+            data = self._go_on(self._skim, data)
+        *events, self._tail = (self._tail + data if self._tail else data).split(b"\n\n")
+        usual = self.usual_ends
+        if not self._is_typed:
+            for event in [each for each in events if not each.endswith(usual)]:
+                self._read(event)
+        elif self._sample:
+            for event in [each for each in events if not each.startswith(_DELTAS)]:
+                self._read(event)
+        else:
+            for event in events:
+                self._read(event)
+        if len(self._tail) > EVENT_BYTES:
+            self._begin_large()
+
+    def _with_lf(self, data: bytes) -> bytes:
+        """With one kind of line ends: there are no others in JSON."""
+        if self._last and data.startswith(b"\n"):
+            data = data[1:]
+        self._last = data[-1:] if data.endswith(b"\r") else b""
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def _read(self, event: bytes) -> None:
+        if not self._is_typed and self._only_adds(event):
+            return
+        data = payload(event.removeprefix(BOM))
+        if not data:
+            return
+        if data == DONE:
+            self._done = True
+            return
+        if len(data) > PARSED_BYTES:
+            skim = JsonSkim()
+            skim.feed(data)
+            self._take(skim.document())
+            return
+        if (document := object_of(data)) is not None:
+            self._take(document)
+            self._learn(event, document)
+
+    def _take(self, document: dict[str, Any]) -> None:
+        if document.get("type") in _ENDS or (document.get("error") is not None and "type" not in document):
+            self._finished = True
+        choices = document.get("choices")
+        if choices and isinstance(choices, list):
+            self._has_choice = True
+            self._finished = self._finished or _finishes(document)
+        told = told_in(document)
+        if told is not None:
+            # `/v1/messages` tells of the prompt when it begins, and of the answer when it ends.
+            known = self.told if self._is_typed else None
+            self.told = known | {name: told[name] for name in told if told[name]} if known else told
+
+    def _only_adds(self, event: bytes) -> bool:
+        """Whether an event of chat only adds to a text, as seen without parsing it: it has a choice that is
+        not finished, and nothing else. Others like it are known by their end, or by all but their text.
+        """
+        at = event.rfind(b'"finish_reason"')
+        if at < 0:
+            return False
+        is_open = _UNFINISHED.match(event, at) is not None
+        if is_open and event.find(b'"usage"', 0, at) < 0 and event.find(b'"finish_reason"', 0, at) < 0:
+            self._has_choice, self._sample, end = True, event, event[at:]
+            self.usual_ends = end, *self.usual_ends[:USUAL_ENDS]
+            self.chunk_ends = end + b"\n\n\r\n", *self.chunk_ends[:USUAL_ENDS]
+            return True
+        return bool(self._begin) and event.startswith(self._begin) and event.endswith(self._end)
+
+    def _learn(self, event: bytes, document: dict[str, Any]) -> None:
+        """How other events look that only add to a text, if this one does."""
+        if self._is_typed:
+            self._sample = self._sample or (event if event.startswith(_DELTAS) else b"")
+        elif (text := _text_of(document)) and told_in(document) is None and not _finishes(document):
+            self._sample = event
+            before, found, behind = event.partition(orjson.dumps(text))
+            if found and b'"finish_reason"' in event:
+                self._begin, self._end = before + b'"', b'"' + behind
+
+    def frame_bytes(self) -> int:
+        """What an event that adds to a text has besides that; 0: unknown."""
+        document = object_of(payload(self._sample) or b"")
+        text = _text_of(document) if document is not None else ""
+        return len(self._sample) + 4 - len(orjson.dumps(text)) if text else 0
+
+    # -- large events --------------------------------------------------------------------------------------
+
+    def _begin_large(self) -> None:
+        begun, self._tail = self._tail, b""
+        found = _DATA.search(begun.removeprefix(BOM))
+        self._skim, self._before = JsonSkim(), b""
+        if found is not None:
+            self._go_on(self._skim, begun.removeprefix(BOM)[found.end() :])
+
+    def _go_on(self, skim: JsonSkim, data: bytes) -> bytes:
+        """The rest of a large event; what follows it."""
+        if self._before == b"\n" and data.startswith(b"\n"):
+            end = 0
+        elif (end := data.find(b"\n\n")) < 0:
+            self._before = data[-1:] or self._before
+            skim.feed(data)
+            return b""
+        skim.feed(data[:end])
+        self._end_large()
+        return data[end:]
+
+    def _end_large(self) -> None:
+        skim, self._skim = self._skim, None
+        assert skim is not None
+        self._take(skim.document())
+
+
+def _finishes(document: dict[str, Any]) -> bool:
+    """Whether a choice is finished with this event."""
+    choices = document.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(each, dict) and each.get("finish_reason") is not None for each in choices
+    )
+
+
+def _text_of(document: dict[str, Any]) -> str:
+    """What an event adds to a text; empty: nothing, or more than one thing."""
+    choices = document.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else document
+    if not isinstance(choice, dict):
+        return ""
+    delta = choice.get("delta", choice.get("text"))
+    texts = [each for each in delta.values() if isinstance(each, str)] if isinstance(delta, dict) else [delta]
+    return max((each for each in texts if isinstance(each, str)), key=len, default="")
+
+
+def told_in(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The usage that an object tells: an answer, or an event of one."""
+    told = document.get("usage")
+    if isinstance(told, dict):
+        return told
+    for name in _HOLDERS:
+        holder = document.get(name)
+        if isinstance(holder, dict) and isinstance(told := holder.get("usage"), dict):
+            return told
+    told = document.get("meta_info")
+    return told if isinstance(told, dict) else None
