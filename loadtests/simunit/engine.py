@@ -31,6 +31,8 @@ class Engine:
         self.running: list[Sequence] = []
         self.counts = Counts()
         self.moved = Moved()
+        self.held_over: int | None = None
+        """While it is a number, what was asked for more tokens than that goes on and on."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -174,6 +176,8 @@ class Engine:
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
         if sequence.max_tokens == 0:
             return "stop"
+        if self.held_over is not None and sequence.max_tokens > self.held_over:
+            return "length" if sequence.context.tokens >= self.timing.max_model_len else None
         if sequence.generated >= sequence.max_tokens or sequence.context.tokens >= self.timing.max_model_len:
             return "length"
         if sequence.script is not None:

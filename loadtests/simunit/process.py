@@ -18,6 +18,8 @@ from loadtests.kit import processes
 from loadtests.wire.blocking import fetch
 
 _ROOT = Path(__file__).resolve().parents[2]
+HELD_OVER_TOKENS = 8
+"""Tokens: what asks for no more than a probe, or a test that wants an answer at once, is not held."""
 _STOP_TIMEOUT_S = _CONTROL_TIMEOUT_S = 5.0
 
 
@@ -89,6 +91,17 @@ class SimUnit:
     def fault(self, fault: str, **parameters: float | str) -> dict[str, Any]:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
         return self._control("/sim/fault", {"fault": fault, **parameters})
+
+    def hold(self, over_tokens: int = HELD_OVER_TOKENS) -> dict[str, Any]:
+        """Let no answer end that was asked for more tokens than these: each goes on until `release`.
+
+        What is shorter, a canary above all, ends as ever. Return the state after it.
+        """
+        return self._control("/sim/hold", {"over_tokens": over_tokens})
+
+    def release(self) -> dict[str, Any]:
+        """Let answers end: what is past its length ends with its next token. Return the state after it."""
+        return self._control("/sim/release", {})
 
     def link(self, prefiller: str, fault: str, factor: float = 1.0) -> dict[str, Any]:
         """Hurt or heal the link from a prefiller: link("p1", "cut"); return all links after it."""

@@ -155,3 +155,23 @@ def test_a_unit_that_cannot_start_says_so() -> None:
         pytest.raises(SimUnitError, match="t5 did not start"),
     ):
         SimUnit.start("t5", port=taken.getsockname()[1])
+
+
+def test_what_is_held_goes_on_until_it_is_released_and_what_is_short_ends_as_ever(unit: SimUnit) -> None:
+    unit.hold(over_tokens=4)
+    try:
+        stream = OpenStream(unit, max_tokens=5).read_until(b"\r\n\r\n")
+        assert eventually(lambda: unit.state()["counts"]["generation_tokens"] > 20)
+        assert unit.state()["running"] == 1
+        assert len(text_of(chat(unit, max_tokens=4)).split()) == 4
+        assert unit.release()["held_over"] is None
+        assert stream.read_until(b"\r\n0\r\n\r\n").events[-1] == "[DONE]"
+        stream.close()
+    finally:
+        unit.release()
+    assert len(text_of(chat(unit, max_tokens=5)).split()) == 5
+
+
+def test_a_length_to_hold_from_is_a_number(unit: SimUnit) -> None:
+    with pytest.raises(SimUnitError, match="over_tokens must be a number of tokens, not -1"):
+        unit.hold(over_tokens=-1)

@@ -19,6 +19,8 @@ from tests.processes.test_continued import units as units
 from tests.real.programs import python_of
 from tests.wire.process import GateProcess, eventually, metrics
 
+pytestmark = pytest.mark.nightly
+
 SCRIPTS = {"langchain": "langchain_agent.py"}
 """Those of a venv of their own; the others are in agents_client.py."""
 KINDS = {"anthropic": "messages", "langchain": "tools"}

@@ -36,7 +36,7 @@ def test_the_snippets_are_those_of_three_sdks() -> None:
         ast.parse(code)
 
 
-@pytest.mark.parametrize("sdk", PYTHONS)
+@pytest.mark.parametrize("sdk", ["openai", pytest.param("langchain_openai", marks=pytest.mark.nightly)])
 def test_a_snippet_prints_an_answer(sdk: str, gate: GateProcess) -> None:
     code = SNIPPETS[sdk].replace("127.0.0.1:8000", f"127.0.0.1:{gate.port}")
     done = subprocess.run(

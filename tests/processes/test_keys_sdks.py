@@ -102,7 +102,7 @@ class Sdk:
         return line.strip()
 
 
-@pytest.fixture(params=["openai", "anthropic"])
+@pytest.fixture(params=["openai", pytest.param("anthropic", marks=pytest.mark.nightly)])
 def sdks(request: pytest.FixtureRequest, gate: GateProcess) -> Iterator[tuple[Sdk, Sdk]]:
     made = Sdk(request.param, gate), Sdk(request.param, gate)
     yield made

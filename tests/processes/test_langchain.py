@@ -20,6 +20,8 @@ from tests.processes.test_continued import units as units
 from tests.real.programs import python_of
 from tests.wire.process import GateProcess, eventually, metrics
 
+pytestmark = pytest.mark.nightly
+
 SCRIPT = Path(__file__).with_name("langchain_client.py")
 
 

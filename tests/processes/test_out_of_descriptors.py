@@ -16,15 +16,22 @@ from tests.wire.process import GateProcess, Stream, eventually, metrics
 
 ALLOWED = 80
 CLIENTS = 60
-LONG = 100
-"""Tokens: half a second."""
+LONG = 20
+"""Tokens of a stream that is held, and ends soon after the unit is told to release it."""
 
 
 @pytest.fixture(scope="module")
-def unit() -> Iterator[SimUnit]:
+def long_lived() -> Iterator[SimUnit]:
     (started,) = SimUnit.start_all(["a"], followers=0, step_ms=5)
     yield started
     started.stop()
+
+
+@pytest.fixture
+def unit(long_lived: SimUnit) -> Iterator[SimUnit]:
+    """A unit that holds nothing, before a test and after it."""
+    yield long_lived
+    long_lived.release()
 
 
 @contextmanager
@@ -48,9 +55,11 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
     try:
         gate.until_up("a")
         clients = CLIENTS * workers
+        unit.hold()
         with ThreadPoolExecutor(clients) as crowd:
             answers = [crowd.submit(lambda: Stream(gate, LONG).is_whole()) for _ in range(clients)]
             assert eventually(lambda: "descriptors are in use" in gate.log), gate.log
+            unit.release()
             assert eventually(lambda: all(answer.done() for answer in answers))
         assert all(answer.result() for answer in answers)
         assert "cellgate_gate_faults_total 0.0" not in metrics(gate)
@@ -83,10 +92,12 @@ def test_silent_connections_make_way_for_those_who_ask(workers: int, unit: SimUn
         gate.__enter__()
     try:
         gate.until_up("a")
+        unit.hold()
         running = Stream(gate, LONG)
         with crowd(gate.port, SILENT * workers):
             for _ in range(5):
                 assert Stream(gate, 2).is_whole()
+            unit.release()
             assert running.is_whole()
             assert gate.admin("GET", "/readyz")[0] == 200
         assert "connections without a request are closed" in gate.log

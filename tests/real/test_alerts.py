@@ -7,7 +7,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.real.programs import ROOT, find
+
+pytestmark = pytest.mark.nightly
 
 PATIENCE_S = 570.0
 

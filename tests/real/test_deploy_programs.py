@@ -22,6 +22,7 @@ def rendered(folder: Path) -> list[Thing]:
     return list(yaml.safe_load_all(out))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
 def test_kustomize_renders_what_kubernetes_knows(folder: Path) -> None:
     made = rendered(folder)
@@ -36,6 +37,7 @@ def test_kustomize_renders_what_kubernetes_knows(folder: Path) -> None:
         assert named <= maps
 
 
+@pytest.mark.nightly
 def test_docker_compose_takes_the_file() -> None:
     file = str(DEPLOY / "compose" / "compose.yaml")
     command = [find("docker-compose"), "-f", file, "config", "--quiet"]

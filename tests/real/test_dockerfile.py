@@ -22,6 +22,8 @@ from cellgate.proxy.cli.commands import COMMANDS
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 
+pytestmark = pytest.mark.nightly
+
 EXTRAS = "k8s dns otel jwt"
 PATHS_OF_THE_IMAGE = re.compile(r"(?<![\w.])/(opt|src|wheels)\b")
 

@@ -24,6 +24,7 @@ async def until_healthy(here: Envoy, count: int = 2) -> None:
     await until(is_so)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("carrier", FORMATS)
 @live
 async def test_envoy_weighs_gates_by_their_reports(tmp_path: Path, carrier: str) -> None:

@@ -19,6 +19,7 @@ BODY = orjson.dumps(
 )
 
 
+@pytest.mark.alone
 @live_for(PROCESSES_S)
 async def test_the_gate_with_units_of_half_the_speed_gets_half(tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import orjson
+import pytest
 import yaml
 
 from loadtests.kit.processes import start, stop
@@ -68,6 +69,7 @@ class Restartable:
         self._process = start(command, log)
 
 
+@pytest.mark.alone
 @live_for(2 * PROCESSES_S)
 async def test_a_rolling_restart_of_both_gates_fails_no_request(tmp_path: Path) -> None:
     with SimUnit.start("a", step_ms=10) as a, SimUnit.start("b", step_ms=10) as b:

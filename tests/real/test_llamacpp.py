@@ -12,6 +12,8 @@ from tests.real.llamacpp import MODEL, SLOTS, LlamaServer, Stream, chat, read_al
 from tests.wire.process import GateProcess, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
+pytestmark = pytest.mark.nightly
+
 TOKENS = 1000
 Servers = dict[str, LlamaServer]
 

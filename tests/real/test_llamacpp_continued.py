@@ -16,6 +16,8 @@ from tests.real.llamacpp import SLOTS, LlamaServer, Stream, chat, completion, re
 from tests.wire.process import GateProcess, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
+pytestmark = pytest.mark.nightly
+
 TOKENS = 1000
 SHOWN_CHARS = 50
 """Each is one token."""

@@ -13,6 +13,8 @@ from tests.real.llamacpp import LlamaServer
 from tests.real.tiny_gguf import write_model
 from tests.wire.process import GateProcess, eventually, metrics
 
+pytestmark = pytest.mark.nightly
+
 EVERY_S = 2.0
 Serve = Callable[..., GateProcess]
 

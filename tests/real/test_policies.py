@@ -7,8 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.render import CHART, rendered
 from tests.real.programs import find, python_of
+
+pytestmark = pytest.mark.nightly
 
 EXPLAINED = {
     "CKV_K8S_11": "no CPU limits: a gate that is throttled delays every stream; its requests are set",

@@ -7,6 +7,8 @@ import pytest
 from loadtests import last_release, upgrade
 from tests.real.programs import find
 
+pytestmark = pytest.mark.nightly
+
 
 def test_gates_are_rolled_to_this_version_and_back_and_no_request_fails(
     capsys: pytest.CaptureFixture[str],

@@ -12,6 +12,8 @@ import pytest
 
 from tests.real.programs import ROOT
 
+pytestmark = pytest.mark.nightly
+
 SOURCES = ("cellgate", "proxy", "router", "policies", "probes")
 
 

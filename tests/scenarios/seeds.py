@@ -10,6 +10,6 @@ IN_EVERY_RUN = 2
 
 
 def seeds(numbers: Sequence[int]) -> list[object]:
-    """Parameters of a test, by seed. All but the first two bear the mark `more_seeds`."""
-    rest = [pytest.param(number, marks=pytest.mark.more_seeds) for number in numbers[IN_EVERY_RUN:]]
+    """Parameters of a test, by seed. All but the first two bear the mark `nightly`."""
+    rest = [pytest.param(number, marks=pytest.mark.nightly) for number in numbers[IN_EVERY_RUN:]]
     return [*numbers[:IN_EVERY_RUN], *rest]

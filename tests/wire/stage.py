@@ -38,7 +38,7 @@ P = ParamSpec("P")
 Test = Callable[P, Coroutine[Any, Any, None]]
 
 TEST_S = 20.0
-PROCESSES_S = 60.0
+PROCESSES_S = 180.0
 """For tests that start gates, units and more as processes, on a machine that may have else to do."""
 PATIENCE_S = 5.0
 NO_TLS = Tls()
