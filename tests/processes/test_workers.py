@@ -165,10 +165,15 @@ def test_a_control_process_that_stands_still_is_an_honest_503(unit: SimUnit, tmp
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
         control = gate.pids()["ctl"]
-        replies: list[tuple[int, dict[str, Any], float]] = []
+        replies = [complete(gate)]
+
+        def is_refused() -> bool:
+            replies.append(complete(gate))
+            return replies[-1][0] != 200
+
         os.kill(control, signal.SIGSTOP)
         try:
-            assert eventually(lambda: replies.append(complete(gate)) or replies[-1][0] != 200)
+            assert eventually(is_refused)
         finally:
             os.kill(control, signal.SIGCONT)
         status, body, _ = replies[-1]
