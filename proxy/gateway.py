@@ -11,10 +11,11 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache, partial
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.config.trusted_peers import Peers, payer_at
 from cellgate.proxy.guardrail.guardrail import make_guardrail
 from cellgate.proxy.ingress.envoy_health import response_line
 from cellgate.proxy.ingress.orca import FORMAT_FIELD, LoadLines
@@ -52,9 +53,11 @@ from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
+from cellgate.router.shares import ADDRESS
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
+PAYERS_KEPT = 4096
 CLIENTS_PER_TURN = 256
 """So many clients have their clocks checked in one turn of the loop: it takes some 0.3 ms."""
 LINGER_S = 0.5
@@ -102,6 +105,7 @@ class Gateway:
         self.door: Door | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
+        self._payer_at = lru_cache(PAYERS_KEPT)(partial(self._payer, self.peers))
         self.shows_all = settings.internal_headers == "all"
         self.observe: Observe | None = None
         self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
@@ -216,6 +220,14 @@ class Gateway:
     def shows_internals(self, peer: str) -> bool:
         """Whether the answers to this peer tell which unit it was, and how busy the gate is."""
         return self.shows_all or self.peers.trusts(peer)
+
+    def payer(self, peer: str, forwarded_for: bytes) -> str:
+        """Who pays for a request without a key, as a payer's name (router/shares.py)."""
+        return self._payer_at(peer, forwarded_for)
+
+    @staticmethod
+    def _payer(peers: Peers, peer: str, forwarded_for: bytes) -> str:
+        return ADDRESS + payer_at(peer, forwarded_for.decode("latin-1"), peers)
 
     def connection(self) -> ClientConnection:
         """For a client that was accepted."""

@@ -4,7 +4,8 @@ Rules:
 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py).
 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces the
-   last ask of the tenant with most, one for one, so a flood takes only its own share.
+   last ask of the tenant with most, one for one, so a flood takes only its own share. Between payers that
+   holds before all else, because a client may name any tenant and any priority.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class FairQueue(Generic[T]):
         self._rings: dict[int, Ring[T]] = {}
         self._entries: dict[Entry[T], None] = {}
         self._entered = 0
+        self._payers: dict[str, list[int]] = {}
+        """How many asks of each payer wait, and their bytes."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,12 +97,13 @@ class FairQueue(Generic[T]):
         size: int = 0,
         deadline_at: float = inf,
         group: Hashable = None,
+        payer: str = "",
     ) -> Entered[T] | NoEntry:
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
         due = (self.rules.due_at(tokens, now), self._entered)
-        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due)
+        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer)
         # An ask that would be in time even as the last needs no position.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at
         if not is_in_time and now + self.wait_s(entry, tokens_s) > deadline_at:
@@ -114,6 +118,7 @@ class FairQueue(Generic[T]):
         self._entries[entry] = None
         self.tokens += tokens
         self.size += size
+        self._count_payer(entry, 1)
         return Entered(entry, displaced)
 
     def first(self, blocked: Container[Hashable] = ()) -> Entry[T] | None:
@@ -156,7 +161,7 @@ class FairQueue(Generic[T]):
             if priority < entry.priority:
                 ahead += sum(tenant.tokens for tenant in ring.tenants)
             elif priority == entry.priority:
-                own = ring.tenant(entry.tenant)
+                own = ring.tenant(entry.of)
                 mine = own.tokens_before(entry) if own is not None else 0
                 # While the own ones are served, each other tenant gets as much, if it has as much.
                 due = mine + entry.tokens
@@ -167,6 +172,7 @@ class FairQueue(Generic[T]):
         del self._entries[entry]
         self.tokens -= entry.tokens
         self.size -= entry.size
+        self._count_payer(entry, -1)
         if not self._rings[entry.priority].tenants:
             del self._rings[entry.priority]
 
@@ -177,6 +183,9 @@ class FairQueue(Generic[T]):
 
     def _displaced_by(self, entry: Entry[T]) -> Entry[T] | None:
         """The last ask of the tenant that holds most of the last class; None when that would not be fair."""
+        if (hog := self._hog_for(entry)) is not None:
+            victim = next(each for each in reversed(self._entries) if each.payer == hog)
+            return victim if self._fits(entry, instead_of=victim) else None
         last = max(self._rings, default=entry.priority - 1)
         if last < entry.priority:
             return None
@@ -184,11 +193,33 @@ class FairQueue(Generic[T]):
         # Of thousands of tenants: with what is compared in C, a hundred times a turn.
         most = max(max(ring.tenants, key=_COUNT), max(ring.tenants, key=_SIZE), key=self._held)
         if last == entry.priority:
-            own = ring.tenant(entry.tenant) or Tenant(entry.tenant)
+            own = ring.tenant(entry.of) or Tenant(entry.of)
             if self._held(most) <= self._held(own, also=entry):
                 return None
         victim = most.entries[-1]
         return victim if self._fits(entry, instead_of=victim) else None
+
+    def _count_payer(self, entry: Entry[T], by: int) -> None:
+        counted = self._payers.setdefault(entry.payer, [0, 0])
+        counted[0] += by
+        counted[1] += by * entry.size
+        if not counted[0]:
+            del self._payers[entry.payer]
+
+    def _hog_for(self, entry: Entry[T]) -> str | None:
+        """The payer that holds most of the queue, if it is another one and holds more than this one would."""
+        if not entry.payer or not self._payers:
+            return None
+        rules = self.rules
+
+        def part(counted: list[int], more: int = 0, size: int = 0) -> float:
+            return max(
+                (counted[0] + more) / max(rules.limit, 1), (counted[1] + size) / max(rules.limit_bytes, 1)
+            )
+
+        hog = max(self._payers, key=lambda payer: part(self._payers[payer]))
+        own = part(self._payers.get(entry.payer, [0, 0]), 1, entry.size)
+        return hog if hog not in ("", entry.payer) and part(self._payers[hog]) > own else None
 
     def _held(self, tenant: Tenant[T], also: Entry[T] | None = None) -> float:
         """The share of the queue that a tenant holds: of its places or of its bytes, whichever is larger."""

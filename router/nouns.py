@@ -140,6 +140,8 @@ class Ask(NamedTuple):
     """The only build (`Build.key`) that may resume its stream; None: any."""
     splits: bool = False
     """Another unit may compute its prompt (see router/pairs.py)."""
+    payer: str = ""
+    """Who pays for it: an address, or the tenant of a key (see router/shares.py); empty: unknown."""
 
 
 class Sign(Enum):

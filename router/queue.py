@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cellgate.router.deficit_round_robin import Entry
 from cellgate.router.fair_queue import FairQueue, FairRules, NoEntry
 from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.shares import Waiting
 from cellgate.router.unit_state import Lease
 
 MOVED_S = 30.0
@@ -47,19 +48,25 @@ class Ticket:
 class PoolQueue:
     """Those who wait for one pool of units."""
 
-    __slots__ = ("entries", "fair_queue", "kinds")
+    __slots__ = ("entries", "fair_queue", "kinds", "payers")
 
     def __init__(self, rules: FairRules) -> None:
         self.fair_queue: FairQueue[Ticket] = FairQueue(rules)
         self.entries: dict[Ticket, Entry[Ticket]] = {}
         self.kinds: Counter[TicketKind] = Counter()
         """How many of each kind wait."""
+        self.payers: Counter[Waiting] = Counter()
+        """How many of each payer and priority."""
 
     def leave(self, ticket: Ticket) -> Entry[Ticket]:
         """Forget where a ticket stands."""
         self.kinds[ticket.kind] -= 1
         if not self.kinds[ticket.kind]:
             del self.kinds[ticket.kind]
+        waiting = ticket.ask.payer, ticket.ask.priority
+        self.payers[waiting] -= 1
+        if not self.payers[waiting]:
+            del self.payers[waiting]
         return self.entries.pop(ticket)
 
 
@@ -124,6 +131,7 @@ class Queue:
             now,
             tokens_s=tokens_s,
             tenant=ticket.ask.tenant,
+            payer=ticket.ask.payer,
             priority=ticket.ask.priority,
             tokens=tokens,
             size=size,
@@ -135,6 +143,7 @@ class Queue:
         self._pools[ticket.pool] = queue
         queue.entries[ticket] = entered.entry
         queue.kinds[ticket.kind] += 1
+        queue.payers[ticket.ask.payer, ticket.ask.priority] += 1
         self._count(ticket, 1)
         if entered.displaced is not None:
             displaced = entered.displaced.item

@@ -10,7 +10,7 @@ room may have appeared (a lease closed, a unit came UP, a drain ended), and from
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import cast
 
@@ -21,6 +21,7 @@ from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
 from cellgate.router.sampling import LOOK_AT_ALL, Sampler
+from cellgate.router.shares import Shares, Waiting
 from cellgate.router.split_nouns import SplitPlan
 from cellgate.router.unit_state import Lease
 
@@ -47,6 +48,7 @@ class Router:
         self._rng = rng
         self._sampler = Sampler(board, rng)
         self._explorer = Explorer(board)
+        self._counted: dict[str, Shares] = {}
 
     def pick(
         self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
@@ -62,7 +64,10 @@ class Router:
             return best
         has_others = self.queue.size and not (tried or evicted or retry)
         if not best[0].has_room or (has_others and self.comes_after(ask)):
-            return Refusal.FULL
+            lent = self._lend(ask, now, tried)
+            if lent is None:
+                return Refusal.FULL
+            best = lent
         return self._open(best, ask, now, retry=retry)
 
     def wait(
@@ -251,9 +256,16 @@ class Router:
 
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
+        if len(queue.payers) > 1:
+            shares = self._shares(pool, now)
+            blocked.barred, blocked.borrowers = shares.barred(queue.payers), shares.borrowers(queue.payers)
         tokens_s, ahead = self.board.tokens_s(pool), 0
         for _ in range(LOOKS):
             entry = queue.fair_queue.first(blocked)
+            if entry is None and blocked.barred:
+                # Nobody else finds room.
+                blocked.barred = {}
+                continue
             if entry is None:
                 return
             ticket = entry.item
@@ -264,14 +276,39 @@ class Router:
             elif isinstance(best, tuple) and best[0].has_room:
                 self.queue.take(ticket)
                 ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
+            elif (lent := self._lend(ticket.ask, now, ticket.tried)) is not None:
+                self.queue.take(ticket)
+                ticket.on_result(self._open(lent, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += entry.tokens
                 blocked.tickets.add(ticket)
                 if not isinstance(best, tuple) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
-                    if blocked.kinds >= queue.kinds.keys():
+                    if blocked.kinds >= queue.kinds.keys() and not blocked.borrowers:
                         return
+
+    def _shares(self, pool: str, now: float) -> Shares:
+        """Who holds which part of a pool, not long ago."""
+        found = self._counted.get(pool)
+        if found is None or not found.is_fresh(now):
+            states = (state for state in self.board if self.board.pools.of_unit(state.unit.name) == pool)
+            found = self._counted[pool] = Shares.count(states, now)
+        return found
+
+    def _lend(self, ask: Ask, now: float, tried: Collection[str]) -> Best | None:
+        """A place above the limit of a unit, for whoever has less than a share while another one hogs. None:
+        there is none, or it was the engine that took no more.
+        """
+        pool = self.board.pools.of(ask.model)
+        waiting = (ask.payer, ask.priority), self.queue.pool(pool).payers
+        if not ask.payer or not self._shares(pool, now).may_borrow(*waiting):
+            return None
+        best = self._best(ask, now, tried, self.board.rules.evict_overcommit)
+        if not isinstance(best, tuple) or not best[0].has_room:
+            return None
+        state = self.board.units[best[0].unit]
+        return best if state.limit >= state.unit.max_in_flight else None
 
     def _has_room(self, ticket: Ticket, now: float) -> bool:
         bounds = Bounds(self.queue.rules.backlog_s)
@@ -289,13 +326,24 @@ class Router:
 
 
 class _Blocked:
-    """Tickets for whom nothing was found; of some kinds, all."""
+    """Tickets for whom nothing was found; of some kinds, all but those of `borrowers`; and of payers that are
+    `barred`, from a priority on.
+    """
 
-    __slots__ = ("kinds", "tickets")
+    __slots__ = ("barred", "borrowers", "kinds", "tickets")
 
     def __init__(self) -> None:
+        self.barred: Mapping[str, int] = {}
+        self.borrowers: Collection[Waiting] = ()
         self.tickets: set[Ticket] = set()
         self.kinds: set[TicketKind] = set()
 
     def __contains__(self, ticket: object) -> bool:
-        return ticket in self.tickets or (bool(self.kinds) and cast("Ticket", ticket).kind in self.kinds)
+        if ticket in self.tickets:
+            return True
+        waiting = cast("Ticket", ticket)
+        if self.barred and (barred_from := self.barred.get(waiting.ask.payer)) is not None:
+            return waiting.ask.priority >= barred_from
+        if not self.kinds or waiting.kind not in self.kinds:
+            return False
+        return not self.borrowers or (waiting.ask.payer, waiting.ask.priority) not in self.borrowers

@@ -35,6 +35,37 @@ def gates_token(token: str) -> str:
     return hmac.new(token.encode(), b"x-cellgate-unit", "sha256").hexdigest()
 
 
+def payer_at(peer: str, forwarded_for: str, peers: Peers) -> str:
+    """The address that pays for what came from a peer: its own, or if it is trusted, the last one that it
+    says it speaks for and that is not trusted itself. Of IPv6 the network of a customer (/64).
+    """
+    chain = [each.strip() for each in forwarded_for.split(",")] if forwarded_for else []
+    address = peer
+    while chain and peers.trusts(address):
+        if not _is_address(said := chain.pop()):
+            break
+        address = said
+    return _customer(address)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _customer(text: str) -> str:
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return str(ip_network((address, 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
 def is_token(given: bytes, token: str) -> bool:
     """Whether this is the token, compared in constant time."""
     return hmac.compare_digest(given.strip(), token.encode())

@@ -100,6 +100,8 @@ class RealtimeSession:
         ask = gate.routing_headers.apply(Ask(model=model), request.routing, request.received_at)
         if self._admission is not None and isinstance(ask, Ask):
             ask = self._admission.admit(ask, 0, IN_BODY)
+        elif isinstance(ask, Ask):
+            ask = ask._replace(payer=gate.payer(self._client.peer, request.forwarded_for))
         if isinstance(ask, Failure):
             self._refuse(ask)
             return

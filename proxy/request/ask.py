@@ -98,6 +98,7 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         limit if type(limit) is int and limit > 0 else 0,
         None,
         route in SPLIT_ROUTES,
+        "",
     )
     return _new(Ask, ask)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
     from cellgate.proxy.request.large_reads import WhyNot
 
+_new = tuple.__new__
 # A member of an enum is a slow attribute on CPython 3.11.
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 
@@ -76,7 +77,8 @@ def _read(exchange: Exchange) -> None:
 
 def _read_late(exchange: Exchange) -> None:
     """Have a large body parsed. Who pays is its key, or where there is none, its client's address."""
-    admission, payer = exchange.admission, f"address {exchange.client.peer}"
+    admission = exchange.admission
+    payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
     why_not: WhyNot = _nothing
     if admission is not None:
         payer, why_not = admission.payer, admission.refusal
@@ -114,6 +116,9 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
     asked = gate.routing_headers.apply(read, request.routing, request.received_at)
     if exchange.admission is not None and isinstance(asked, Ask):
         asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
+    elif isinstance(asked, Ask):
+        # As _replace does, in a quarter of the time; the payer is the last field.
+        asked = _new(Ask, (*asked[:-1], gate.payer(exchange.client.peer, request.forwarded_for)))
     if exchange.route.model is IN_PATH and isinstance(asked, Ask):
         asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
     if gate.models is not None and isinstance(asked, Ask):

@@ -54,6 +54,9 @@ class Services(Protocol):
 
     def now(self) -> float: ...
 
+    def payer(self, peer: str, forwarded_for: bytes) -> str:
+        """Who pays for a request without a key, as a payer's name (router/shares.py)."""
+
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
 

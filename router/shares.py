@@ -1,0 +1,77 @@
+"""Who holds how many of the slots of a pool: while others wait, nobody gets more than a share. Pure.
+
+Who pays for a request is an address, or where there are keys, the tenant of one: a client cannot choose.
+1. While somebody waits who holds less than an equal share, whoever holds more gets nothing more.
+2. A payer that holds more than `HOG_PART` of all slots may have filled them for long. So whoever holds less
+   than a share may go above the limits of the units, as one that lost its unit may.
+3. Alone anybody may have everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from cellgate.router.unit_state import UnitState
+
+ADDRESS = "address "
+"""How the name of a payer begins that is an address: what it says of its priority is only its word."""
+HOG_PART = 0.25
+COUNTED_FOR_S = 0.05
+"""Counting goes through all leases, and only while units are full."""
+
+Waiting = tuple[str, int]
+"""A payer that waits, and the priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The slots of a pool, as they were counted at a time."""
+
+    counted_at: float
+    slots: float
+    held: Counter[str]
+
+    @classmethod
+    def count(cls, states: Iterable[UnitState], now: float) -> Shares:
+        """Those of units that take requests."""
+        usable = [state for state in states if state.is_usable()]
+        held = Counter(lease.ask.payer for state in usable for lease in state.leases)
+        return cls(now, sum(state.limit for state in usable), held)
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it may still be used."""
+        return now - self.counted_at < COUNTED_FOR_S
+
+    def barred(self, waiting: Collection[Waiting]) -> dict[str, int]:
+        """Payers above their share, while others wait below theirs: each gets nothing for a priority of this
+        number or more.
+        """
+        payers = {payer for payer, _ in waiting}
+        share = self.slots / max(len(payers | self.held.keys()), 1)
+        below = {payer for payer in payers if self.held[payer] < share}
+        if not below or len(payers) < 2:
+            return {}
+        best = min(priority for payer, priority in waiting if payer in below)
+        over = payers - below
+        return {payer: -(1 << 62) if payer.startswith(ADDRESS) else best for payer in over if payer}
+
+    def borrowers(self, waiting: Collection[Waiting]) -> set[Waiting]:
+        """Those of all who wait that may go above the limits."""
+        return {each for each in waiting if self.may_borrow(each, waiting)} if self.held else set()
+
+    def may_borrow(self, who: Waiting, waiting: Collection[Waiting]) -> bool:
+        """Whether a payer may go above the limits: it holds less than a share, another one hogs, and nobody
+        waits whose key gives a better priority.
+        """
+        payer, priority = who
+        if not payer or not self.held:
+            return False
+        if not payer.startswith(ADDRESS) and any(other < priority for _, other in waiting):
+            return False
+        share = self.slots / len(self.held.keys() | {payer})
+        hog, most = self.held.most_common(1)[0]
+        return (
+            hog not in ("", payer) and most > max(HOG_PART * self.slots, share) and self.held[payer] < share
+        )

@@ -1,0 +1,151 @@
+"""Slots are shared by those who pay: alone all of them, beside others a share, by whatever names."""
+
+from __future__ import annotations
+
+import random
+
+from cellgate.policies import POLICIES
+from cellgate.router.board import Board
+from cellgate.router.fair_queue import FairQueue, FairRules
+from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.queue import Queue
+from cellgate.router.router import Router
+from cellgate.router.unit_state import Lease
+
+SLOTS = 8
+HOG, OTHER, THIRD = "address 192.0.2.1", "address 192.0.2.2", "address 192.0.2.3"
+
+
+class World:
+    """Two units of `SLOTS` slots; `log` has who was served, in order."""
+
+    def __init__(self, limit: int = 1024) -> None:
+        self.board = Board(Rules(slow_start_s=0.0))
+        units = tuple(Unit(name, "c", f"http://{name}", max_in_flight=SLOTS) for name in "ab")
+        self.board.configure(Fleet(units=units), 0.0)
+        for name in "ab":
+            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
+        self.router = Router(
+            self.board, POLICIES["least_load"](), random.Random(1), Queue(FairRules(limit=limit))
+        )
+        self.now = 1.0
+        self.open: list[Lease] = []
+        self.log: list[str] = []
+        self.refused: list[tuple[str, Refusal]] = []
+
+    def ask(self, payer: str, *, tenant: str = "", priority: int = 0) -> None:
+        ask = Ask(payer=payer, tenant=tenant, priority=priority, prompt_bytes=100, prompt_tokens=25)
+
+        def told(found: Lease | Refusal) -> None:
+            if isinstance(found, Lease):
+                self.log.append(payer)
+                self.open.append(found)
+            else:
+                self.refused.append((payer, found))
+
+        found: object = self.router.pick(ask, self.now)
+        if found is Refusal.FULL:
+            found = self.router.wait(ask, self.now, frozenset(), told, must_wait=True)
+        if isinstance(found, Lease | Refusal):
+            told(found)
+
+    def end_one(self, payer: str) -> None:
+        """One of its leases ends, and is used for whoever waits."""
+        self.now += 0.1
+        lease = next(lease for lease in self.open if lease.ask.payer == payer)
+        self.open.remove(lease)
+        self.board.close(lease, self.now)
+        self.router.serve_waiting(self.now)
+
+    def held(self, payer: str) -> int:
+        return sum(lease.ask.payer == payer for lease in self.open)
+
+
+def test_alone_anybody_may_have_everything() -> None:
+    here = World()
+    for _ in range(3 * SLOTS):
+        here.ask(HOG)
+    assert here.held(HOG) == 2 * SLOTS
+    here.end_one(HOG)
+    assert here.held(HOG) == 2 * SLOTS
+
+
+def test_beside_a_hog_others_go_above_the_limits_up_to_a_bound() -> None:
+    here = World()
+    for _ in range(3 * SLOTS):
+        here.ask(HOG)
+    for _ in range(SLOTS):
+        here.now += 0.1
+        here.ask(OTHER)
+    assert (here.held(HOG), here.held(OTHER)) == (2 * SLOTS, SLOTS // 2)
+
+
+def test_while_others_wait_a_hog_gets_nothing_more_whatever_it_calls_itself() -> None:
+    here = World()
+    for number in range(4 * SLOTS):
+        here.ask(HOG, tenant=f"t{number}", priority=-100)
+    for _ in range(2 * SLOTS):
+        here.now += 0.1
+        here.ask(OTHER)
+    before = len(here.log)
+    # What it holds beyond its share is not given to it again, until both hold as much.
+    for _ in range(SLOTS):
+        here.end_one(HOG)
+    assert set(here.log[before:]) <= {OTHER}
+    assert here.held(HOG) == SLOTS
+    for _ in range(10):
+        here.end_one(HOG)
+        here.end_one(OTHER)
+    assert abs(here.held(HOG) - here.held(OTHER)) <= SLOTS
+
+
+def test_many_who_hold_little_each_do_not_make_units_overfull() -> None:
+    here = World()
+    for number in range(6 * SLOTS):
+        here.ask(f"address 192.0.2.{number}")
+    assert len(here.open) == 2 * SLOTS
+
+
+def test_those_of_whom_nothing_is_known_wait_as_ever() -> None:
+    here = World()
+    for _ in range(3 * SLOTS):
+        here.ask("")
+    here.ask("")
+    assert len(here.open) == 2 * SLOTS
+
+
+def test_the_priority_of_a_key_counts_before_shares() -> None:
+    here = World()
+    for _ in range(3 * SLOTS):
+        here.ask("gold", priority=-1)
+    for _ in range(2 * SLOTS):
+        here.ask("brass", priority=1)
+    here.log.clear()
+    here.end_one("gold")
+    assert here.log == ["gold"]
+
+
+def test_in_a_full_queue_a_flood_of_names_gives_way_to_others() -> None:
+    here = World(limit=20)
+    for number in range(2 * SLOTS + 20):
+        here.ask(HOG, tenant=f"t{number}", priority=-5)
+    for _ in range(SLOTS // 2 + 4):
+        here.now += 0.1
+        here.ask(OTHER)
+    assert OTHER not in {payer for payer, _ in here.refused}
+    assert here.refused == [(HOG, Refusal.FULL)] * 4
+
+
+def test_names_of_one_payer_share_a_turn() -> None:
+    waiting: FairQueue[int] = FairQueue(FairRules())
+    for number in range(100):
+        waiting.add(number, 0.0, tokens_s=1e9, tenant=f"t{number}", tokens=64, payer=HOG)
+    for number in range(5):
+        waiting.add(number, 0.0, tokens_s=1e9, tokens=64, payer=OTHER)
+    served = []
+    for _ in range(10):
+        entry = waiting.first()
+        assert entry is not None
+        waiting.take(entry)
+        served.append(entry.payer)
+    assert served.count(OTHER) >= 4
