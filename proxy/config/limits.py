@@ -67,6 +67,14 @@ class HardLimits:
     model_search_bytes: int = 1 << 20
     """The bytes at the begin of a body, and at its end, in which the model is looked for when another one is
     to be written there. A client gets 413."""
+    decoded_times: int = 200
+    """A compressed body may become this many times as large; beyond `decoded_bytes`. A client gets 413."""
+    decoded_bytes: int = 1 << 20
+    """A compressed body may always become this large. Never counted."""
+    decoded_piece_bytes: int = 65536
+    """What is decoded of one at a time. Never counted."""
+    decoded_bytes_per_turn: int = 262144
+    """What is decoded of one in one turn of the loop; the rest waits for the next. Never counted."""
     form_parts: int = 256
     """Parts of a form in which its model is looked for. One with more goes to any unit."""
     name_chars: int = 1024

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.ask import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.asking import grant
+from cellgate.proxy.request.content_coding import Decoding, unsupported
 from cellgate.proxy.request.door import OPEN_ROUTES
 from cellgate.proxy.request.form_model import find_model
 from cellgate.proxy.request.model_naming import fall_back, name_model
@@ -62,7 +63,9 @@ def start(exchange: Exchange) -> None:
 def _read(exchange: Exchange) -> None:
     """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
     route, request = exchange.route, exchange.request
-    if route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
+    if request.coding:
+        _decode(exchange)
+    elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
         if is_large(request.body):
             _read_late(exchange)
         else:
@@ -73,6 +76,29 @@ def _read(exchange: Exchange) -> None:
         field = find_model(request.lines, request.body) if route.model is IN_FORM else None
         model = None if field is None else field.name
         ask(exchange, plain_ask(request.target, request.body)._replace(model=model))
+
+
+def _decode(exchange: Exchange) -> None:
+    """Have a compressed body decoded before it is read."""
+    gate, request = exchange.gate, exchange.request
+    if not request.body or request.coding == b"identity":
+        request.coding = b""
+        _read(exchange)
+        return
+    if (failure := unsupported(request.coding)) is not None:
+        _turn_away(exchange, failure)
+        return
+
+    def then(failure: Failure | None) -> None:
+        exchange.stop_reading = None
+        if failure is None:
+            _read(exchange)
+        else:
+            _turn_away(exchange, failure)
+
+    decoding = Decoding(exchange, gate.memory, gate.settings.limits.body_bytes, then)
+    exchange.stop_reading = decoding.stop
+    decoding.go_on()
 
 
 def _read_late(exchange: Exchange) -> None:

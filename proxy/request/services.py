@@ -19,6 +19,7 @@ from cellgate.proxy.request.model_choice import ModelChoice
 from cellgate.proxy.request.orphans import Orphans
 from cellgate.proxy.request.reports import Reports
 from cellgate.proxy.request.routing_headers import RoutingHeaders
+from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
@@ -31,6 +32,7 @@ class Services(Protocol):
     """The gateway, as a request sees it. `board` is read only: it may be a replica."""
 
     settings: Settings
+    memory: BodyMemory
     board: Board
     dispatcher: Dispatcher
     reports: Reports

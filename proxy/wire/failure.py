@@ -91,6 +91,7 @@ class FailureKind(Enum):
     HEAD_TIMEOUT = "head_timeout"
     BODY_TIMEOUT = "body_timeout"
     BODY_TOO_LARGE = "body_too_large"
+    UNSUPPORTED_ENCODING = "unsupported_encoding"
     BAD_EXPECTATION = "bad_expectation"
     HEAD_TOO_LARGE = "head_too_large"
     # The gate's.
@@ -162,6 +163,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.HEAD_TIMEOUT: _client(408, closes=True),
     FailureKind.BODY_TIMEOUT: _client(408, closes=True),
     FailureKind.BODY_TOO_LARGE: _client(413, closes=True),
+    FailureKind.UNSUPPORTED_ENCODING: _client(415),
     FailureKind.BAD_EXPECTATION: _client(417, closes=True),
     FailureKind.HEAD_TOO_LARGE: _client(431, closes=True),
     # The gate's.

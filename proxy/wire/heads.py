@@ -101,6 +101,8 @@ REQUEST_FIELDS = (
     | {
         # A compressed answer could not be scanned for events, so none is asked for.
         b"accept-encoding",
+        # Bodies are decoded here, so that they can be read.
+        b"content-encoding",
         # The gate itself gives the report that this asks for.
         b"endpoint-load-metrics-format",
         b"expect",

@@ -34,14 +34,15 @@ class Request:
     asks for a WebSocket.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id,
-    `forwarded_for` what the last proxy before the gate says of whom it speaks for, `length` the declared size
-    of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of shared body memory
-    held.
+    `coding` that of its content, `forwarded_for` what the last proxy before the gate says of whom it speaks
+    for, `length` the declared size of the body, `pieces` in how many it came (if more than one), `reserved`
+    the bytes of shared body memory held.
     """
 
     __slots__ = (
         "body",
         "body_size",
+        "coding",
         "expects_continue",
         "fields",
         "forwarded_for",
@@ -72,7 +73,7 @@ class Request:
         self.lines: list[bytes] = []
         self.fields: Fields = []
         self.routing: Fields = []
-        self.given_id = self.forwarded_for = b""
+        self.given_id = self.forwarded_for = self.coding = b""
         self.http10 = False
         self.is_placed = False
         self.is_explained = False
@@ -115,6 +116,10 @@ def check_head(request: Request, version: str) -> Failure | None:
         elif name == b"x-forwarded-for":
             # Several lines are one list, and the last word is that of the peer.
             request.forwarded_for = value.strip()
+        elif name == b"content-encoding":
+            coding = value.strip().lower()
+            # Several fields are one list (RFC 9110, 5.3).
+            request.coding = request.coding + b", " + coding if request.coding else coding
         elif name == b"expect":
             if value.strip().lower() != b"100-continue":
                 return Failure(FailureKind.BAD_EXPECTATION, "the only supported expectation is 100-continue")
