@@ -22,6 +22,7 @@ import zmq
 
 from cellgate.policies import POLICIES
 from cellgate.proxy.kv_events.decode import events
+from cellgate.proxy.kv_events.decoding import KvDecoder
 from cellgate.proxy.kv_events.link import Publisher, ZmqLink
 from cellgate.proxy.kv_events.rank_follower import RankFollower
 from cellgate.router.board import Board
@@ -72,7 +73,9 @@ async def _following() -> tuple[float, float]:
     followers = []
     for port in ports:
         known, address = KnownPrefixes(PrefixCache(1), lessons), Publisher(f"tcp://127.0.0.1:{port}")
-        follower = RankFollower(f"unit-{port}", 0, known, _linked(context, address), loop.time, counts)
+        follower = RankFollower(
+            f"unit-{port}", 0, known, _linked(context, address), loop.time, counts, KvDecoder()
+        )
         followers.append(asyncio.create_task(follower.run()))
     command = [sys.executable, "-m", "loadtests.kv_events_cost", *map(str, ports)]
     publisher = await asyncio.to_thread(subprocess.Popen, command)

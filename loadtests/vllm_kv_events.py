@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 import zmq
 
+from cellgate.proxy.kv_events.decoding import KvDecoder
 from cellgate.proxy.kv_events.link import Publisher, ZmqLink
 from cellgate.proxy.kv_events.rank_follower import RankFollower
 from cellgate.router.known_prefixes import KnownPrefixes
@@ -207,7 +208,9 @@ def _follower(one: Watched, context: zmq.Context[zmq.Socket[bytes]]) -> RankFoll
     assert one.cut is not None
     publisher = Publisher(f"tcp://{unit.HOST}:{one.cut.port}", f"tcp://{unit.HOST}:{one.replay}")
     now = asyncio.get_running_loop().time
-    return RankFollower(one.name, 0, one.known, lambda: ZmqLink(context, publisher), now, one.counts)
+    return RankFollower(
+        one.name, 0, one.known, lambda: ZmqLink(context, publisher), now, one.counts, KvDecoder()
+    )
 
 
 async def _play(units: list[Watched], gates: list[GateProcess]) -> list[Seen]:

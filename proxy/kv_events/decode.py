@@ -24,8 +24,10 @@ import orjson
 
 from cellgate.router.kv_index import TOKEN_BYTES, Cleared, Event, Removed, Stored
 
-PAYLOAD_MAX = 16 << 20
-"""Bytes of one message."""
+PAYLOAD_MAX = 2 << 20
+"""Bytes of one message: a step of 65,536 tokens takes a quarter of that."""
+EVENTS_MAX = 1 << 16
+"""Events of one message, of whatever kind: an engine names each block that it evicts in one of its own."""
 ITEMS_MAX = 1 << 16
 """Tokens, or hashes, of one event: to unpack so many takes 2 ms."""
 PART_BLOCKS = 128
@@ -79,7 +81,10 @@ def _events(payload: bytes, rank: int | None) -> Iterator[Event]:
     if not 2 <= fields <= 16 or not isinstance(unpacker.unpack(), int | float):
         raise MalformedError("a batch does not begin with a time")
     removed: list[int] = []
-    for _ in range(unpacker.read_array_header()):
+    count = unpacker.read_array_header()
+    if count > EVENTS_MAX:
+        raise MalformedError(f"a batch has {count} events, more than {EVENTS_MAX}")
+    for _ in range(count):
         found = unpacker.unpack()
         kind = found.get("type") if type(found) is dict else _kind(found)
         if kind == "BlockRemoved":

@@ -15,6 +15,7 @@ import zmq
 
 from cellgate.probes.apis import parsed
 from cellgate.probes.base import Fetch, FetchError
+from cellgate.proxy.kv_events.decoding import KvDecoder
 from cellgate.proxy.kv_events.link import KvEventLink, Publisher, ZmqLink
 from cellgate.proxy.kv_events.publishers import PATHS, Publishers, configured, told
 from cellgate.proxy.kv_events.rank_follower import RankFollower
@@ -61,6 +62,7 @@ class KvEventFollowers:
         self._now = now
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link = link or self._connect
+        self._decoder = KvDecoder()
         self.lessons = Lessons()
         self._units: dict[UnitState, Followed] = {}
 
@@ -122,6 +124,7 @@ class KvEventFollowers:
                 lambda publisher=publisher: self._link(publisher),  # type: ignore[misc]
                 self._now,
                 followed.counts,
+                self._decoder,
                 is_alone=len(publishers) == 1,
             )
             task = asyncio.create_task(follower.run(), name=f"KV events of {name}, rank {rank}")
@@ -150,5 +153,6 @@ class KvEventFollowers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._decoder.close()
         if self._context is not None:
             self._context.destroy(linger=0)

@@ -8,6 +8,7 @@ The engine binds a PUB socket, and a ROUTER socket for replays where it is told 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, Protocol
 
@@ -24,8 +25,13 @@ SILENT_MS = 900
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 CLOSED_MAX = 4
 """So many connections in a row may be closed before they could be used: about 2 s of them."""
-QUEUED_MAX = 10_000
-"""So many messages wait in a socket: as many as vLLM keeps for a replay."""
+QUEUED_BYTES = 16 << 20
+"""So many bytes of messages of one socket wait to be applied."""
+QUEUED_MAX = 16
+"""So many messages more wait in a socket once these are there. Then the engine waits, or drops: a gap."""
+TAKEN_BYTES = 1 << 20
+"""So much is taken out of a socket in one turn of the loop."""
+FRAMES_MAX = 8
 
 _END = b"\xff" * 8
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -90,12 +96,11 @@ class ZmqLink:
         self._closed = 0
         self._socket = _socket(context, zmq.SUB)
         self._socket.subscribe(b"")
+        self._inbox = Inbox(self._socket, self._came)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED | _CLOSED
         )
-        self._watched = [int(self._socket.FD), int(self._monitor.FD)]
-        for descriptor in self._watched:
-            self._loop.add_reader(descriptor, self._came.set)
+        self._loop.add_reader(int(self._monitor.FD), self._came.set)
         try:
             self._socket.connect(publisher.endpoint)
         except zmq.ZMQError as error:
@@ -116,7 +121,7 @@ class ZmqLink:
             if event & _FAILED or self._closed > CLOSED_MAX:
                 raise BrokenPublisherError(f"{self._publisher.endpoint} does not speak ZeroMQ")
             return Reached(is_up)
-        frames = _received(self._socket)
+        frames = self._inbox.take()
         return _message(frames) if frames is not None else None
 
     async def wait(self) -> None:
@@ -127,14 +132,13 @@ class ZmqLink:
     async def replay(self, first: int) -> AsyncGenerator[EventBatch, None]:
         """The messages from a number on, as far as the engine keeps them."""
         socket, came = _socket(self._context, zmq.DEALER), asyncio.Event()
-        descriptor = int(socket.FD)
-        self._loop.add_reader(descriptor, came.set)
+        inbox = Inbox(socket, came)
         try:
             socket.connect(self._publisher.replay)
             socket.send_multipart([b"", first.to_bytes(8, "big")])
             while True:
                 async with asyncio.timeout(REPLAY_S):
-                    while (frames := _received(socket)) is None:
+                    while (frames := inbox.take()) is None:
                         await came.wait()
                         came.clear()
                 if frames[-2:-1] == [_END]:
@@ -144,15 +148,70 @@ class ZmqLink:
             reason = f"a replay from {self._publisher.replay} was not answered within {REPLAY_S} s"
             raise BrokenPublisherError(reason) from error
         finally:
-            self._loop.remove_reader(descriptor)
+            inbox.close()
             socket.close(0)
 
     def close(self) -> None:
         """Close the sockets."""
-        for descriptor in self._watched:
-            self._loop.remove_reader(descriptor)
+        self._loop.remove_reader(int(self._monitor.FD))
+        self._inbox.close()
         self._socket.disable_monitor()
         self._socket.close(0)
+
+
+class Inbox:
+    """What has come on a socket and is not applied yet, bounded in bytes. `came` is set when there is more.
+
+    The descriptor of a socket tells only once of what has come, so it is read until there is no more, or
+    until enough waits here; then the rest waits at the engine.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], came: asyncio.Event) -> None:
+        self._socket = socket
+        self._came = came
+        self._loop = asyncio.get_running_loop()
+        self._messages: deque[list[bytes]] = deque()
+        self._size = 0
+        self._soon: asyncio.Handle | None = None
+        self._descriptor = int(socket.FD)
+        self._loop.add_reader(self._descriptor, self._drain)
+
+    def take(self) -> list[bytes] | None:
+        """The next message; None: nothing yet. Raises MalformedError."""
+        if not self._messages:
+            self._drain()
+        if not self._messages:
+            return None
+        frames = self._messages.popleft()
+        self._size -= sum(map(len, frames))
+        if len(frames) > FRAMES_MAX:
+            raise MalformedError(f"a message has more than {FRAMES_MAX} frames")
+        return frames
+
+    def close(self) -> None:
+        """Read no more."""
+        self._loop.remove_reader(self._descriptor)
+        if self._soon is not None:
+            self._soon.cancel()
+        self._messages.clear()
+
+    def _drain(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        left = TAKEN_BYTES
+        while self._size < QUEUED_BYTES and left > 0:
+            frames = _received(self._socket)
+            if frames is None:
+                break
+            self._messages.append(frames)
+            size = sum(map(len, frames))
+            self._size += size
+            left -= size
+        if left <= 0:
+            self._soon = self._loop.call_soon(self._drain)
+        if self._messages:
+            self._came.set()
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

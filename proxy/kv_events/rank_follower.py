@@ -5,7 +5,7 @@ Rules:
    say. Silence is normal: an engine publishes nothing when nothing changes.
 2. What cannot be made up for is forgotten: the index begins anew with what is published from then on.
 3. A publisher that is broken is left, its index is cleared, and it is tried again later, ever more seldom.
-4. One turn of the loop applies at most BLOCKS_PER_TURN blocks.
+4. One turn of the loop applies at most BLOCKS_PER_TURN blocks; large messages are decoded elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from contextlib import aclosing, closing
 
 from xxhash import xxh3_64_intdigest
 
-from cellgate.proxy.kv_events.decode import MalformedError, events
+from cellgate.proxy.kv_events.decode import MalformedError
+from cellgate.proxy.kv_events.decoding import KvDecoder
 from cellgate.proxy.kv_events.link import BrokenPublisherError, EventBatch, KvEventLink, Reached
 from cellgate.proxy.kv_events.sequence import Numbers, NumberStep
 from cellgate.proxy.logs.log import log_line
@@ -42,6 +43,7 @@ class RankFollower:
         link: Callable[[], KvEventLink],
         now: Callable[[], float],
         counts: Counter[str],
+        decoder: KvDecoder,
         *,
         is_alone: bool = True,
     ) -> None:
@@ -54,6 +56,7 @@ class RankFollower:
         self._link = link
         self._now = now
         self._counts = counts
+        self._decoder = decoder
         self._numbers = Numbers()
         self._last = 0
         """A digest of the last message that was applied: another process has another one."""
@@ -184,12 +187,19 @@ class RankFollower:
     async def _apply(self, message: EventBatch) -> None:
         self._counts["messages"] += 1
         now = self._now()
-        for event in events(message.payload, self._named):
-            self._known.apply(self._rank, event, now)
-            self._spent += 1 if isinstance(event, Cleared) else 1 + len(event.blocks)
-            if self._spent >= BLOCKS_PER_TURN:
-                self._spent = 0
-                await asyncio.sleep(0)
+        async with aclosing(self._decoder.decode(message.payload, self._named)) as parts:
+            async for part in parts:
+                for event in part:
+                    self._known.apply(self._rank, event, now)
+                    self._spent += 1 if isinstance(event, Cleared) else 1 + len(event.blocks)
+                if self._spent >= BLOCKS_PER_TURN:
+                    self._spent = 0
+                    await asyncio.sleep(0)
+        # A batch without a block takes its time as well.
+        self._spent += len(message.payload) >> 7
+        if self._spent >= BLOCKS_PER_TURN:
+            self._spent = 0
+            await asyncio.sleep(0)
         self._numbers.next = message.number + 1
         self._last = _digest(message)
 
