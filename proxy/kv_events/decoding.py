@@ -30,12 +30,12 @@ LENGTH_BYTES = 8
 """Each message is its length, big-endian, followed by that many bytes; a part of length 0 is the end."""
 _COMMAND = (sys.executable, "-c", "from cellgate.proxy.kv_events.decoding import main; main()")
 
-Part = list[Event]
+EventPart = list[Event]
 
 
-def parts(payload: bytes, rank: int | None) -> Iterator[Part]:
+def parts(payload: bytes, rank: int | None) -> Iterator[EventPart]:
     """The events of a batch, some at a time. Raises MalformedError: what was taken before counts."""
-    part: Part = []
+    part: EventPart = []
     size = 0
     for event in events(payload, rank):
         part.append(event)
@@ -55,7 +55,7 @@ class KvDecoder:
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def decode(self, payload: bytes, rank: int | None) -> AsyncGenerator[Part, None]:
+    async def decode(self, payload: bytes, rank: int | None) -> AsyncGenerator[EventPart, None]:
         """The events of a batch in parts, as `parts` gives them; others may run between two of them."""
         if len(payload) <= SMALL_BYTES:
             for part in parts(payload, rank):
@@ -80,7 +80,7 @@ class KvDecoder:
                     self.end()
                 self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.end)
 
-    async def _elsewhere(self, payload: bytes, rank: int | None) -> AsyncGenerator[Part, None]:
+    async def _elsewhere(self, payload: bytes, rank: int | None) -> AsyncGenerator[EventPart, None]:
         """Raises OSError, EOFError and TimeoutError when the process does not do it."""
         process = self._process or await asyncio.create_subprocess_exec(
             *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -145,7 +145,7 @@ def _answer(answers: BinaryIO, payload: bytes, rank: int | None) -> None:
     answers.flush()
 
 
-def _send(answers: BinaryIO, told: Part | str) -> None:
+def _send(answers: BinaryIO, told: EventPart | str) -> None:
     packed = pickle.dumps(told)
     answers.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
     answers.flush()

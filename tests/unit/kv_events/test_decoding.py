@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.proxy.kv_events import decoding
 from cellgate.proxy.kv_events.decode import EVENTS_MAX, MalformedError
-from cellgate.proxy.kv_events.decoding import SMALL_BYTES, KvDecoder, Part, parts
+from cellgate.proxy.kv_events.decoding import SMALL_BYTES, KvDecoder, EventPart, parts
 from cellgate.router.kv_index import Event
 
 
@@ -96,7 +96,7 @@ def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     monkeypatch.setattr(decoding, "_COMMAND", (*decoding._COMMAND[:2], slow))
     odd, even = (LARGE, LARGE + b"\xc0") if len(LARGE) % 2 else (LARGE + b"\xc0", LARGE)
 
-    async def read(decoder: KvDecoder, payload: bytes) -> list[Part]:
+    async def read(decoder: KvDecoder, payload: bytes) -> list[EventPart]:
         return [part async for part in decoder.decode(payload, None)]
 
     async def run() -> None:
