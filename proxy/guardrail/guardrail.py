@@ -1,6 +1,7 @@
 """A guardrail before requests and on answers: a program of the operator's allows, denies or changes.
 
-1. Only requests for generations with a JSON body are shown to it, and the answers to these.
+1. Requests for generations with a JSON body are shown to it, those on paths that the gate does not know, and
+   the answers to all that may generate.
 2. A request waits for a verdict before it asks for a unit. An answer is held by a `Screen`.
 3. When there is no verdict in time, `fail` decides: open lets it through, closed refuses it.
 """
@@ -20,7 +21,7 @@ from cellgate.proxy.guardrail.opinion import GuardAction, Opinion, denied
 from cellgate.proxy.guardrail.screen import Screen
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.ask import is_large, read_ask
-from cellgate.proxy.request.routes import GENERATE
+from cellgate.proxy.request.routes import GENERATE, STICKY, UNLISTED
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.router.nouns import Ask
@@ -50,21 +51,26 @@ class Guardrail:
     def screen_request(self, exchange: Exchange, ask: Ask) -> bool:
         """Whether the request waits for a verdict."""
         route, body = exchange.route, exchange.request.body
-        if not self._settings.request or route.kind is not GENERATE or not route.json:
+        is_unknown = route.kind is UNLISTED and bool(body)
+        if not self._settings.request or not (is_unknown or (route.kind is GENERATE and route.json)):
             return False
 
         def tell(opinion: Opinion | Failure) -> None:
             exchange.stop_reading = None
             guarded(exchange, exchange.screened, _after(exchange, ask, opinion))
 
+        if is_unknown and not _is_object(body):
+            unread = self._hook.failed("request", "unreadable")
+            if isinstance(unread, Failure):
+                self._loop.call_soon(tell, unread)
+            return isinstance(unread, Failure)
         about, most = about_request(exchange, ask), LIMITS.json_bytes_on_loop
         exchange.stop_reading = self._hook.ask("request", about, "body", body, tell, max_bytes=most)
         return True
 
     def screen_answer(self, exchange: Exchange) -> None:
         """Hold the answer of a unit that is about to be sent."""
-        route = exchange.route
-        if self._settings.answer != "off" and route.kind is GENERATE and route.json:
+        if self._settings.answer != "off" and _is_seen(exchange):
             about = about_request(exchange, exchange.selection.ask)
             screen = Screen(exchange, self._hook, self._settings, self._loop, about)
             exchange.response.go_through(screen)
@@ -76,6 +82,19 @@ class Guardrail:
     def close(self) -> None:
         """The gate ends."""
         self._hook.close()
+
+
+def _is_seen(exchange: Exchange) -> bool:
+    """Whether something may be generated, or was: also on a path that the gate does not know."""
+    kind = exchange.route.kind
+    return kind is GENERATE or kind is STICKY or (kind is UNLISTED and exchange.request.method == b"POST")
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(body), dict) if not is_large(body) else body.lstrip()[:1] == b"{"
+    except orjson.JSONDecodeError:
+        return False
 
 
 def about_request(exchange: Exchange, ask: Ask) -> dict[str, Any]:

@@ -30,6 +30,12 @@ FAILED = Failure(
     FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
 )
 """What a client gets for a hook that fails, where requests are not let through without its verdict."""
+UNREADABLE = Failure(
+    FailureKind.GUARDRAIL_FAILED,
+    "this has something that the guardrail of this gate cannot read, such as numbers of tokens, a sound or a "
+    "picture; ask for text",
+)
+"""The same for what is no text."""
 REQUEST_TOO_LARGE = Failure(
     FailureKind.GUARDRAIL_TOO_LARGE,
     f"the guardrail of this gate takes no request above {LIMITS.guardrail_body_bytes} bytes",
@@ -104,6 +110,8 @@ class Hook:
         tally(GUARDRAIL, phase, how)
         if self._settings.fail == "open":
             return ALLOWED
+        if how == "unreadable":
+            return UNREADABLE
         if how != "too_large":
             return FAILED
         return REQUEST_TOO_LARGE if phase == "request" else ANSWER_TOO_LARGE

@@ -13,6 +13,7 @@ it is allowed, so the rest of the gate knows nothing of it. Rules:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -153,10 +154,11 @@ class Screen:
             self._written.end()
             self._complete = len(self._held)
         asked, self._asked = self._question(), self._complete
-        if asked is None:
-            self._told(ALLOWED)
-            return
         self._is_asking = True
+        if isinstance(asked, Opinion | Failure):
+            # Later, because the response is in the middle of its work.
+            self._loop.call_soon(self._told, asked)
+            return
         self._hook.ask(PHASE, *asked, self._told)
 
     def _decide(self, tell: OnOpinion) -> None:
@@ -166,25 +168,37 @@ class Screen:
         # Later, because the response is in the middle of its work.
         self._loop.call_soon(tell, self._hook.failed(PHASE, "too_large"))
 
-    def _question(self) -> Asked | None:
-        """None: it is nothing that a guardrail could read."""
+    def _question(self) -> Asked | Opinion | Failure:
+        """What to ask; or what follows when there is nothing that could be asked about."""
         if not self._exchange.response.is_events:
             return self._about_plain(self._written.plain())
-        return self._about_text(self._written.take())
+        written = self._written.take()
+        if written.is_unread and isinstance(failed := self._unread(), Failure):
+            return failed
+        return self._about_text("".join(written.run), written.beside)
 
-    def _about_plain(self, body: bytes) -> Asked | None:
+    def _about_plain(self, body: bytes) -> Asked | Opinion | Failure:
+        if not body:
+            return ALLOWED
         try:
             orjson.loads(body)
         except orjson.JSONDecodeError:
             # The begin of JSON, or what another parser may read as some.
             is_like = body.lstrip(_BLANKS).startswith((b"{", b"["))
-            return self._about_text(body.decode("utf-8", "replace")) if is_like else None
+            try:
+                return self._about_text(body.decode("utf-8", "replace" if is_like else "strict"))
+            except UnicodeDecodeError:
+                return self._unread()
         return self._about, "body", body
 
-    def _about_text(self, text: str) -> Asked:
+    def _about_text(self, text: str, beside: Sequence[str] = ()) -> Asked:
         about = {**self._about, "final": self._end is not None, "context": self._before}
         self._before = (self._before + text)[-CONTEXT_CHARS:]
-        return about, "text", orjson.dumps(text)
+        return about, "text", orjson.dumps("\n".join((text, *beside)) if beside else text)
+
+    def _unread(self) -> Opinion | Failure:
+        """It has something that a guardrail cannot read."""
+        return self._hook.failed(PHASE, "unreadable")
 
     def _told(self, opinion: Opinion | Failure) -> None:
         self._is_asking = False

@@ -1,34 +1,66 @@
-"""The text of an answer, from the bytes that its client gets. Pure."""
+"""The text of an answer, from the bytes that its client gets. Pure.
+
+Every string of an event is shown, unless its name says that no model wrote it: there are more APIs than names
+that can be known. What a model wrote under a known name is one run of text. Other strings stand behind it.
+Numbers of tokens, sounds and pictures are no text that a guardrail could read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
 from cellgate.proxy.wire.sse import end_of_events, payload, split
 
 _HEAD_END = b"\r\n\r\n"
 _DONE = b"[DONE]"
-_DEPTH = 8
-_NAMES = frozenset(
-    {
-        "arguments",
-        "content",
-        "delta",
-        "input_json",
-        "partial_json",
-        "reasoning",
-        "reasoning_content",
-        "refusal",
-        "text",
-        "thinking",
-    }
+_DEPTH = 16
+_RUN = frozenset(
+    (
+        *("arguments", "content", "delta", "generated_text", "input", "input_json", "output", "output_text"),
+        *("partial_json", "reasoning", "reasoning_content", "refusal", "response", "text", "text_output"),
+        *("thinking", "transcript"),
+    )
 )
-"""Keys whose strings are written by a model: of chat, completions, messages and responses."""
-_INSIDE = frozenset({"choices", "content_block", "delta", "function", "message", "part", "tool_calls"})
+"""Keys whose strings a model writes: of chat, completions, messages, responses, Triton, TGI, Ollama."""
+_OF_PROTOCOL = frozenset(
+    (
+        *("created_at", "event", "event_id", "done_reason", "encrypted_content", "finish_reason"),
+        *("call_id", "id", "item_id", "matched_stop", "model", "model_name", "model_version", "object"),
+        *("previous_response_id", "request_id", "response_id", "role", "service_tier", "signature", "status"),
+        *("stop_reason", "stop_sequence", "system_fingerprint", "tool_call_id", "type"),
+    )
+)
+"""Keys whose strings say what kind of thing it is, whose, or why it ended."""
+_OF_THE_REQUEST = frozenset(("instructions", "metadata", "prompt_token_ids", "tools", "usage"))
+"""Keys of what the client itself has sent, and of what was counted."""
+_NOT_READ = frozenset(("audio", "b64_json", "image", "images"))
+"""Keys of sounds and pictures."""
+_ENDS = (".done", ".completed", ".incomplete", ".failed")
+"""Kinds of events that repeat what those before them have brought."""
+_NAME_CHARS = 256
+"""A name of the protocol is no longer; what is, is shown."""
+
+
+class Written:
+    """What a model wrote in some events: `run` is one text, `beside` are other strings; `is_unread`: there is
+    something that is no text.
+    """
+
+    __slots__ = ("beside", "is_unread", "run")
+
+    def __init__(self) -> None:
+        self.run: list[str] = []
+        self.beside: list[str] = []
+        self.is_unread = False
+
+    @property
+    def size(self) -> int:
+        """About how many bytes there are; what cannot be read counts as one."""
+        return sum(map(len, self.run)) + sum(map(len, self.beside)) + self.is_unread
 
 
 class WrittenText:
@@ -44,7 +76,9 @@ class WrittenText:
         self._tail: list[bytes] = []
         self._before = b"\n"
         """The byte before the next one: a line end where an event may begin."""
-        self._texts: list[str] = []
+        self._written = Written()
+        self._known = ""
+        """The text that was read: what an event repeats of it need not be shown again."""
         self.size = 0
         """About how many bytes of text there are, of whole events."""
 
@@ -73,10 +107,10 @@ class WrittenText:
         """A part of the body as it is sent."""
         return CHUNKED.frame(body) if self._is_chunked else body
 
-    def take(self) -> str:
-        """The text of whole events, which then is no longer there."""
-        texts, self._texts, self.size = self._texts, [], 0
-        return "".join(texts)
+    def take(self) -> Written:
+        """What was written in whole events, which then is no longer there."""
+        written, self._written, self.size = self._written, Written(), 0
+        return written
 
     def end(self) -> None:
         """The answer has ended: what there is of an event is all of it."""
@@ -101,37 +135,127 @@ class WrittenText:
 
     def _read(self, end: bytes) -> None:
         """The event that has begun is complete with this `end`, which may have others behind it."""
-        if text := text_of(b"".join((*self._tail, end))):
-            self._texts.append(text)
-            self.size += len(text)
+        found = written_in(b"".join((*self._tail, end)), self._known)
+        self._known = (self._known + "".join(found.run))[-LIMITS.guardrail_held_bytes :]
+        self._written.run += found.run
+        self._written.beside += found.beside
+        self._written.is_unread = self._written.is_unread or found.is_unread
+        self.size += found.size
 
 
-def text_of(events: bytes) -> str:
-    """What a model wrote in whole events; of an event that is not understood, all of it."""
-    return "".join(_texts(events))
-
-
-def _texts(events: bytes) -> Iterator[str]:
+def written_in(events: bytes, known: str = "") -> Written:
+    """What a model wrote in whole events, behind a text that is `known`; of an event that is not understood,
+    all of it.
+    """
+    found = Written()
     whole, tail = split(events)
     for event in (*whole, tail):
         data = (payload(event) or b"").strip()
+        if not event.isascii() and not _is_text(event):
+            # Packed, or no events at all.
+            found.is_unread = True
         if not data or data == _DONE:
             continue
         try:
-            yield from _written(orjson.loads(data), _DEPTH)
+            value = orjson.loads(data)
         except orjson.JSONDecodeError:
-            yield data.decode("utf-8", "replace")
+            found.run.append(data.decode("utf-8", "replace"))
+            continue
+        kind = value.get("type") if isinstance(value, dict) else ""
+        if isinstance(kind, str) and kind.endswith(_ENDS):
+            # What was shown is not shown twice; what was not, is.
+            _repeated(value, known + "".join(found.run), found)
+        else:
+            _read_event(value, found)
+    return found
 
 
-def _written(value: Any, depth: int) -> Iterator[str]:
-    if depth == 0:
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read_event(value: Any, found: Written) -> None:
+    ids, one = _Ids(), Written()
+    _look(value, "", _DEPTH, one, ids)
+    if ids.count and not one.run:
+        # With a text they are its tokens; without one nobody can read them.
+        one.is_unread = True
+    run = "".join(one.run)
+    found.run += one.run
+    # Tokens beside log probabilities are the text once more.
+    found.beside += one.beside + ([ids.tokens] if ids.tokens not in run else [])
+    found.is_unread = found.is_unread or one.is_unread
+
+
+def _repeated(value: Any, known: str, found: Written) -> None:
+    ids, one = _Ids(), Written()
+    _look(value, "", _DEPTH, one, ids)
+    found.beside += [text for text in (*one.run, *one.beside, ids.tokens) if text not in known]
+    found.is_unread = found.is_unread or one.is_unread
+
+
+class _Ids:
+    """What an event has of tokens: how many numbers, and the texts of those with log probabilities."""
+
+    __slots__ = ("count", "tokens")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.tokens = ""
+
+
+def _look(value: Any, name: str, depth: int, found: Written, ids: _Ids) -> None:
+    """Look at what stands under a name."""
+    if isinstance(value, str):
+        _look_at_text(value, name, found)
+    elif not value or name in _OF_THE_REQUEST:
         return
-    if isinstance(value, list):
+    elif depth == 0:
+        found.beside.append(orjson.dumps(value).decode())
+    elif name in _NOT_READ and isinstance(value, dict):
+        found.is_unread = found.is_unread or bool(value.get("data"))
+        for key in value.keys() - {"data"}:
+            _look(value[key], key, depth - 1, found, ids)
+    elif name == "logprobs":
+        _look_at_logprobs(value, found, ids)
+    elif isinstance(value, list):
+        if any(type(each) is int for each in value):
+            ids.count += 1
         for each in value:
-            yield from _written(each, depth - 1)
-    elif isinstance(value, dict) and not str(value.get("type", "")).endswith(".done"):
-        for key, found in value.items():
-            if key in _NAMES and isinstance(found, str):
-                yield found
-            elif key in _INSIDE:
-                yield from _written(found, depth - 1)
+            _look(each, name, depth - 1, found, ids)
+    elif isinstance(value, dict):
+        is_sound = "audio" in str(value.get("type", "")) and "transcript" not in str(value.get("type", ""))
+        found.is_unread = found.is_unread or (is_sound and bool(value.get("delta") or value.get("data")))
+        for key, each in value.items():
+            if key == "name" and name in ("function", "tool_calls", "content_block", "item"):
+                key = "content"
+            _look(each, key, depth - 1, found, ids)
+
+
+def _look_at_text(text: str, name: str, found: Written) -> None:
+    if not text or (name in _OF_PROTOCOL and len(text) <= _NAME_CHARS):
+        return
+    if name in _NOT_READ:
+        found.is_unread = True
+    elif name in _RUN:
+        found.run.append(text)
+    else:
+        found.beside.append(text)
+
+
+def _look_at_logprobs(value: Any, found: Written, ids: _Ids) -> None:
+    """Those of chat (`content`), of completions (`tokens`), of others; what else might have been said."""
+    of = value.get("content") or value.get("tokens") if isinstance(value, dict) else value
+    for each in of if isinstance(of, list) else ():
+        token = each.get("token") if isinstance(each, dict) else each
+        ids.tokens += token if isinstance(token, str) else ""
+        for other in (each.get("top_logprobs") or ()) if isinstance(each, dict) else ():
+            if isinstance(other, dict) and isinstance(text := other.get("token"), str) and text != token:
+                found.beside.append(text)
+    tops = value.get("top_logprobs") if isinstance(value, dict) else None
+    for each in tops if isinstance(tops, list) else ():
+        found.beside += [text for text in each if text not in ids.tokens] if isinstance(each, dict) else []

@@ -52,6 +52,7 @@ FAMILIES = {
                 "nonsense",
                 "too_many",
                 "too_large",
+                "unreadable",
             )
         ),
     ),

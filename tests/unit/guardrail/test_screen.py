@@ -279,7 +279,7 @@ def test_a_stream_that_is_held_above_its_bound_waits_for_a_verdict_and_goes_on(e
 
 
 def test_events_without_text_are_not_held_for_ever() -> None:
-    stage, event = Stage("windows"), b'data: {"choices":[],"logprobs":"%b"}\n\n' % (b"x" * 30_000)
+    stage, event = Stage("windows"), b'data: {"choices":[],"usage":{"a":"%b"}}\n\n' % (b"x" * 30_000)
     for _ in range(100):
         stage.write(event)
     assert (stage.asked, stage.is_held) == ([], False)
@@ -318,7 +318,6 @@ def test_of_an_event_that_cannot_be_held_nothing_is_sent_unless_the_rule_says_so
         (b'{"choices":[{"text":"a secret"}]}', "body"),
         (b'{"choices":[{"text":"a secret"', "text"),
         (b' [{"logprob":NaN,"text":"a secret"}]', "text"),
-        (b"\xff\xf3 sound", ""),
     ],
 )
 def test_a_plain_answer_is_shown_even_if_it_is_damaged_json(body: bytes, name: str) -> None:
@@ -331,3 +330,20 @@ def test_a_plain_answer_is_shown_even_if_it_is_damaged_json(body: bytes, name: s
     assert all(SECRET in str(asked[name]) for asked in stage.asked)
     stage.settle()
     assert (stage.body, stage.finished) == (body, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_events"),
+    [
+        (b"\xff\xf3 sound", False),
+        (b'data: {"choices":[{"index":0,"token_ids":[1,2]}]}\n\n', True),
+    ],
+)
+def test_what_cannot_be_read_is_refused_where_all_must_be_seen(body: bytes, is_events: bool) -> None:
+    stage = Stage("windows", is_events=is_events, is_chunked=False)
+    stage.write(body)
+    stage.end()
+    stage.settle()
+    assert stage.asked == []
+    assert body not in stage.body
+    assert b"guardrail_failed" in stage.body

@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.proxy.kv_events import decoding
 from cellgate.proxy.kv_events.decode import EVENTS_MAX, MalformedError
-from cellgate.proxy.kv_events.decoding import SMALL_BYTES, KvDecoder, EventPart, parts
+from cellgate.proxy.kv_events.decoding import SMALL_BYTES, EventPart, KvDecoder, parts
 from cellgate.router.kv_index import Event
 
 
