@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import orjson
+
 from cellgate.proxy.request import nixl, sglang
 from cellgate.proxy.request.ask import is_large
 from cellgate.proxy.request.attempt import Attempt
@@ -13,8 +15,11 @@ from cellgate.proxy.request.forwarding import head_for_unit, names_rank, rank_li
 from cellgate.proxy.request.prefill_leg import PrefillLeg
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.request.transfer_fields import may_have_some, named_in, without_transfer
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.token_ids import asking, gives_ids
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.wire.sse import BOM
 from cellgate.router.split_nouns import UNFIT, SplitStep
 from cellgate.router.unit_state import Lease
 
@@ -25,6 +30,11 @@ if TYPE_CHECKING:
 
 # A member of an enum is a slow attribute on CPython 3.11.
 HOLDING, PROVING = ExchangeState.HOLDING, ExchangeState.PROVING
+_NOT_SEARCHED = Failure(
+    FailureKind.BAD_JSON,
+    "the body names parameters of a transfer of KV blocks, which only the gate may, in a form that cannot be "
+    "taken out; send it without",
+)
 
 
 def grant(exchange: Exchange, lease: Lease) -> None:
@@ -49,9 +59,15 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
         body = request.body
         if lease.unit_state.moves_blocks:
             request.lines = sglang.own_lines(request.lines) if lease.unit_state.meets else request.lines
-            if _begin_leg(exchange, lease, request.target, body):
+            reads_json = exchange.route.json or exchange.route.kind is UNLISTED
+            bare = _bare(body) if reads_json else body
+            if bare is None:
+                exchange.state = HOLDING
+                exchange.stop(_NOT_SEARCHED)
                 return
-            body = _stripped(body, lease) if exchange.route.json else body
+            if _begin_leg(exchange, lease, request.target, bare):
+                return
+            body = _stripped(bare, lease) if reads_json and bare.lstrip()[:1] == b"{" else bare
         exchange.state = HOLDING
         if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
@@ -66,8 +82,24 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 
+def _bare(body: bytes) -> bytes | None:
+    """The body without what only the gate may say of a transfer; None: it cannot be searched for that."""
+    if body.lstrip()[:1] != b"{":
+        # No object, or one in an encoding that some engines read and the gate does not.
+        return None if b"\0" in body[:4] or body.startswith(BOM) else body
+    if is_large(body):
+        return None if named_in(body) else body
+    if not may_have_some(body):
+        return body
+    try:
+        return without_transfer(body)
+    except (orjson.JSONDecodeError, TypeError):
+        # No JSON, or nested too deeply to be written again.
+        return None
+
+
 def _stripped(body: bytes, lease: Lease) -> bytes:
-    """The body without what only the gate may say of a transfer."""
+    """The JSON object without the same at its top."""
     return sglang.stripped(body) if lease.unit_state.meets else nixl.stripped(body)
 
 

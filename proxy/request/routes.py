@@ -1,9 +1,10 @@
 """The table of paths. A path that is not here is refused, unless `pass_unlisted` is on.
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
-STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration: an
-operator who may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments, or
-a backslash (/v1/models/../../pause): programs read them differently, so they are not forwarded.
+STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration
+(administration.py): an operator who may pause or reload an engine does so at the engine. DEVIOUS paths have
+empty or dot segments, or a backslash (/v1/models/../../pause): programs read them differently, so they are
+not forwarded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from urllib.parse import quote, unquote, unquote_to_bytes
 
+from cellgate.proxy.request.administration import Standing, standing
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
 
@@ -102,18 +104,11 @@ _EXACT: dict[bytes, Route] = {
     b"/ping": Route(OWN, "health", _GET),
 }
 
-_DENIED = re.compile(
-    rb"/(?:pause|resume|is_paused|sleep|wake_up|is_sleeping|flush_cache|abort_request|reset_prefix_cache"
-    rb"|reset_mm_cache|reset_encoder_cache|collective_rpc|start_profile|stop_profile|scale_elastic_ep"
-    rb"|fault_tolerance|pause_generation|continue_generation|pd_role_switch|update_weights\w*"
-    rb"|init_weights_update_group|release_memory_occupation|resume_memory_occupation|configure_logging|slow_down"
-    rb"|server_info|get_server_info|v1/load_lora_adapter|v1/unload_lora_adapter|load_lora_adapter"
-    rb"|unload_lora_adapter|v2/repository)(?:/|$)"
-)
-
 # Browsers read a backslash in a URL as a slash (https://url.spec.whatwg.org/#path-state).
 _DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
+_ENCODED_MOST = 4
+_HARMLESS_METHODS = (b"GET", b"HEAD", b"POST", b"OPTIONS")
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
 _BY_PATH = re.compile(rb"(?:/v2/models/([^/]+)|/v1/models/(.+))")
@@ -121,7 +116,6 @@ _BY_PATH = re.compile(rb"(?:/v2/models/([^/]+)|/v1/models/(.+))")
 _ADMINISTRATION = Route(DENIED, "denied")
 
 _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
-    (_DENIED, _ADMINISTRATION),
     (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(STICKY, "responses")),
     (re.compile(rb"/healthz/unit/[^/]+$"), Route(OWN, "unit_health", _GET)),
     (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET, model=IN_PATH)),
@@ -138,6 +132,8 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
 
 _TWISTED = Route(DEVIOUS, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
+_UNKNOWN = Route(UNLISTED, "unlisted", model=IN_BODY)
+"""Nothing says that it is no administration."""
 
 
 def find_route(path: bytes) -> Route:
@@ -145,14 +141,30 @@ def find_route(path: bytes) -> Route:
     route = _EXACT.get(path)
     if route is not None:
         return route
-    # Engines decode a path before they match it.
-    decoded = unquote_to_bytes(path) if b"%" in path else path
-    if _DEVIOUS.search(decoded):
+    # Engines decode a path before they match it, and a proxy before them may have done so too.
+    decoded = _decoded(path) if b"%" in path else path
+    if decoded is None or _DEVIOUS.search(decoded):
         return _TWISTED
     for pattern, row in _PATTERNS:
         if pattern.match(path):
             return row
-    return _ADMINISTRATION if _DENIED.match(decoded) else _UNLISTED
+    return _BY_STANDING[standing(decoded)]
+
+
+_BY_STANDING = {
+    Standing.ADMINISTERS: _ADMINISTRATION,
+    Standing.HARMLESS: _UNLISTED,
+    Standing.UNKNOWN: _UNKNOWN,
+}
+
+
+def _decoded(path: bytes) -> bytes | None:
+    """What a path names, however often it was encoded; None: too often."""
+    for _ in range(_ENCODED_MOST):
+        before, path = path, unquote_to_bytes(path)
+        if path == before:
+            return path
+    return None
 
 
 def model_in(path: bytes) -> str | None:
@@ -194,4 +206,10 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     if route.kind is UNLISTED and not pass_unlisted:
         reason = "the gate does not forward this path; see pass_unlisted in its configuration"
         return Failure(FailureKind.UNKNOWN_PATH, reason)
+    if route is _UNKNOWN or (route.kind is UNLISTED and method not in _HARMLESS_METHODS):
+        reason = (
+            "the gate does not forward what may be engine administration: a method that changes things, or a "
+            "path that it cannot tell from that; call the engine directly"
+        )
+        return Failure(FailureKind.DENIED, reason)
     return None
