@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.engine_routes import Served, served, table
 
 KNOWN = table()
 ADMINISTER = [one for one in KNOWN if one.what == "administers"]
-VARIANTS = {
+VARIANTS: dict[str, Callable[[str], str]] = {
     "as it is": lambda path: path,
     "with a slash behind": lambda path: path + "/",
     "in capitals": lambda path: path.upper(),
