@@ -14,7 +14,7 @@ from cellgate.proxy.request.splitting import OF_LINKS, compute_here, link_failed
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind, as_told
 from cellgate.router.hold import is_on
-from cellgate.router.nouns import Outcome
+from cellgate.router.nouns import Outcome, Verdict
 from cellgate.router.retry import Step
 from cellgate.router.unit_state import Lease
 
@@ -49,6 +49,11 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
     elif exchange.was_stale is lease and failure.kind in _GONE:
         # Its process has ended, which had the request.
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
+    if failure.kind is FailureKind.ANSWER_TIMEOUT and _is_at_work(exchange, lease):
+        exchange.let_go(Outcome.GATE_ERROR)
+        reason = f"{failure.message}; it was at work: ask for a stream, or raise timeouts.answer_s"
+        refuse(exchange, Failure(FailureKind.ANSWER_TIMEOUT, reason))
+        return
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
@@ -60,6 +65,13 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         exchange.state = ExchangeState.WAITING
     else:
         find_unit(exchange, draws=step.draws)
+
+
+def _is_at_work(exchange: Exchange, lease: Lease) -> bool:
+    """Whether the unit is well, and computes an answer that is shown when it is whole. Any other unit would
+    need as long.
+    """
+    return not exchange.selection.ask.stream and lease.unit_state.case.verdict is Verdict.UP
 
 
 def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:

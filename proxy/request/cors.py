@@ -10,6 +10,10 @@ from cellgate.proxy.wire.request import Request
 ORIGIN_FIELD = b"origin"
 METHOD_FIELD, NAMES_FIELD = b"access-control-request-method", b"access-control-request-headers"
 FIELDS = frozenset({ORIGIN_FIELD, METHOD_FIELD, NAMES_FIELD})
+ENGINES_LINES = (b"access-control-", b"vary: origin\r\n", b"vary: Origin\r\n")
+"""How lines of a unit begin that the gate's own replace: browsers refuse an answer with both."""
+OWN_LINES = (b"vary: origin\r\n", b"access-control-")
+"""How the gate's own lines begin."""
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+){0,63}")
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _EXPOSED = (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.logs.record import LEFT_STATUS, Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.refusal import refusal_lines
 from cellgate.proxy.request.response_host import ResponseHost
@@ -175,9 +176,10 @@ class Response:
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
         self._chunks = None
         if not self.is_events:
+            self._first = first if whole else b""
             if whole:
-                self._first = first
-            elif self.promised is not None and b"json" in self.promised.content_lines:
+                return
+            if self.promised is not None and b"json" in self.promised.content_lines:
                 self._skim = JsonSkim()
             return
         self.in_event, self._fold_at = False, inf
@@ -423,6 +425,8 @@ class Response:
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True
+        if self.lines.startswith(OWN_LINES):
+            return head_of(head, self._framing, own=own, close=close, without=ENGINES_LINES)
         return head_of(head, self._framing, own=own, close=close)
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:

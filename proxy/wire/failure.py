@@ -193,7 +193,10 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.STALE_CONNECTION: _unit(502, Outcome.UNIT_ERROR, None),
     FailureKind.CLOSED_EARLY: _unit(502, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
-    FailureKind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
+    # Another try would take as long.
+    FailureKind.ANSWER_TIMEOUT: FailureRow(
+        Fault.UNIT, 504, _DOWN, Outcome.UNIT_ERROR, Strength.STRONG, retryable=True, is_final=True
+    ),
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
     # Without another unit the client gets the unit's own 404.
     FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, by_response=True),

@@ -39,14 +39,20 @@ def framing_of(head: ReplyHead, *, http10: bool) -> Framing:
     return CHUNKED
 
 
-def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> bytes:
-    """The head of a reply as its client gets it, with our `own` lines."""
+def head_of(
+    head: ReplyHead, framing: Framing, *, own: bytes, close: bool, without: tuple[bytes, ...] = ()
+) -> bytes:
+    """The head of a reply as its client gets it, with our `own` lines, and `without` those that begin like
+    these.
+    """
     own += head.content_lines
     if framing is CHUNKED:
         own += _CHUNKED
     elif head.length is not None and not head.is_events:
         own += b"content-length: %b\r\n" % head.length
     lines = crossing(head.lines, head.fields) if head.connection_tokens else head.lines
+    if without:
+        lines = [line for line in lines if not line.startswith(without)]
     return client_head(head.status, lines, own=own, close=close)
 
 

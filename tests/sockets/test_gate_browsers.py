@@ -9,7 +9,7 @@ import pytest
 from cellgate.proxy.config.settings import Cors
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
-from tests.wire.unit import STREAM
+from tests.wire.unit import STREAM, whole
 
 APP = "https://app.example"
 PREFLIGHT = f"Origin: {APP}\r\nAccess-Control-Request-Method: POST\r\n"
@@ -32,6 +32,32 @@ async def test_a_preflight_reaches_no_unit() -> None:
         assert (reply.status, reply.get("access-control-allow-origin")) == (200, APP)
         assert (await client.ask(chat())).status == 200
         assert here.received == 1
+
+
+ENGINES = (
+    "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Credentials: true\r\n"
+    "Access-Control-Expose-Headers: x-a\r\nVary: Origin\r\nX-Kept: 1\r\n"
+)
+
+
+@pytest.mark.parametrize("origins", [(APP,), ("*",)])
+@live
+async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...]) -> None:
+    """Browsers refuse an answer with two lines. llama.cpp and TGI send their own."""
+    stream = STREAM.replace(b"Transfer", ENGINES.encode() + b"Transfer", 1)
+    for script in (stream, whole(head=ENGINES)):
+        async with stage(script, cors=Cors(origins)) as here, here.client() as client:
+            reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+            assert reply.get("access-control-allow-origin") == origins[0]
+            assert reply.get("access-control-allow-credentials") is None
+            assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
+            assert reply.all("vary") == (["origin"] if origins == (APP,) else [])
+            assert reply.get("x-kept") == "1"
+            other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
+            assert other.get("access-control-allow-origin") == (None if origins == (APP,) else "*")
+        async with stage(script) as here, here.client() as client:
+            reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+            assert (reply.get("access-control-allow-origin"), reply.get("vary")) == ("*", "Origin")
 
 
 @live

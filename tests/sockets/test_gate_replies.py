@@ -409,3 +409,21 @@ async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
     async with stage(silent, STREAM, timeouts=Timeouts(answer_s=PAUSE_S)) as here, here.client() as client:
         assert (await client.ask(chat())).body == EVENTS
         await here.units[0].connections[0].until_gone()
+
+
+@live
+async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+
+    async def silent(request: Received) -> None:
+        await asyncio.sleep(60.0)
+
+    async with stage(silent, STREAM, timeouts=Timeouts(answer_s=PAUSE_S)) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        assert (reply.status, reply.error["code"]) == (504, "answer_timeout")
+        assert (reply.get("x-should-retry"), reply.get("retry-after")) == ("false", None)
+        await here.units[0].connections[0].until_gone()
+        assert [len(unit.requests) for unit in here.units] == [1, 0]
+        assert {state.case.verdict.value for state in here.plane.board} == {"up"}
