@@ -1,11 +1,14 @@
-"""Requests for one token through each API of engines, and the form of their answers.
+"""Requests for one token through each API of engines, and what a good answer to them is.
 
 Prompts are unique and shorter than a KV block, so that no cache can answer; no request carries a priority,
-because vLLM refuses one by default. Shapes: OpenAI's API, Jina's rerank, vLLM's pooling, Triton's KServe v2.
+because vLLM refuses one by default. Shapes: OpenAI's API, Anthropic's messages, Jina's rerank, vLLM's
+pooling, Triton's KServe v2; audio as a second of silence (WAV, 8 kHz, 16 bits).
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
+
+from cellgate.probes.base import Reply
 
 _ELEMENTS_MAX = 1 << 18
 """Larger tensors are not made: an image of 3 x 224 x 224 is well below."""
@@ -27,12 +32,20 @@ class Api:
 
     `{model}` in `path` and `about` stands for the model. `about` is a page that is read first and given to
     `body` (as None when it is no JSON), which returns None when no request can be made for such a model.
+    `generates`: something must have been generated; `streams`: it has a stream as well. `is_form`: a form
+    with a file, whose other fields are the body; `is_file`: the answer is one, and no JSON. `is_costly`: even
+    the smallest request is work for seconds.
     """
 
     path: str
     body: Callable[[str, str, Any], dict[str, Any] | None]
     answer: str
     about: str = ""
+    generates: bool = False
+    streams: bool = False
+    is_form: bool = False
+    is_file: bool = False
+    is_costly: bool = False
 
 
 def at(path: str, model: str) -> str:
@@ -73,6 +86,45 @@ def has_answer(api: Api, body: bytes) -> bool:
     return bool(answer) if isinstance(answer, list) else isinstance(answer, str)
 
 
+# What carries something generated, in any of the shapes; or a count of tokens: the only one may be the end.
+_GENERATED = re.compile(
+    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|delta)"\s*:\s*"(?!")'
+    rb'|"tool_calls"\s*:\s*\[\s*\{'
+    rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
+    rb'|"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"'
+    rb'|"status"\s*:\s*"incomplete"'
+)
+
+_ENDED = re.compile(
+    rb'"(?:completion_tokens|output_tokens)"\s*:\s*0|"(?:finish_reason|stop_reason)"\s*:\s*"(?:stop|end_turn)"'
+)
+
+
+def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
+    """What is wrong with a 200; empty when it is a good answer."""
+    said = reply.headers.get("content-type", "").lower()
+    if "html" in said or reply.body.lstrip()[:1] == b"<":
+        return "a page of HTML"
+    if api.is_file:
+        return "no file" if "json" in said or not reply.body else ""
+    is_shown = not api.generates or _GENERATED.search(reply.body) is not None
+    if stream:
+        if said and "event-stream" not in said:
+            return "no event stream"
+        if any(_is_error(line[5:]) for line in reply.body.splitlines() if line.startswith(b"data:")):
+            return "an error in the stream"
+        return "" if is_shown else "nothing generated"
+    if not has_answer(api, reply.body):
+        return "no token"
+    # A token may be one that is not shown; but an end without any is an answer of nothing.
+    return "nothing generated" if not is_shown and _ENDED.search(reply.body) else ""
+
+
+def _is_error(data: bytes) -> bool:
+    event = parsed(data.strip())
+    return isinstance(event, dict) and bool(event.get("error"))
+
+
 def _named(model: str, **rest: Any) -> dict[str, Any]:
     # Without a known model the field is left out: engines then take their own.
     return {"model": model, **rest} if model else rest
@@ -92,6 +144,54 @@ def _input(model: str, prompt: str, _: Any) -> dict[str, Any]:
 
 def _rerank(model: str, prompt: str, _: Any) -> dict[str, Any]:
     return _named(model, query=prompt, documents=[prompt])
+
+
+def _messages(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, messages=[{"role": "user", "content": prompt}], max_tokens=1)
+
+
+def _response(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, input=prompt, max_output_tokens=1, store=False)
+
+
+def _speech(model: str, _prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, input="a", voice="alloy")
+
+
+def _image(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, prompt=prompt, n=1, size="256x256")
+
+
+def _silence(model: str, _prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model)
+
+
+def encoded(api: Api, body: dict[str, Any]) -> tuple[bytes, str]:
+    """A body as it is sent, and its content type."""
+    if not api.is_form:
+        return orjson.dumps(body), "application/json"
+    fields = "".join(
+        f'--{_BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in body.items()
+    )
+    file = (
+        f'--{_BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="silence.wav"\r\n'
+        "content-type: audio/wav\r\n\r\n"
+    )
+    end = f"\r\n--{_BOUNDARY}--\r\n"
+    return (fields + file).encode() + _WAV + end.encode(), f"multipart/form-data; boundary={_BOUNDARY}"
+
+
+_BOUNDARY = "cellgate-canary"
+_RATE = 8000
+_SAMPLES = bytes(2 * _RATE)
+_WAV = (
+    struct.pack(
+        "<4sI4s4sIHHIIHH", b"RIFF", 36 + len(_SAMPLES), b"WAVE", b"fmt ", 16, 1, 1, _RATE, 2 * _RATE, 2, 16
+    )
+    + struct.pack("<4sI", b"data", len(_SAMPLES))
+    + _SAMPLES
+)
 
 
 def _generate(_model: str, prompt: str, _: Any) -> dict[str, Any]:
@@ -117,11 +217,23 @@ def _tensor(entry: dict[str, Any], prompt: str) -> dict[str, Any]:
 
 
 CANARIES: dict[str, Api] = {
-    "chat": Api("/v1/chat/completions", _chat, "choices"),
-    "completions": Api("/v1/completions", _completion, "choices"),
+    "chat": Api("/v1/chat/completions", _chat, "choices", generates=True, streams=True),
+    "completions": Api("/v1/completions", _completion, "choices", generates=True, streams=True),
     "embeddings": Api("/v1/embeddings", _input, "data"),
     "rerank": Api("/v1/rerank", _rerank, "results"),
     "pooling": Api("/pooling", _input, "data"),
     "generate": Api("/v2/models/{model}/generate", _generate, "text_output"),
     "infer": Api("/v2/models/{model}/infer", _infer, "outputs", about="/v2/models/{model}"),
 }
+"""By the name that `canary:` has in the configuration."""
+APIS: dict[str, Api] = {
+    **CANARIES,
+    "messages": Api("/v1/messages", _messages, "content", generates=True, streams=True),
+    "responses": Api("/v1/responses", _response, "output", generates=True, streams=True),
+    "audio": Api("/v1/audio/transcriptions", _silence, "text", is_form=True),
+    "speech": Api("/v1/audio/speech", _speech, "", is_file=True),
+    "images": Api("/v1/images/generations", _image, "data", is_costly=True),
+}
+"""All that canaries can ask for, by the name that the gate has for the path (proxy/request/routes.py)."""
+MEDIA = ("audio", "speech")
+"""APIs of engines that serve no text."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from cellgate.router.engine_nouns import Build, Urgency
-from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
+from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Use, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -63,13 +63,14 @@ class Fetch(Protocol):
         target: str,
         *,
         body: bytes = b"",
+        content_type: str = "application/json",
         request_id: str = "",
         rank: int | None = None,
         fresh: bool = False,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
-        """The reply to `method target` with a JSON `body` (if any); redirects are not followed. `rank`: the
+        """The reply to `method target` with a `body` (if any); redirects are not followed. `rank`: the
         data parallel rank that is to answer. `fresh`: on a new connection.
         """
         ...
@@ -163,6 +164,19 @@ class ProbeContext(Protocol):
     @property
     def is_peers_turn(self) -> bool:
         """True while another gate is to send the next canary, and to publish its result."""
+        ...
+
+    @property
+    def uses(self) -> Sequence[Use]:
+        """What clients ask of it and of other units of its models, the last kind first."""
+        ...
+
+    def takes_turn(self) -> Use | None:
+        """The kind of request that waits there, and is to be asked next; once."""
+        ...
+
+    def answers_since(self, since: float) -> bool:
+        """Whether a request that came after `since` was answered."""
         ...
 
     @property

@@ -4,27 +4,37 @@
    made progress, or restarted, is neutral.
 2. After a busy answer it retries. Busy counts against the unit only when the unit has no work, or has
    requests of this gate without progress.
-3. apis.py has the requests; which API a unit serves is detected once, and remembered.
+3. apis.py has the requests; which API a unit serves is detected once, and remembered. What clients use is
+   asked for as well: one kind (path, stream or not, model) after the other while the unit is well, and all of
+   them when it is suspected or comes back. A kind that this unit has never served counts only if it hangs.
+4. A canary never has a model loaded that is not: engines that keep a few of many loaded are asked for which.
+5. A unit without any API for canaries is proven by its readiness, its models, and requests of clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
-import orjson
-
-from cellgate.probes.apis import CANARIES, Api, at, fingerprint_of, has_answer, parsed
+from cellgate.probes.apis import APIS, MEDIA, at, encoded, fingerprint_of, parsed, why_no_answer
 from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.models import ask_served
 from cellgate.probes.version import ask_version
 from cellgate.router.engine_nouns import Build, Built
-from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
+from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Use, Verdict
 
+AWAKE_S = 2.0
+"""A unit with work gets a canary after this time without a sign of life."""
+KINDS_MAX = 4
+"""Kinds of requests that are asked for: the last ones in use."""
+MODELS_MAX = 4
+"""Models that are tried, one after the other, until one answers."""
+REFUSED_MAX_S = 4.0
+"""The longest pause between canaries of a unit that refuses them all."""
 ASK_AGAIN_S = 0.25
 """The pause before a retry at a busy unit."""
 YIELD_S = 0.75
@@ -32,6 +42,8 @@ YIELD_S = 0.75
 0.25 s each."""
 VERSION_S = 0.5
 """The timeout of each question for what a unit is that is about to come up."""
+_UNASKED = {"x-cellgate": "unasked"}
+"""Of a page about a model for which no request can be made."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
 IN_LINE = 4.0
@@ -40,6 +52,7 @@ _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
+_LACKS = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 _BUSY = frozenset({429, 503})
 _EXCERPT = 160
@@ -51,7 +64,19 @@ clients.
 """
 
 _API = "api"
-"""Note: the API that the unit answered last."""
+"""Note: the API that the unit answered last, and the model."""
+_SERVED = "served"
+"""Note: the kinds that the unit has answered."""
+_TURN = "turn"
+"""Note: the number of the next kind that is asked for."""
+_HUNG = "hung"
+"""Note: the kind that ran out of time last, while others were answered."""
+_REFUSED = "refused"
+"""Note: canaries in a row that were refused."""
+_LOADED = "loaded"
+"""Note: the page on which the engine lists the models that are loaded; empty: it has none."""
+_LISTS = (("/api/ps", "models"), ("/running", "running"))
+"""Pages of engines that load models on demand (Ollama, llama-swap), and their lists."""
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
 _RANK = "rank"
@@ -70,6 +95,22 @@ def is_half(context: ProbeContext) -> bool:
     return context.unit.role != "both" and context.engine in ("", "sglang")
 
 
+class _Kind(NamedTuple):
+    """What a canary asks for. Without an API: the first that the unit serves."""
+
+    api: str = ""
+    stream: bool = False
+    model: str = ""
+
+    @property
+    def word(self) -> str:
+        return f"{self.api}{', streamed' if self.stream else ''}"
+
+
+class _AloneError(FetchError):
+    """No answer in time, while the unit answered others that came later."""
+
+
 class _Fate(NamedTuple):
     """The result of a canary."""
 
@@ -78,6 +119,8 @@ class _Fate(NamedTuple):
     reason: str
     fingerprint: str = ""
     """What the unit says that it is."""
+    is_refusal: bool = False
+    """It answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +133,12 @@ class Canary:
     period_s: float = 1.0
 
     def limit_s(self, context: ProbeContext) -> float:
-        """The longest timeout, for each request of a run: models, canary, second canary."""
-        return 3 * max(context.rules.warm_up_timeout_s, self.timeout_s(context))
+        """The longest timeout, for each request of a run: models, canaries of each kind, second canary."""
+        return (3 + KINDS_MAX) * max(context.rules.warm_up_timeout_s, self.timeout_s(context))
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """The next period, but for an UP unit not before `canary_idle_s` after its last progress. A little
-        later if another gate is about to send one, which may save this one.
+        """The next period, but for an UP unit not before `canary_idle_s` after its last progress, or AWAKE_S
+        while it has work. A little later if another gate is about to send one, which may save this one.
         """
         if context.held_down or context.is_on_hold:
             return inf
@@ -104,8 +147,9 @@ class Canary:
         is_doubtful = _timeouts(context) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
-            return max(due, context.life_at + context.rules.canary_idle_s + yield_s)
-        return due
+            return max(due, context.life_at + _idle_s(context) + yield_s)
+        refused: int = context.notes.get(_REFUSED, 0)
+        return max(due, last_at + min(self.period_s * (1 << min(refused, 8)) - self.period_s, REFUSED_MAX_S))
 
     def _left_until(self, context: ProbeContext, last_at: float) -> float:
         """Until when a unit is left alone after several timeouts in a row: longer from one to the next, but
@@ -115,7 +159,7 @@ class Canary:
         if repeats < 1:
             return -inf
         pause_s = min(self.period_s * (1 << repeats), _LEFT_MAX_S)
-        return min(last_at + pause_s, context.life_at + context.rules.canary_idle_s)
+        return min(last_at + pause_s, context.life_at + _idle_s(context))
 
     def timeout_s(self, context: ProbeContext) -> float:
         """Short for a unit with requests, long when the first request may have to warm the engine up.
@@ -146,7 +190,6 @@ class Canary:
             return
         is_starting = context.verdict is Verdict.STARTING
         life_at, reborn, timeout_s = context.life_at, context.reborn, self.timeout_s(context)
-        deadline = context.now() + timeout_s
         timed_out = False
         try:
             model = model_of(context)
@@ -154,11 +197,13 @@ class Canary:
                 for finding in await ask_served(context, timeout_s):
                     model = _first(finding) if isinstance(finding, Models) else model
                     yield finding
-            fate = await _fly(context, model, deadline)
+            fate = await _fly_each(context, model, timeout_s)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
-            excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
+            excused = not isinstance(error, _AloneError) and (
+                context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
+            )
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
@@ -178,7 +223,7 @@ class Canary:
     async def _learn_usual(self, context: ProbeContext, model: str) -> None:
         """The first canary may have warmed the engine up: only the next one shows what is usual."""
         with suppress(FetchError):
-            await _fly(context, model, context.now() + context.rules.canary_timeout_s)
+            await _fly(context, _Kind(model=model), context.now() + context.rules.canary_timeout_s)
 
 
 async def _what_it_is(context: ProbeContext) -> AsyncGenerator[Finding, None]:
@@ -204,69 +249,234 @@ def _first(models: Models) -> str:
     return next((name for name in models.names if name not in models.bases), "")
 
 
-async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
+async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fate:
+    """Ask for each kind that is to be asked for: the worst of what comes of it. Raises FetchError."""
+    waiting = context.takes_turn()
+    loaded = await _loaded(context, timeout_s)
+    if loaded is not None and not loaded:
+        return await _by_pages(context, "it has no model loaded, and a canary loads none", timeout_s)
+    passed, fates = set[_Kind](), list[_Fate]()
+    for kind in _kinds(context, model, waiting, loaded):
+        asked_at = context.now()
+        try:
+            fate = await _fly(context, kind, asked_at + timeout_s)
+        except FetchError as error:
+            if error.trouble is not Trouble.TIMEOUT or not kind.api:
+                raise
+            was_hung = context.notes.get(_HUNG) == kind and bool(passed)
+            if not (was_hung or context.answers_since(asked_at)):
+                raise
+            context.notes[_HUNG] = kind
+            reason = f"{kind.word}, while others are answered: {error}"
+            raise _AloneError(error.trouble, reason) from error
+        if fate.sign is Sign.GOOD:
+            passed.add(kind)
+            _served(context).add(kind[:2])
+            if context.notes.get(_HUNG) == kind:
+                del context.notes[_HUNG]
+        elif kind.api and fate.is_refusal and not _counts(context, kind):
+            continue
+        fates.append(fate)
+    if not fates:
+        fates.append(await _fly(context, _Kind(model=model), context.now() + timeout_s))
+    worst = min(fates, key=lambda fate: (fate.sign is not Sign.BAD, fate.sign is not Sign.NEUTRAL))
+    is_refused = worst.is_refusal and worst.sign is Sign.NEUTRAL
+    context.notes[_REFUSED] = context.notes.get(_REFUSED, 0) + 1 if is_refused else 0
+    return worst
+
+
+def _served(context: ProbeContext) -> set[tuple[str, bool]]:
+    served: set[tuple[str, bool]] = context.notes.setdefault(_SERVED, set())
+    return served
+
+
+def _counts(context: ProbeContext, kind: _Kind) -> bool:
+    """Whether it is a fault of the unit that it refuses this kind: it has served it, and its one model cannot
+    have gone.
+    """
+    return kind[:2] in _served(context) and len(context.models) < 2
+
+
+def _kinds(
+    context: ProbeContext, model: str, waiting: Use | None, loaded: frozenset[str] | None
+) -> list[_Kind]:
+    """The kinds to ask for now: one of a unit that seems well, all of any other."""
+    is_well = context.verdict is Verdict.UP and not _timeouts(context)
+    found = {} if context.unit.canary or is_half(context) else _in_use(context, loaded, is_well=is_well)
+    known = context.notes.get(_API)
+    if found and known is not None and len(context.models) < 2:
+        found.setdefault((known[0], False), _Kind(model=model))
+    if not found:
+        of = min(loaded & context.models, default=model) if loaded else model
+        return [_Kind(model=of)]
+    kinds = list(found.values())
+    if not is_well:
+        return kinds
+    if waiting is not None and (asked := found.get((waiting.route, waiting.stream))) is not None:
+        return [asked]
+    turn: int = context.notes.get(_TURN, 0)
+    context.notes[_TURN] = turn + 1
+    return [kinds[turn % len(kinds)]]
+
+
+def _in_use(
+    context: ProbeContext, loaded: frozenset[str] | None, *, is_well: bool
+) -> dict[tuple[str, bool], _Kind]:
+    """What clients use of what canaries can ask for, the last first; each path with its last model."""
+    found: dict[tuple[str, bool], _Kind] = {}
+    for use in context.uses:
+        api, model = APIS.get(use.route), use.model or model_of(context)
+        if api is None or (use.route, use.stream) in found or (api.is_costly and is_well):
+            continue
+        # Never an adapter, nor a name that only its engine knows.
+        if model and model not in context.models:
+            model = model_of(context)
+        if (not use.stream or api.streams) and (loaded is None or model in loaded):
+            found[use.route, use.stream] = _Kind(use.route, use.stream, model)
+        if len(found) == KINDS_MAX:
+            break
+    return found
+
+
+async def _loaded(context: ProbeContext, timeout_s: float) -> frozenset[str] | None:
+    """The models that an engine with several has loaded; None: it has all of them, or does not say."""
+    if len(context.models) < 2 or context.notes.get(_LOADED) == "":
+        return None
+    for path, field in _LISTS:
+        if context.notes.get(_LOADED, path) != path:
+            continue
+        page = parsed((await context.fetch("GET", path, timeout_s=timeout_s)).body)
+        listed = page.get(field) if isinstance(page, dict) else None
+        if isinstance(listed, list):
+            context.notes[_LOADED] = path
+            cards = [card for card in listed if isinstance(card, dict)]
+            return frozenset(str(card.get("name") or card.get("model")) for card in cards)
+    context.notes[_LOADED] = ""
+    return None
+
+
+async def _by_pages(context: ProbeContext, why: str, timeout_s: float) -> _Fate:
+    """The fate of a unit that no canary can prove: by its readiness and its models. Raises FetchError."""
+    for path in (engine(context.engine).ready[0], "/v1/models"):
+        reply = await context.fetch("GET", path, timeout_s=timeout_s)
+        if reply.status != 200 and not (reply.status in _LACKS and path != "/v1/models"):
+            return _Fate(Sign.NEUTRAL, Strength.WEAK, f"{why}; GET {path}: HTTP {reply.status}")
+    return _Fate(
+        Sign.GOOD, Strength.STRONG, f"{why}: it is proven by GET {path} and requests of clients alone"
+    )
+
+
+async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
     """Request one token until the answer is not busy. Raises FetchError."""
     life_at, busy_at, has_work = context.life_at, inf, True
     while True:
         asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
-        name, reply = await _ask(context, model, deadline)
+        done, reply = await _ask(context, kind, deadline)
         if reply.status not in _BUSY:
             break
         busy_at = min(busy_at, context.now())
         # A request that is refused at once is also in flight for a moment; only one that stays is work.
         has_work = has_work and context.in_flight > 0
         if _is_empty_since(context, busy_at):
-            return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(name, model, reply)}")
+            return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(done, reply)}")
         if context.now() + ASK_AGAIN_S >= deadline:
             busy_s, moved = context.now() - busy_at, context.life_at > life_at
             stuck = has_work and not moved and context.load is not None and context.load.sighted
-            return _stayed_busy(busy_s, _say(name, model, reply), stuck=stuck)
+            return _stayed_busy(busy_s, _say(done, reply), stuck=stuck)
         await context.pause(ASK_AGAIN_S)
-    fate = _read(name, model, reply)
+    if not kind.api and context.now() < deadline and _lacks_all(context, [(done, reply)]):
+        why = "it serves no API that a canary could ask for"
+        return await _by_pages(context, why, max(0.0, deadline - context.now()))
+    fate = _read(context, done, reply)
     if fate.sign is Sign.GOOD:
-        context.notes[_API] = name
+        if not kind.api:
+            context.notes[_API] = done.api, done.model
         context.notes[_RANK] = (_rank(context) or 0) + 1
         if is_usual and _has_nothing_to_do(context):
-            usual_s = _usual_s(context)
-            context.notes[_USUAL_S] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
+            usual: dict[str, float] = context.notes.setdefault(_USUAL_S, {})
+            usual_s = usual.get(done.word, context.rules.canary_timeout_s / _USUAL_TIMES)
+            usual[done.word] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
     return fate
 
 
-async def _ask(context: ProbeContext, model: str, deadline: float) -> tuple[str, Reply]:
-    """The first API that the unit serves, and its reply; those of the first one tried when it serves none."""
+def _lacks_all(context: ProbeContext, tried: Sequence[tuple[_Kind, Reply]]) -> bool:
+    """Whether a unit that has never answered a canary has none of the paths: it is not a model that is
+    missing.
+    """
+    if _API in context.notes or context.unit.canary or context.engine == "triton":
+        return False
+    return all(_lacks_path(done, reply) for done, reply in tried)
+
+
+def _lacks_path(kind: _Kind, reply: Reply) -> bool:
+    """Whether it is the path that is missing, and not the model."""
+    return reply.status in _LACKS and not (kind.model and kind.model.encode("utf-8", "replace") in reply.body)
+
+
+async def _ask(context: ProbeContext, kind: _Kind, deadline: float) -> tuple[_Kind, Reply]:
+    """What was asked, and the reply. Without an API: the first that the unit serves, and its reply; those of
+    the first one tried when it serves none.
+    """
     request_id = f"cellgate-canary-{context.new_id()}"
-    known, configured = context.notes.get(_API), context.unit.canary
+    if kind.api:
+        return kind, await _ask_by(kind, context, request_id, deadline)
+    known, configured = context.notes.get(_API, ("", "")), context.unit.canary
     names = (configured,) if configured else engine(context.engine).canaries
-    tried: list[tuple[str, Reply]] = []
-    for name in sorted(names, key=lambda name: name != known):
-        reply = await _ask_by(CANARIES[name], context, model, request_id, deadline)
-        if reply.status not in _NOT_SERVED:
-            return name, reply
-        tried.append((name, reply))
-    return tried[0]
+    if known[0] in MEDIA and not configured:
+        names = (known[0], *names)
+    models = [kind.model]
+    if not context.unit.models and kind.model in context.models:
+        models += sorted(context.models - {kind.model})[: MODELS_MAX - 1]
+    tried: list[tuple[_Kind, Reply]] = []
+    for name in sorted(names, key=lambda name: name != known[0]):
+        for model in sorted(models, key=lambda model: model != known[1]):
+            done = _Kind(name, False, model)
+            reply = await _ask_by(done, context, request_id, deadline)
+            if reply.status not in _NOT_SERVED:
+                return done, reply
+            tried.append((done, reply))
+            if _lacks_path(done, reply):
+                break
+    if _lacks_all(context, tried) and context.now() < deadline:
+        for name in MEDIA:
+            done = _Kind(name, False, kind.model)
+            reply = await _ask_by(done, context, request_id, deadline)
+            if reply.status not in _LACKS:
+                return done, reply
+    return next((each for each in tried if each[1].status not in _LACKS), tried[0])
 
 
-async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, deadline: float) -> Reply:
+async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline: float) -> Reply:
     """The reply of one API; that of the page about the model, when that allows no request."""
-    about = None
+    api, model, about = APIS[kind.api], kind.model, None
     if api.about:
         page = await context.fetch("GET", at(api.about, model), timeout_s=deadline - context.now())
         about = parsed(page.body)
     body = api.body(model, context.new_id(), about)
     if body is None:
-        return Reply(404, {}, page.body)
+        return Reply(404, _UNASKED, page.body)
     if is_half(context):
         body |= NO_PAIR
+    if kind.stream:
+        body["stream"] = True
+    data, content_type = encoded(api, body)
     return await context.fetch(
         "POST",
         at(api.path, model),
-        body=orjson.dumps(body),
+        body=data,
+        content_type=content_type,
         request_id=request_id,
         rank=_rank(context),
         # A suspicion may be about connections.
         fresh=context.verdict is not Verdict.UP or _timeouts(context) > 0,
         timeout_s=max(0.0, deadline - context.now()),
     )
+
+
+def _idle_s(context: ProbeContext) -> float:
+    """How long a unit may show no life: what runs there makes a hang urgent."""
+    idle_s = context.rules.canary_idle_s
+    return idle_s if _has_nothing_to_do(context) else min(idle_s, AWAKE_S)
 
 
 def _timeouts(context: ProbeContext) -> int:
@@ -304,8 +514,8 @@ def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
 
 def _usual_s(context: ProbeContext) -> float:
     """How long a canary usually takes; at first so long that the shortest timeout is just enough."""
-    usual_s: float = context.notes.get(_USUAL_S, context.rules.canary_timeout_s / _USUAL_TIMES)
-    return usual_s
+    usual: dict[str, float] = context.notes.get(_USUAL_S, {})
+    return max(usual.values(), default=context.rules.canary_timeout_s / _USUAL_TIMES)
 
 
 def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
@@ -316,26 +526,27 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     return Sign.BAD, Strength.STRONG
 
 
-def _read(name: str, model: str, reply: Reply) -> _Fate:
+def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
     """The evidence of a reply, with its reason."""
-    if reply.status == 200 and has_answer(CANARIES[name], reply.body):
-        fingerprint = fingerprint_of(reply.body)
-        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}", fingerprint)
-    said = _say(name, model, reply)
+    said = _say(kind, reply)
     if reply.status == 200:
-        return _Fate(Sign.BAD, Strength.STRONG, f"no token in {said}")
+        if wrong := why_no_answer(APIS[kind.api], reply, stream=kind.stream):
+            return _Fate(Sign.BAD, Strength.STRONG, f"{wrong} in {said}")
+        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
-        return _Fate(Sign.BAD, Strength.STRONG, said)
-    # The front end answers these without its engine: they prove nothing about it.
-    reason = f"nothing is proven by {said}"
+        return _Fate(Sign.BAD, Strength.STRONG, said, is_refusal=True)
+    # A unit that refuses canaries refuses clients. One that starts has never served, and proves nothing.
+    reason = f"the canary was refused: {said}"
     if reply.status in _NOT_ALLOWED:
-        reason += "; set `api_key_file:` to a key that the unit accepts"
+        reason += "; its key?; set `api_key_file:` to a key that the unit accepts"
     elif reply.status in _NOT_SERVED:
-        reason += "; set `canary:` to an API that the unit serves"
-    return _Fate(Sign.NEUTRAL, Strength.WEAK, reason)
+        reason += "; its model?; set `canary:` to an API that the unit serves"
+    if context.verdict is Verdict.STARTING or reply.headers is _UNASKED:
+        return _Fate(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
+    return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True)
 
 
-def _say(name: str, model: str, reply: Reply) -> str:
+def _say(kind: _Kind, reply: Reply) -> str:
     """A reply on one line, for a person to read."""
     excerpt = ascii(reply.body[:_EXCERPT].decode("utf-8", "replace"))
-    return f"POST {at(CANARIES[name].path, model)}: HTTP {reply.status} {excerpt}"
+    return f"POST {at(APIS[kind.api].path, kind.model)}: HTTP {reply.status} {excerpt}"

@@ -38,6 +38,7 @@ from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
 from cellgate.router.unit_state import Lease, UnitState, Usable
+from cellgate.router.uses import Uses
 
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
@@ -86,6 +87,7 @@ class Board:
         """The prompts that this gate has proven, for others; None without other gates."""
         self.pools = Pools()
         self.pairs = Pairs()
+        self.uses = Uses()
         self.adapters: frozenset[str] = frozenset()
         """The LoRA adapters that some unit lists."""
         self.has_far = False

@@ -142,6 +142,16 @@ class Ask(NamedTuple):
     """Another unit may compute its prompt (see router/pairs.py)."""
     payer: str = ""
     """Who pays for it: an address, or the tenant of a key (see router/shares.py); empty: unknown."""
+    route: str = ""
+    """The name of its path, if it has a JSON body."""
+
+
+class Use(NamedTuple):
+    """A kind of request (see uses.py): a path by its name, and the model; empty: none is named."""
+
+    route: str
+    stream: bool
+    model: str
 
 
 class Sign(Enum):
@@ -342,7 +352,7 @@ class Rules:
 
     weak_window_s (10), weak_min (5), weak_rate (0.5): this much weak evidence in the window is a suspicion.
     passes (2): canaries in a row that bring a DOWN unit back.
-    canary_idle_s (2): a unit without progress for this long gets a canary.
+    canary_idle_s (14): a unit without work and without progress for this long gets a canary.
     canary_timeout_s (1.25), warm_up_timeout_s (60): the least timeout of a canary, by verdict.
     silent_min_s (1): a shorter stall is never a suspicion.
     panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share
@@ -358,7 +368,7 @@ class Rules:
     weak_min: int = 5
     weak_rate: float = 0.5
     passes: int = 2
-    canary_idle_s: float = 2.0
+    canary_idle_s: float = 14.0
     canary_timeout_s: float = 1.25
     warm_up_timeout_s: float = 60.0
     silent_min_s: float = 1.0

@@ -19,7 +19,7 @@ from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
 from cellgate.router.in_rotation import InRotation
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.node_nouns import AGENT, UnitFacts
-from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit
+from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Use
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.ranks import Ranks
 from cellgate.router.split_nouns import SplitPlan
@@ -57,6 +57,7 @@ class UnitState(InRotation):
     stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py). `build` is
     what its engine says that it is, `other_builds` are units of its cell and model that say something else,
     `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
+    `asks_next`: the kind of request that the next canary is to be.
     `facts` are what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
     other; `meets`: both of a pair get a request at the same time; `needs_prefiller`: then its engine computes
     no prompt at all.
@@ -65,6 +66,7 @@ class UnitState(InRotation):
     __slots__ = (
         "adapters",
         "answers",
+        "asks_next",
         "batch",
         "build",
         "busy_at",
@@ -117,6 +119,7 @@ class UnitState(InRotation):
         self.build = UNKNOWN_BUILD
         self.other_builds: tuple[str, ...] = ()
         self.answers: AnswerRecord | None = None
+        self.asks_next: Use | None = None
         self.urgency = Urgency.ROUTINE
         self.facts = UnitFacts()
         self.load: Load | None = None

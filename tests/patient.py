@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,7 +22,7 @@ from cellgate.probes.base import (
     Trouble,
 )
 from cellgate.router.engine_nouns import Build, Urgency
-from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
+from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Use, Verdict
 
 Answer = Reply | Trouble
 
@@ -62,6 +62,9 @@ class FakePatient:
     life_at: float = 0.0
     answered_at: float = 0.0
     is_peers_turn: bool = False
+    uses: Sequence[Use] = ()
+    waiting: Use | None = None
+    is_answering: bool = False
     load: Load | None = None
     ranks: int = 0
     stalled_rank: int | None = None
@@ -95,6 +98,13 @@ class FakePatient:
     def heard(self) -> None:
         self.heard_count += 1
 
+    def takes_turn(self) -> Use | None:
+        waiting, self.waiting = self.waiting, None
+        return waiting
+
+    def answers_since(self, since: float) -> bool:
+        return self.is_answering
+
     @property
     def fetch(self) -> Fetch:
         return cast("Fetch", self._fetch)
@@ -109,6 +119,7 @@ class FakePatient:
         target: str,
         *,
         body: bytes = b"",
+        content_type: str = "application/json",
         request_id: str = "",
         rank: int | None = None,
         fresh: bool = False,

@@ -149,7 +149,8 @@ class Prober:
         loop, rules = asyncio.get_running_loop(), self._board.rules
         if self._agenda is None:
             self._agenda = Agenda(loop, TOGETHER_S)
-        context = UnitContext(state, node, rules, transport.fetch, transport.net, loop.time, self._rng, notes)
+        fetch, net, uses = transport.fetch, transport.net, self._board.uses
+        context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses)
         return Runner(probe, context, take, self._rng, self._agenda)
 
     def stop(self, name: str) -> None:

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cellgate.probes.canary import AWAKE_S, Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.logs.events import Action, ActionKind, EventLog
 from cellgate.router.board import Board
 from cellgate.router.hold import is_on
-from cellgate.router.nouns import Evidence, Sign, Strength
+from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
 from cellgate.router.stall import SOURCE, Stall, find_rank_stall, find_stall, still_s
 from cellgate.router.unit_state import UnitState
+from cellgate.router.uses import use_of
 
 LAG_S = 0.25
 """A tick that is this late shows that the gate lags."""
 DISTRUST_S = 1.0
 QUIET_S = 0.25
 """After this time without a token, the engine's counters are read this often."""
+BESIDE_S = 5.0
+"""A unit gets a canary for a request that hangs at most this often."""
 
 _REPORT_EVERY_S = 10.0
 """Faults of the gate are reported at most once in this time."""
@@ -41,6 +45,8 @@ class StallWatch:
         self._now = now
         self.gate_faults = 0
         """How many connections the gate could not open by its own fault."""
+        self._asked_at: dict[str, float] = {}
+        """When a unit was last sent a canary beside its requests."""
         self._compare_at = 0.0
         self._panic_at: float | None = None
         self._lag_reported_at = -_REPORT_EVERY_S
@@ -50,8 +56,13 @@ class StallWatch:
         """Check every unit; `lag_s` is how late this tick is."""
         if lag_s > LAG_S:
             self._report_lag(lag_s, now)
+        for state in self._board:
+            if state.leases or state.costs.last_plain is not None:
+                self._board.uses.note(state, now)
         self._board.tick(now)
         for state in self._board:
+            if state.leases and state.case.verdict is Verdict.UP and not is_on(state.hold):
+                self._ask_beside(state, now)
             if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
                 self._check_stall(state, now)
             elif state.leases and state.ranks.count:
@@ -89,6 +100,21 @@ class StallWatch:
         if state.ranks.count and (found := find_rank_stall(state, now, self._board.rules)) is not None:
             rank, stall = found
             self._report_stall(state, stall, f"data parallel rank {rank} ", now)
+
+    def _ask_beside(self, state: UnitState, now: float) -> None:
+        """Send a canary beside requests: to a unit that gets its first one after a while, and in the way of
+        one that hangs while later ones are answered.
+        """
+        name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -BESIDE_S)
+        is_dark = now - state.life_at >= AWAKE_S and now - state.work_at >= QUIET_S
+        if is_dark and asked_at < state.quiet_since:
+            lease = next(iter(state.leases))
+        elif now - asked_at >= BESIDE_S:
+            lease = self._board.uses.hanging(state, now)
+        if lease is not None:
+            self._asked_at[name] = now
+            state.asks_next = use_of(lease.ask)
+            self._prober.look_now(name, Canary.name)
 
     def _report_stall(self, state: UnitState, found: Stall, whose: str, now: float) -> None:
         if now - state.stall_reported_at < found.limit_s:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cellgate.probes.base import Fetch, Net
 from cellgate.router import hold
 from cellgate.router.engine_nouns import Build, Urgency
-from cellgate.router.nouns import Load, Node, Rules, Unit, Verdict
+from cellgate.router.nouns import Load, Node, Rules, Unit, Use, Verdict
 from cellgate.router.stall import hides_work, stall_limit_s
 from cellgate.router.unit_state import UnitState
+from cellgate.router.uses import Uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,18 @@ class UnitContext:
     now: Callable[[], float]
     rng: random.Random
     notes: dict[str, Any]
+    known_uses: Uses
+
+    @property
+    def uses(self) -> Sequence[Use]:
+        return list(self.known_uses.of(self.unit_state, self.now()))
+
+    def takes_turn(self) -> Use | None:
+        use, self.unit_state.asks_next = self.unit_state.asks_next, None
+        return use
+
+    def answers_since(self, since: float) -> bool:
+        return self.known_uses.answers_since(self.unit_state, since)
 
     @property
     def unit(self) -> Unit:

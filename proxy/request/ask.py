@@ -99,6 +99,7 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         None,
         route in SPLIT_ROUTES,
         "",
+        route,
     )
     return _new(Ask, ask)
 

@@ -71,6 +71,7 @@ class UnitFetch:
         target: str,
         *,
         body: bytes = b"",
+        content_type: str = "application/json",
         request_id: str = "",
         rank: int | None = None,
         fresh: bool = False,
@@ -81,7 +82,7 @@ class UnitFetch:
         done: asyncio.Future[Reply | FetchError] = self._loop.create_future()
         page = self._page(target)
         if method != "GET" or request_id or rank is not None:
-            page = KnownPage(self._head(method, target, len(body), request_id, rank))
+            page = KnownPage(self._head(method, target, len(body), request_id, rank, content_type))
         waiting = _Waiting(self, page, body, timeout_s, max_bytes, fresh, partial(_settle, done))
         try:
             outcome = await done
@@ -121,14 +122,22 @@ class UnitFetch:
                 self._pages[target] = page
         return page
 
-    def _head(self, method: str, target: str, length: int, request_id: str, rank: int | None) -> bytes:
+    def _head(
+        self,
+        method: str,
+        target: str,
+        length: int,
+        request_id: str,
+        rank: int | None,
+        content_type: str = "",
+    ) -> bytes:
         head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
         if request_id:
             head += f"x-request-id: {request_id}\r\n"
         if rank is not None:
             head += f"{RANK_FIELD.decode()}: {rank}\r\n"
         if length:
-            head += f"content-type: application/json\r\ncontent-length: {length}\r\n"
+            head += f"content-type: {content_type}\r\ncontent-length: {length}\r\n"
         return (head + "\r\n").encode()
 
 

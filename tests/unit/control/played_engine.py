@@ -52,6 +52,7 @@ class Engine:
         target: str,
         *,
         body: bytes = b"",
+        content_type: str = "application/json",
         request_id: str = "",
         rank: int | None = None,
         fresh: bool = False,

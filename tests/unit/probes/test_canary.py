@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.probes.base import Trouble
-from cellgate.probes.canary import Canary
+from cellgate.probes.base import Reply, Trouble
+from cellgate.probes.canary import REFUSED_MAX_S, Canary
 from cellgate.router.judge import CANARY_SOURCE
-from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -95,8 +95,10 @@ def test_its_evidence_carries_the_name_that_the_judge_knows() -> None:
         (reply(502), Sign.BAD),
         (reply(429), Sign.NEUTRAL),
         (reply(503), Sign.NEUTRAL),
-        (reply(401), Sign.NEUTRAL),
-        (reply(307), Sign.NEUTRAL),
+        (reply(401), Sign.BAD),
+        (reply(403), Sign.BAD),
+        (reply(307), Sign.BAD),
+        (reply(418), Sign.BAD),
         (reply(404), Sign.NEUTRAL),
         (reply(501), Sign.NEUTRAL),
         (Trouble.UNREACHABLE, Sign.BAD),
@@ -212,14 +214,15 @@ def test_a_configured_api_is_the_only_one_asked() -> None:
     evidence = fly(context)
     assert [asked.target for asked in context.asked] == [EMBEDDINGS]
     assert evidence.reason == (
-        "nothing is proven by POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that the unit serves"
+        "the canary was refused: POST /v1/embeddings: HTTP 404 ''; its model?; set `canary:` to an API that "
+        "the unit serves"
     )
 
 
 def test_an_engine_that_wants_a_key_is_told_to_the_operator() -> None:
     """Its health is not known without."""
     evidence = fly(FakePatient(lambda _: reply(401)))
-    assert evidence.sign is Sign.NEUTRAL
+    assert evidence.sign is Sign.BAD
     assert evidence.reason.endswith("; set `api_key_file:` to a key that the unit accepts")
 
 
@@ -398,3 +401,163 @@ def test_none_flies_while_a_fault_of_a_node_holds_the_unit_down() -> None:
     """It could not bring the unit back."""
     context = FakePatient(lambda _: TOKEN, verdict=Verdict.DOWN, held_down=True)
     assert Canary().due_at(context, 50.0) == math.inf
+
+
+STREAMED = Reply(
+    200, {"content-type": "text/event-stream"}, b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+)
+WHOLE_CHAT, CHAT_STREAM, EMBEDDED = (
+    Use("chat", False, "m"),
+    Use("chat", True, "m"),
+    Use("embeddings", False, "m"),
+)
+
+
+def last(context: FakePatient) -> Evidence:
+    """The evidence of one canary, without what else is found."""
+    evidence = look(Canary(), context)[-1]
+    assert isinstance(evidence, Evidence)
+    return evidence
+
+
+def bodies(context: FakePatient) -> list[tuple[str, bool]]:
+    """What was asked: the path, and whether it was a stream."""
+    return [(asked.target, b'"stream":true' in asked.body) for asked in context.asked]
+
+
+def test_a_unit_that_is_well_is_asked_for_each_kind_in_use_in_turn() -> None:
+    context = FakePatient(lambda _: TOKEN, uses=(WHOLE_CHAT, Use("completions", False, "m")))
+    for _ in range(4):
+        fly(context)
+    assert [target for target, _ in bodies(context)] == [CHAT, COMPLETIONS] * 2
+
+
+def test_a_suspect_is_asked_for_all_kinds_in_use() -> None:
+    context = FakePatient(lambda _: TOKEN, uses=(CHAT_STREAM, WHOLE_CHAT), verdict=Verdict.SUSPECT)
+    fly(context)
+    assert sorted(bodies(context)) == [(CHAT, False), (CHAT, True)]
+
+
+def test_the_kind_of_a_request_that_waits_is_asked_next() -> None:
+    context = FakePatient(lambda _: STREAMED, uses=(WHOLE_CHAT, CHAT_STREAM), waiting=CHAT_STREAM)
+    assert fly(context).sign is Sign.GOOD
+    assert bodies(context) == [(CHAT, True)]
+
+
+def test_a_kind_that_alone_hangs_while_others_are_answered_is_a_failure() -> None:
+    """Its progress excuses a busy unit; but what came later cannot have been in the way."""
+
+    def hangs(target: str) -> Answer:
+        context.life_at = context.now_s + 1.0
+        return Trouble.TIMEOUT
+
+    context = FakePatient(hangs, uses=(WHOLE_CHAT,), notes={"api": ("chat", "m")})
+    assert fly(context).sign is Sign.NEUTRAL
+    context.is_answering = True
+    evidence = fly(context)
+    assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
+    assert "chat, while others are answered" in evidence.reason
+
+
+def test_a_kind_that_a_unit_has_never_served_does_not_count_against_it() -> None:
+    """Units of one model may serve different paths."""
+    context = FakePatient(serves(CHAT), uses=(EMBEDDED, WHOLE_CHAT), verdict=Verdict.SUSPECT)
+    assert fly(context).sign is Sign.GOOD
+    context.answer = serves(COMPLETIONS)
+    assert fly(context).sign is Sign.BAD, "it has served this one"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply(200, {"content-type": "text/html"}, b"<html>welcome</html>"),
+        Reply(200, {"content-type": "application/json"}, TOKEN.body),
+        Reply(200, STREAMED.headers, b'data: {"error": {"message": "CUDA error"}}\n\n'),
+        Reply(200, STREAMED.headers, b'data: {"choices": [{"delta": {"content": ""}}]}\n\ndata: [DONE]\n\n'),
+        Reply(200, STREAMED.headers, b": nothing\n\n"),
+    ],
+    ids=["html", "no stream", "error", "empty", "comments"],
+)
+def test_a_stream_of_nonsense_proves_the_opposite(answer: Reply) -> None:
+    context = FakePatient(
+        lambda _: answer, uses=(CHAT_STREAM,), notes={"api": ("chat", "m")}, waiting=CHAT_STREAM
+    )
+    assert fly(context).sign is Sign.BAD
+
+
+def test_an_end_without_a_token_proves_the_opposite() -> None:
+    body = b'{"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}'
+    assert fly(FakePatient(lambda _: reply(200, body))).sign is Sign.BAD
+    counted = body[:-1] + b', "usage": {"completion_tokens": 1}}'
+    assert fly(FakePatient(lambda _: reply(200, counted))).sign is Sign.GOOD, (
+        "it may be one that is not shown"
+    )
+
+
+def test_a_unit_that_starts_and_refuses_canaries_is_asked_less_and_less_often() -> None:
+    context = FakePatient(lambda _: reply(401), verdict=Verdict.STARTING)
+    pauses = []
+    for _ in range(5):
+        evidence = last(context)
+        assert evidence.sign is Sign.NEUTRAL
+        assert "its key?" in evidence.reason
+        pauses.append(Canary().due_at(context, 0.0))
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == REFUSED_MAX_S
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/v1/audio/transcriptions", reply(200, b'{"text": ""}')),
+        ("/v1/audio/speech", Reply(200, {"content-type": "audio/mpeg"}, b"\xff\xfb")),
+        ("/v1/rerank", reply(200, b'{"results": [{"index": 0, "relevance_score": 0.1}]}')),
+    ],
+)
+def test_a_unit_without_text_is_asked_for_what_it_serves(path: str, answer: Reply) -> None:
+    missing = reply(404, b'{"detail":"Not Found"}')
+    context = FakePatient(lambda target: answer if target == path else missing, verdict=Verdict.STARTING)
+    assert last(context).sign is Sign.GOOD
+    context.asked, context.verdict = [], Verdict.UP
+    last(context)
+    assert [asked.target for asked in context.asked] == [path]
+
+
+def test_a_unit_that_no_canary_can_ask_is_proven_by_its_pages_and_says_so() -> None:
+    pages = {"/v1/models": reply(200, b'{"data": [{"id": "m"}]}'), "/health": reply(200)}
+    context = FakePatient(lambda target: pages.get(target, reply(404)), verdict=Verdict.STARTING)
+    evidence = last(context)
+    assert evidence.sign is Sign.GOOD
+    assert "serves no API that a canary could ask for" in evidence.reason
+    pages.pop("/v1/models")
+    assert last(context).sign is Sign.NEUTRAL
+
+
+def test_of_many_models_the_one_in_use_is_asked_and_none_is_loaded() -> None:
+    """As Ollama and llama-swap list what is loaded."""
+    shown = [b'{"models": [{"name": "b"}]}']
+
+    def answer(target: str) -> Answer:
+        return reply(200, shown[0]) if target == "/api/ps" else TOKEN
+
+    uses = (Use("chat", False, "a"), Use("chat", False, "b"))
+    context = FakePatient(answer, models=frozenset("abc"), uses=uses)
+    last(context)
+    assert orjson.loads(context.asked[-1].body)["model"] == "b", "`a` is in use, but not loaded now"
+    shown[0], context.asked = b'{"models": []}', []
+    evidence = last(context)
+    assert evidence.sign is Sign.GOOD
+    assert "no model loaded" in evidence.reason
+    assert {asked.method for asked in context.asked} == {"GET"}
+
+
+def test_an_embedding_model_does_not_prove_the_others() -> None:
+    def answer(target: str) -> Answer:
+        model = orjson.loads(context.asked[-1].body or b"{}").get("model")
+        if target == EMBEDDINGS:
+            return reply(200, b'{"data": [{"embedding": [0.1]}]}')
+        return TOKEN if (target, model) == (CHAT, "llm") else reply(400 if target == CHAT else 404)
+
+    context = FakePatient(answer, models=frozenset({"bge", "llm"}), verdict=Verdict.STARTING)
+    assert last(context).sign is Sign.GOOD
+    assert orjson.loads(context.asked[-1].body)["model"] == "llm"
