@@ -51,6 +51,7 @@ from cellgate.proxy.wire.idle import first_to_close
 from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
+from cellgate.proxy.wire.slow_reader import Backlogs
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.shares import ADDRESS
@@ -94,6 +95,7 @@ class Gateway:
         self.board, self.dispatcher, self.reports = board, dispatcher, reports
         self.clients: dict[ClientConnection, None] = {}
         self.memory = BodyMemory(_share_of_bodies(settings), settings.limits.body_bytes)
+        self.backlogs = Backlogs()
         self.large_reads = LargeReads(loop, read, self.memory)
         self.models = choice_of(settings.models, settings.fallback)
         self.local_endpoints = LocalEndpoints(board, self.models)

@@ -107,6 +107,16 @@ class HardLimits:
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
+    unsent_bytes: int = 512 << 10
+    """What waits in the gate for one client that reads slower than its unit writes. Then its unit waits."""
+    unsent_total_bytes: int = 64 << 20
+    """The same of all clients of a process, each counted with all that it may have. Then units of further
+    slow clients wait at once."""
+    slow_reader_s: float = 20
+    """For how long a client for which something waits may take less than the next figure a second. Its
+    answer ends with an error."""
+    slow_reader_bytes_per_s: int = 1024
+    """The least that it must take. Never counted: `slow_reader_s` is."""
     balancers: int = 16
     """Load balancers that ask the agent port for one unit, or for the gate, and get a part of its places
     each. The one that was heard longest ago is forgotten."""

@@ -8,6 +8,7 @@ from typing import cast
 from cellgate.proxy.reconnect.refused import Refused
 from cellgate.proxy.reconnect.resumable_stream import credentials_of
 from cellgate.proxy.wire.client import ResponseClient
+from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import RESUME_FIELD
 from cellgate.proxy.wire.request import Request
 
@@ -45,6 +46,11 @@ class OtherWorker(asyncio.Protocol):
     def client_paused(self, paused: bool) -> None:
         if self._transport is not None:
             (self._transport.pause_reading if paused else self._transport.resume_reading)()
+
+    def stop(self, _failure: Failure) -> None:
+        """This connection ends; its client may come back for the rest."""
+        self._end()
+        self._client.give_up(self, self._request)
 
     def tick(self, _now: float) -> None:
         """The other worker has the clocks."""

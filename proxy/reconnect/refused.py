@@ -46,5 +46,8 @@ class Refused:
     def client_paused(self, _paused: bool) -> None:
         """It is over already."""
 
+    def stop(self, _failure: Failure) -> None:
+        """It is over already."""
+
     def tick(self, _now: float) -> None:
         """It is over already."""

@@ -21,6 +21,7 @@ from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
 from cellgate.proxy.wire.heads import KEY_FIELDS
 
 if TYPE_CHECKING:
+    from cellgate.proxy.wire.failure import Failure
     from cellgate.proxy.wire.request import Request
 
 STREAM_BYTES = 4096
@@ -297,6 +298,11 @@ class Connected:
 
     def client_paused(self, paused: bool) -> None:
         self.stream.pause(self, paused=paused)
+
+    def stop(self, _failure: Failure) -> None:
+        """This connection ends; its client may come back for the rest."""
+        self.stream.leave(self)
+        self.client.give_up(self, self.request)
 
     def tick(self, now: float) -> None:
         self.stream.tick(self, now)

@@ -24,6 +24,7 @@ from cellgate.proxy.wire.client import ClientExchange
 from cellgate.proxy.wire.failure import Failure, FailureKind, error_body
 from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.intake import Intake, IntakeBounds
+from cellgate.proxy.wire.slow_reader import Backlogs, SlowReader
 from cellgate.proxy.wire.tcp import bound_held, bound_unsent, has_left, reset
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ConnectionHost(IntakeBounds, Protocol):
     clients: dict[ClientConnection, None]
     read_scheduler: ReadScheduler
     start_scheduler: ReadScheduler
+    backlogs: Backlogs
 
     def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
@@ -66,6 +68,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_rejected",
         "_serving",
+        "_slow",
         "_transport",
         "_turn_due",
         "_write_paused",
@@ -84,6 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._queued_bytes = 0
         self._pumping = self._ended = self._rejected = self._turn_due = self._write_paused = False
         self._serving: Request | None = None
+        self._slow: SlowReader | None = None
         self._reading = True
         self.exchange: ClientExchange | None = None
         self.peer = ""
@@ -162,6 +166,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._ended = True
+        self._catch_up()
         self._transport, self.write = None, _to_nobody
         self.deadline = inf
         self._host.clients.pop(self, None)
@@ -174,11 +179,23 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._transport is not None and self._slow is None:
+            host = self._host
+            self._slow = SlowReader(self._transport, host.backlogs, host.now(), self._hold_back)
+
+    def _hold_back(self) -> None:
+        """As much waits for it as may be."""
         if self.exchange is not None:
             guarded(self.exchange, self.exchange.client_paused, True)
 
+    def _catch_up(self) -> None:
+        slow, self._slow = self._slow, None
+        if slow is not None:
+            slow.end()
+
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._catch_up()
         if self.exchange is not None:
             guarded(self.exchange, self.exchange.client_paused, False)
         else:
@@ -235,6 +252,9 @@ class ClientConnection(asyncio.Protocol):
         """Flush and close; what the client still sends is read and forgotten until it has seen the answer."""
         self._ended = True
         self.deadline = self._host.now() + CLOSE_S
+        if self._slow is not None and self._transport is not None:
+            # So long it may take to read what waits.
+            self.deadline += self._transport.get_write_buffer_size() / LIMITS.slow_reader_bytes_per_s
         self._intake.forget_queue()
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -288,6 +308,8 @@ class ClientConnection(asyncio.Protocol):
         """Check the deadlines of this connection and of its exchange."""
         if not self._reading and self._transport is not None and has_left(self._transport):
             self.cut()
+        elif self._slow is not None and self._slow.is_too_slow(now):
+            self._end_slow(now)
         elif now > self.deadline:
             self._expire()
         elif self.exchange is not None:
@@ -296,6 +318,21 @@ class ClientConnection(asyncio.Protocol):
             reached("body_stall_s")
             why = "the request's body stopped arriving while others waited for memory"
             self._reject(Failure(FailureKind.BODY_TIMEOUT, why))
+
+    def _end_slow(self, now: float) -> None:
+        """It takes too little: its unit and the gate's memory are for others."""
+        reached("slow_reader_s")
+        if self._ended:
+            self.cut()
+            return
+        if self.exchange is not None:
+            least = LIMITS.slow_reader_bytes_per_s
+            why = f"the client read less than {least} bytes a second for {LIMITS.slow_reader_s:g} s"
+            self.exchange.stop(Failure(FailureKind.SLOW_READER, why))
+        if not self._ended:
+            self.close()
+        # What the error stands behind may never be read.
+        self.deadline = now + CLOSE_S
 
     def _expire(self) -> None:
         """The deadline has passed: close a connection without a request, else answer 408."""

@@ -90,6 +90,7 @@ class FailureKind(Enum):
     METHOD_NOT_SUPPORTED = "method_not_supported"
     HEAD_TIMEOUT = "head_timeout"
     BODY_TIMEOUT = "body_timeout"
+    SLOW_READER = "slow_reader"
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     BAD_EXPECTATION = "bad_expectation"
@@ -162,6 +163,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
     FailureKind.HEAD_TIMEOUT: _client(408, closes=True),
     FailureKind.BODY_TIMEOUT: _client(408, closes=True),
+    FailureKind.SLOW_READER: _client(408, closes=True),
     FailureKind.BODY_TOO_LARGE: _client(413, closes=True),
     FailureKind.UNSUPPORTED_ENCODING: _client(415),
     FailureKind.BAD_EXPECTATION: _client(417, closes=True),

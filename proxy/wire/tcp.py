@@ -67,6 +67,19 @@ def reset(transport: asyncio.WriteTransport) -> None:
     transport.abort()
 
 
+def acknowledged(transport: asyncio.BaseTransport) -> int | None:
+    """How many bytes the other side has acknowledged; None if that is unknown."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+        (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
+    except (OSError, AttributeError, struct.error):
+        return None
+    return int(acked)
+
+
 def took_all(transport: asyncio.BaseTransport) -> bool:
     """Whether a unit received all of a request before it closed the connection. True if that is unknown.
 

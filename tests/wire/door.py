@@ -16,6 +16,7 @@ from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
+from cellgate.proxy.wire.slow_reader import Backlogs
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 
@@ -58,6 +59,8 @@ class Door:
 
     def turns_away(self, request: Request) -> Failure | None:
         return None
+
+    backlogs = Backlogs()
 
     def now(self) -> float:
         return self.time
@@ -115,6 +118,9 @@ class Answered:
 
     def client_paused(self, paused: bool) -> None:
         """It has nothing to pause."""
+
+    def stop(self, failure: Failure) -> None:
+        """It is over."""
 
     def tick(self, now: float) -> None:
         """It has no clock."""

@@ -8,12 +8,13 @@ import asyncio
 
 import pytest
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
 from tests.sim.tcp import WINDOW
 from tests.sim.transport import HIGH_WATER
 from tests.wire.client import chat
 from tests.wire.replies import read_reply
-from tests.wire.stage import simulated, stage
+from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import Received, whole
 
 MOST = HIGH_WATER + 2 * WINDOW
@@ -21,6 +22,11 @@ MOST = HIGH_WATER + 2 * WINDOW
 
 SIZES = [*range(2 * WINDOW - 256, 2 * WINDOW + 64, 16), *range(3 * WINDOW, 5 * WINDOW, 16384)]
 """The first of them end in the very read that fills the buffer of a client that does not read."""
+
+
+def fill(here: Stage) -> None:
+    """There is no more memory for what slow clients have yet to read: their units wait at once."""
+    here.gateway.backlogs.held = LIMITS.unsent_total_bytes
 
 
 def of_size(size: int) -> bytes:
@@ -32,6 +38,7 @@ def of_size(size: int) -> bytes:
 @simulated
 async def test_a_unit_paused_for_a_slow_client_is_read_again_for_the_next(size: int) -> None:
     async with stage(of_size(size)) as here, here.client() as slow:
+        fill(here)
         slow.stop_reading()
         slow.send(chat(stream=False))
         await asyncio.sleep(2.0)
@@ -50,6 +57,7 @@ async def test_the_next_answer_waits_for_a_client_that_has_not_read_the_one_befo
         request.write(of_size(size if len(here.unit.requests) == 1 else 100 * WINDOW))
 
     async with stage(play) as here, here.client() as slow:
+        fill(here)
         slow.stop_reading()
         slow.send(chat(stream=False) * 2)
         await asyncio.sleep(60.0)
