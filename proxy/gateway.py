@@ -41,6 +41,7 @@ from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.orphans import Orphans
 from cellgate.proxy.request.reports import Reports
 from cellgate.proxy.request.routing_headers import RoutingHeaders
+from cellgate.proxy.request.services import Payer
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.client import ClientExchange, ResponseClient
@@ -107,7 +108,7 @@ class Gateway:
         self.door: Door | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
-        self._payer_at = lru_cache(PAYERS_KEPT)(partial(self._payer, self.peers))
+        self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
         self.shows_all = settings.internal_headers == "all"
         self.observe: Observe | None = None
         self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
@@ -222,14 +223,6 @@ class Gateway:
     def shows_internals(self, peer: str) -> bool:
         """Whether the answers to this peer tell which unit it was, and how busy the gate is."""
         return self.shows_all or self.peers.trusts(peer)
-
-    def payer(self, peer: str, forwarded_for: bytes) -> str:
-        """Who pays for a request without a key, as a payer's name (router/shares.py)."""
-        return self._payer_at(peer, forwarded_for)
-
-    @staticmethod
-    def _payer(peers: Peers, peer: str, forwarded_for: bytes) -> str:
-        return ADDRESS + payer_at(peer, forwarded_for.decode("latin-1"), peers)
 
     def connection(self) -> ClientConnection:
         """For a client that was accepted."""
@@ -367,6 +360,10 @@ class Gateway:
 
     def _flush_log(self, _now: float) -> None:
         self._access_log.flush()
+
+
+def _payer(peers: Peers, peer: str, forwarded_for: bytes) -> str:
+    return ADDRESS + payer_at(peer, forwarded_for.decode("latin-1"), peers)
 
 
 def _share_of_bodies(settings: Settings) -> int:

@@ -27,6 +27,11 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import UnitState
 
+Payer = Callable[[str, bytes], str]
+"""Who pays for a request without a key, as a payer's name (router/shares.py), by its peer and whom that says
+it speaks for.
+"""
+
 
 class Services(Protocol):
     """The gateway, as a request sees it. `board` is read only: it may be a replica."""
@@ -38,6 +43,7 @@ class Services(Protocol):
     reports: Reports
     peers: Peers
     shows_all: bool
+    payer: Payer
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
     guard: Guard | None
@@ -55,9 +61,6 @@ class Services(Protocol):
     """True once responses close their connections: the gate stops, or a successor accepts clients."""
 
     def now(self) -> float: ...
-
-    def payer(self, peer: str, forwarded_for: bytes) -> str:
-        """Who pays for a request without a key, as a payer's name (router/shares.py)."""
 
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
