@@ -8,7 +8,18 @@ from loadtests.abuse.connections import CONNECTIONS
 from loadtests.abuse.heads import HEADS
 from loadtests.abuse.names import NAMES
 from loadtests.abuse.nouns import Abuse
+from loadtests.abuse.payers import PAYERS
 from loadtests.abuse.streams import REPLIES, STREAMS
 from loadtests.abuse.uploads import UPLOADS
 
-CATALOG: tuple[Abuse, ...] = (*HEADS, *BODIES, *UPLOADS, *CONNECTIONS, *NAMES, *STREAMS, *REPLIES, *ADMIN)
+CATALOG: tuple[Abuse, ...] = (
+    *HEADS,
+    *BODIES,
+    *UPLOADS,
+    *PAYERS,
+    *CONNECTIONS,
+    *NAMES,
+    *STREAMS,
+    *REPLIES,
+    *ADMIN,
+)

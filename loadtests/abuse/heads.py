@@ -107,6 +107,9 @@ async def other_protocols(place: Place) -> Got:
     )
     each = [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+        b"GET /v1/models RTSP/1.0\r\nhost: a\r\n\r\n",
+        b"SOURCE / ICE/1.0\r\nhost: a\r\n\r\n",
+        b"GET http://x?/v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
         get("/v1/realtime", socket_lines),
         get("/v1/models", "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: a\r\n"),
         b"CONNECT 10.0.0.1:443 HTTP/1.1\r\nhost: 10.0.0.1:443\r\n\r\n",

@@ -52,8 +52,8 @@ class BodyShape:
         # With only one of these names, that one is the prompt, or there is none.
         has_several = len(present & NAMES) > 1
         self.rendering = tuple(name for name in _RENDERING if name in present) if has_several else ()
-        more = sorted(present - _NO_PART)
-        self.more = tuple(more) if len(more) <= LIMITS.fields else names
+        more = present - _NO_PART
+        self.more = tuple(sorted(more)) if len(more) <= LIMITS.fields else names
         self.limits = tuple(name for name in _LIMITS if name in present)
         self.is_personal = not present.isdisjoint(_PERSONAL)
 

@@ -268,3 +268,14 @@ def test_what_makes_an_engine_do_other_work_is_part_of_the_fingerprint(changed: 
 def test_the_tail_of_a_prompt_too_long_to_be_hashed_in_blocks_is_part_of_its_fingerprint() -> None:
     prompt = "x" * (MAX_BLOCKS + 3) * BLOCK_BYTES
     assert len({read_prompt({"prompt": prompt + end}).fingerprint for end in ("", "a", "b")}) == 3
+
+
+def test_images_without_end_are_not_hashed_as_images() -> None:
+    """A small body of thousands would make megabytes."""
+    few, many = ([{"image": str(number)} for number in range(count)] for count in (100, 8000))
+    prompts = [read_prompt({"messages": [{"role": "user", "content": parts}]}) for parts in (few, many)]
+    assert prompts[0].size > 100 * MEDIA_BYTES
+    assert prompts[1].size < 1 << 20
+    # What is appended changes no block before.
+    known = len(prompts[0].blocks) - 1
+    assert prompts[0].blocks[:known] == prompts[1].blocks[:known]
