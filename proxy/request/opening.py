@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.ask import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.asking import grant
 from cellgate.proxy.request.content_coding import Decoding, unsupported
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 # A member of an enum is a slow attribute on CPython 3.11.
+_SMALL = LIMITS.json_nodes_on_loop
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 
 
@@ -66,10 +68,12 @@ def _read(exchange: Exchange) -> None:
     if request.coding:
         _decode(exchange)
     elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
-        if is_large(request.body):
+        body = request.body
+        # Most are smaller than any large one.
+        if len(body) > _SMALL and is_large(body):
             _read_late(exchange)
         else:
-            ask(exchange, read_ask(request.body, route.name))
+            ask(exchange, read_ask(body, route.name))
     elif route.kind is STICKY:
         ask(exchange, stored_ask(request.path))
     else:

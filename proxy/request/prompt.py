@@ -101,10 +101,10 @@ def canonical(data: dict[str, Any], shape: BodyShape) -> bytes:
             continue
         if not isinstance(value, list):
             out.append(_bytes_of(value))
-        elif isinstance(value[0], int):
-            out.append(_token_ids(value))
         elif isinstance(value[0], dict):
             _messages(value, out)
+        elif isinstance(value[0], int):
+            out.append(_token_ids(value))
         else:
             _several(value, out)
     return b"".join(out)
