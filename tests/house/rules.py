@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.house import names, rooms, shapes
+from tests.house import clocks, names, rooms, shapes
 from tests.house.findings import Finding
 
 RULES: dict[str, Callable[[], list[Finding]]] = {
@@ -16,4 +16,5 @@ RULES: dict[str, Callable[[], list[Finding]]] = {
     f"files over {shapes.FILE_LINES} lines": shapes.files_long,
     f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,
     "subclasses of what is composed": shapes.subclasses,
+    "tests that read a clock or sleep": clocks.clocks_and_sleeps,
 }

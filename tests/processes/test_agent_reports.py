@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from typing import Any, cast
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from cellgate.probes import agent
 from tests.processes.test_agent_process import TOKEN, NotedTransport, get, running, watched_by
 from tests.ras import communicator, rank, ras, status
+from tests.wire.process import eventually
 
 
 def test_a_report_has_the_flags_of_a_real_process_and_no_secret() -> None:
@@ -26,12 +26,10 @@ def test_a_report_has_the_flags_of_a_real_process_and_no_secret() -> None:
     try:
         with running("--match", mark, token=TOKEN) as port:
             assert get(port, "/report")[0] == 401
-            deadline = time.monotonic() + 15.0
-            stack: dict[str, str] = {}
-            while "flag --tp" not in stack and time.monotonic() < deadline:
-                time.sleep(0.2)
-                status, said = get(port, "/report", Authorization=f"Bearer {TOKEN}")
-                stack = cast("dict[str, str]", said["stack"])
+            shown = {"Authorization": f"Bearer {TOKEN}"}
+            assert eventually(lambda: "flag --tp" in get(port, "/report", **shown)[1]["stack"])
+            status, said = get(port, "/report", **shown)
+            stack = cast("dict[str, str]", said["stack"])
             assert (status, stack["flag --tp"], stack["flag --api-key"]) == (200, "8", agent.SECRET)
             assert mark not in json.dumps(said)
             assert "sk-live" not in json.dumps(said)

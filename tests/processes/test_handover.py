@@ -55,11 +55,10 @@ class Line(GateProcess):
         successor, or nothing for long.
         """
         old, before, refusals = self.pid, len(self.pids), self.log.count("no hand-over")
-        give_up_at = time.monotonic() + START_S
         send(self.pid, signal.SIGUSR2)
-        while len(self.pids) == before and self.log.count("no hand-over") == refusals:
-            assert time.monotonic() < give_up_at, self.log
-            time.sleep(0.02)
+        assert eventually(lambda: len(self.pids) > before or self.log.count("no hand-over") > refusals), (
+            self.log
+        )
         assert len(self.pids) == before + 1, self.log
         # For some turns of its loop the old one may still accept beside it.
         assert eventually(lambda: not listens(old, self.port)), self.log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,8 @@ def test_a_gate_that_ends_ends_its_commands_and_says_so(unit: SimUnit, tmp_path:
         gate.until_up("a")
         unit.signal_follower(signal.SIGSTOP)
         assert eventually(lambda: len(entries(audit)) == 1)
-        time.sleep(0.2)
+        children = Path(f"/proc/{gate.process.pid}/task/{gate.process.pid}/children")
+        assert eventually(children.read_text)
         gate.signal(signal.SIGTERM)
         assert gate.exit_code() == 0
         assert entries(audit)[1]["result"] == "cut_off"

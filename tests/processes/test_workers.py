@@ -68,14 +68,14 @@ class Crew(GateProcess):
         return [samples.get((name, f'worker="{number}"'), 0.0) for number in (0, 1)]
 
 
-def complete(gate: GateProcess) -> tuple[int, dict[str, Any], float]:
-    """A short completion on a new connection: status, body, and how many seconds it took."""
-    connection, begun_at = gate.connect(), time.monotonic()
+def complete(gate: GateProcess) -> tuple[int, dict[str, Any]]:
+    """A short completion on a new connection: status and body."""
+    connection = gate.connect()
     try:
         body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": 2})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         reply = connection.getresponse()
-        return reply.status, json.loads(reply.read()), time.monotonic() - begun_at
+        return reply.status, json.loads(reply.read())
     finally:
         connection.close()
 
@@ -145,10 +145,11 @@ def test_without_a_control_process_streams_go_on_and_who_comes_is_served_within_
         streams = [Stream(gate, LONG) for _ in range(6)]
         control = gate.pids()["ctl"]
         os.kill(control, signal.SIGKILL)
-        answers = [complete(gate) for _ in range(4)]
-        assert [status for status, _, _ in answers] == [200] * 4
-        # A second is what is promised; the rest is for a machine that is busy with other things.
-        assert max(took_s for _, _, took_s in answers) < 2.0
+        for _ in range(4):
+            begun_at = time.monotonic()
+            assert complete(gate)[0] == 200
+            # A second is what is promised; the rest is for a machine that is busy with other things.
+            assert time.monotonic() - begun_at < 2.0
         assert eventually(lambda: gate.pids().get("ctl", control) != control)
         # The new one knows what is open, and what the old one believed.
         assert eventually(lambda: gate.total("cellgate_control_process_deaths_total") == 1)
@@ -176,7 +177,7 @@ def test_a_control_process_that_stands_still_is_an_honest_503(unit: SimUnit, tmp
             assert eventually(is_refused)
         finally:
             os.kill(control, signal.SIGCONT)
-        status, body, _ = replies[-1]
+        status, body = replies[-1]
         assert (status, body["error"]["code"]) == (503, "no_control_process")
         assert eventually(lambda: complete(gate)[0] == 200)
         assert gate.units()["a"]["verdict"] == "up"

@@ -32,6 +32,8 @@ from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import NO_TLS, live, live_for
 
+pytestmark = pytest.mark.alone
+
 PAGE = ROOT / "docs" / "redis.md"
 BEAT_S = 0.1
 EXPIRY_S = BEAT_S * EXPIRY_HEARTBEATS

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.programs import ROOT, find
+from tests.wire.process import eventually
 
 PATIENCE_S = 60.0
 
@@ -32,10 +32,7 @@ def get(url: str, body: object = None) -> bytes:
 
 def until(is_so: Callable[[], object], told: Path) -> None:
     """Wait until it is so."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up_at, told.read_text()
-        time.sleep(0.2)
+    assert eventually(is_so), told.read_text()
 
 
 @pytest.fixture

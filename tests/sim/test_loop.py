@@ -11,6 +11,7 @@ from tests.sim.loop import START_S, Deadlock
 from tests.sim.world import World, run
 
 
+@pytest.mark.alone
 def test_an_hour_of_one_second_timers_takes_no_time_and_ends_on_the_second() -> None:
     world = World(1)
 

@@ -94,6 +94,7 @@ def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
     run(check, loop)
 
 
+@pytest.mark.alone
 def test_health_is_told_while_the_loop_stands_still() -> None:
     async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         await asyncio.to_thread(get, port, "/livez")

@@ -234,6 +234,7 @@ async def test_a_real_client_talks_to_a_real_server() -> None:
             mask, data = await reader.readexactly(4), await reader.readexactly(size)
             text = bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
             request.write(b"\x81%c%b" % (len(text), text))
+        request.write(b"\x88\x00")
 
     async with stage(server, realtime=True) as here, aiohttp.ClientSession() as session:
         url = f"ws://127.0.0.1:{here.gateway.port}/v1/realtime?model=tiny"

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import msgpack
 import pytest
@@ -21,6 +20,7 @@ from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
 from cellgate.router.unit_state import UnitState
 from tests.patient import FakePatient
+from tests.wire.stage import until
 
 HOST = "127.0.0.1"
 SOON_S = 5.0
@@ -110,19 +110,12 @@ async def followed(
         await following.close()
 
 
-async def until(what: str, known: Any) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + SOON_S
-    while not known():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
-
-
 def known_of(state: UnitState) -> KnownPrefixes:
     assert state.costs.known is not None
     return state.costs.known
 
 
+@pytest.mark.alone
 def test_events_are_followed_through_a_gap_and_a_restart(
     publisher: Publisher, ports: tuple[int, int]
 ) -> None:
@@ -130,20 +123,20 @@ def test_events_are_followed_through_a_gap_and_a_restart(
         publisher.store(1, 2)
         async with followed(board_of(keys_of(ports))) as (_, state):
             known = known_of(state)
-            await until("what was before is replayed", lambda: len(known) == 2 and known._live)
+            await until(lambda: len(known) == 2 and known._live)
             publisher.store(3)
-            await until("what is published comes", lambda: len(known) == 3)
+            await until(lambda: len(known) == 3)
             publisher.store(4, is_lost=True)
             publisher.store(5)
-            await until("what was lost is replayed", lambda: len(known) == 5)
+            await until(lambda: len(known) == 5)
             await asyncio.to_thread(publisher.close)
             lost_at = time.monotonic()
-            await until("it has no say any more", lambda: not known._live)
+            await until(lambda: not known._live)
             assert time.monotonic() - lost_at < 1.0
             again = Publisher(*ports)
             try:
                 again.store(7)
-                await until("another process begins anew", lambda: known._live and len(known) == 1)
+                await until(lambda: known._live and len(known) == 1)
             finally:
                 await asyncio.to_thread(again.close)
 
@@ -154,11 +147,11 @@ def test_a_unit_tells_where_it_publishes(publisher: Publisher, ports: tuple[int,
     async def run() -> None:
         sources = b'{"0": {"endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}}' % ports
         async with followed(board_of(None), Reply(200, {}, sources)) as (_, state):
-            await until("it is asked", lambda: state.costs.known is not None)
+            await until(lambda: state.costs.known is not None)
             known = known_of(state)
-            await until("it is connected", lambda: known._live_ranks)
+            await until(lambda: known._live_ranks)
             publisher.store(1)
-            await until("what is published comes", lambda: len(known) == 1)
+            await until(lambda: len(known) == 1)
 
     asyncio.run(run())
 
@@ -181,7 +174,7 @@ def test_what_does_not_speak_zeromq_is_one_line(caplog: pytest.LogCaptureFixture
         port = server.sockets[0].getsockname()[1]
         board = board_of(KvEvents("vllm", f"tcp://{HOST}:{port}"))
         async with followed(board) as (following, _):
-            await until("it is given up", lambda: any(counts["broken"] for _, _, counts in following))
+            await until(lambda: any(counts["broken"] for _, _, counts in following))
         server.close()
 
     with caplog.at_level("WARNING"):

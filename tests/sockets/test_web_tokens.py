@@ -114,5 +114,6 @@ async def test_a_token_ends_with_its_key_though_the_next_one_has_its_id(
         # An unknown id lets the gate ask again.
         assert await status(here, token(kid="another")) == 401
         await asked.wait()
-        await asyncio.sleep(0.1)
-        assert [await status(here, shown) for shown in (old, token(STRANGER))] == [401, 200]
+        while await status(here, token(STRANGER)) != 200:  # noqa: ASYNC110 - nobody tells the test.
+            await asyncio.sleep(0.01)
+        assert await status(here, old) == 401

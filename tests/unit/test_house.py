@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.house.clocks import of_file
 from tests.house.rules import RULES
+from tests.house.source import Source
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rule_is_kept(rule: str) -> None:
     assert RULES[rule]() == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "line", "reads", "sleeps"),
+    [
+        ("processes", "time.sleep(0.5)", 0, 1),
+        ("sockets", "await asyncio.sleep(PAUSE_S)", 0, 1),
+        ("sockets", "while not ready(): await asyncio.sleep(0.01)", 0, 0),
+        ("sockets", "while True: await asyncio.sleep(0.01)", 0, 1),
+        ("sockets", "await asyncio.sleep(60.0)", 0, 0),
+        ("sockets", "await asyncio.sleep(0)", 0, 0),
+        ("unit", "await asyncio.sleep(1.0)", 0, 0),
+        ("unit", "asyncio.run(asyncio.sleep(1.0))", 0, 1),
+        ("unit", "assert time.monotonic() - began < 1.0", 1, 0),
+    ],
+)
+def test_what_depends_on_the_machine_is_found(folder: str, line: str, reads: int, sleeps: int) -> None:
+    test = f"async def test_it():\n    {line}\n"
+    for mark, expected in (("", (reads, sleeps)), ("@pytest.mark.alone\n", (0, 0))):
+        source = Source(Path("tests", folder, "test_it.py"))
+        source.__dict__["text"] = mark + test
+        assert tuple(map(len, of_file(source))) == expected

@@ -37,10 +37,10 @@ from tests.wire.unit import Script, ScriptedUnit, listening
 P = ParamSpec("P")
 Test = Callable[P, Coroutine[Any, Any, None]]
 
-TEST_S = 20.0
+TEST_S = 60.0
 PROCESSES_S = 180.0
 """For tests that start gates, units and more as processes, on a machine that may have else to do."""
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 NO_TLS = Tls()
 
 
@@ -74,6 +74,13 @@ def simulated(test: Test[P]) -> Callable[P, None]:
         world.run(world.World(seed=1), test(*args, **kwargs))
 
     return run
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait for what must come to be."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110 - nobody tells the test, so it has to look.
+            await asyncio.sleep(0.001)
 
 
 class Records(AccessLog):
@@ -158,9 +165,7 @@ class Stage:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for what must come to be."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 - nobody tells the test, so it has to look.
-                await asyncio.sleep(0.001)
+        await until(is_so)
 
     async def until_quiet(self) -> None:
         """Wait until no client is connected and nothing is in flight; every account must then be even."""

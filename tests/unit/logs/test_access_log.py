@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cellgate.proxy.logs.access_log import TEXT_MAX, AccessLog, console_line, js
 from cellgate.proxy.logs.line_log import KEPT
 from cellgate.proxy.logs.record import Finished
 from cellgate.router.nouns import Outcome
+from tests.wire.process import eventually
 
 DOCS = Path(__file__).parents[3] / "docs" / "logs.md"
 DONE = Finished(
@@ -218,10 +218,7 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
 
 
 def wait_until_lost(log: AccessLog, lost: int) -> None:
-    deadline = time.monotonic() + 5.0
-    while log.dropped < lost:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    assert eventually(lambda: log.dropped >= lost)
 
 
 def test_a_line_that_waits_takes_no_more_memory_than_its_bytes() -> None:

@@ -47,6 +47,7 @@ def test_a_service_without_json_and_a_closed_port_are_nothing() -> None:
     assert ranks_of(server.address) == []
 
 
+@pytest.mark.alone
 def test_a_service_that_says_too_much_or_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "RAS_S", 0.3)
     with ras(b"x" * (agent.RAS_BYTES + 1)) as server:

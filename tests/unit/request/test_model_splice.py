@@ -59,6 +59,7 @@ def test_in_a_large_body_it_is_found_at_both_ends() -> None:
     assert with_model(json.dumps(inner).encode(), "gpt", "v1") is None
 
 
+@pytest.mark.alone
 def test_a_body_that_is_full_of_models_takes_no_longer_than_one_that_is_not() -> None:
     """Each mention was once looked up from the beginning of the body: a minute for 140 kB."""
     inner = b'{"model":"gpt"}'

@@ -84,6 +84,7 @@ def test_units_that_come_up_are_drawn_soon() -> None:
     assert len(drawn) > 400
 
 
+@pytest.mark.alone
 def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
     board = board_of(500)
     router = Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))

@@ -72,6 +72,7 @@ def test_no_other_choice_spans_less(seed: int) -> None:
     )
 
 
+@pytest.mark.alone
 def test_a_thousand_nodes_are_paired_at_the_bound_within_two_seconds() -> None:
     free = network(random.Random(1), 1000, 3, 8, 12)
     began_at = time.process_time()
