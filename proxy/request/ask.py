@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 from math import inf
 from typing import Any
 
@@ -26,6 +28,9 @@ _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
 _NOBODY: tuple[str | None, str, int] = (None, "", 0)
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_NO_NUMBERS = (b"NaN", b"Infinity")
+_NOT_READ = object()
 _BACKSLASH = ord("\\")
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
 _new = tuple.__new__
@@ -67,7 +72,9 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
     try:
         data: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        return _unreadable(error)
+        data = _as_python(body)
+        if data is _NOT_READ:
+            return _unreadable(error)
     if not isinstance(data, dict):
         return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
@@ -102,6 +109,20 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         route,
     )
     return _new(Ask, ask)
+
+
+def _as_python(body: bytes) -> Any:
+    """JSON as Python's own parser takes it, which engines use: with a mark of its encoding, in UTF-16 or
+    UTF-32, with numbers that are none. _NOT_READ: it is none of these.
+    """
+    if not (
+        body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or any(name in body for name in _NO_NUMBERS)
+    ):
+        return _NOT_READ
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return _NOT_READ
 
 
 def _no_model(model: object) -> Failure:
