@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from cellgate.probes.apis import parsed
 from cellgate.probes.base import Fetch, FetchError, ProbeContext
 from cellgate.probes.engines import OWNERS
-from cellgate.router.nouns import Finding, Models, Served, Verdict
+from cellgate.router.nouns import Finding, ModelCards, Models, Served, Verdict
 
+_NUMBERS, _TEXTS = ("created", "max_model_len"), ("owned_by", "root", "parent")
+"""What is passed on of each model in a list."""
+_CARDS_MAX, _TEXT_CHARS = 4096, 1024
 _NOT_THERE = frozenset({404, 405, 501})
 _SERVING = (Verdict.UP, Verdict.SUSPECT)
 
@@ -25,6 +29,7 @@ class _Served(NamedTuple):
     engine: str = ""
     names: tuple[str, ...] = ()
     bases: Mapping[str, str] = {}
+    cards: ModelCards = MappingProxyType({})
 
 
 _NOTHING = _Served()
@@ -67,13 +72,13 @@ def _is_told(context: ProbeContext) -> bool:
 
 async def ask_served(context: ProbeContext, timeout_s: float) -> list[Served | Models]:
     """The engine and the models that the unit reports, without those configured. Raises FetchError."""
-    engine, names, bases = await _ask(context.fetch, context.unit.engine, timeout_s)
+    engine, names, bases, cards = await _ask(context.fetch, context.unit.engine, timeout_s)
     unit, now = context.unit, context.now()
     found: list[Served | Models] = []
     if engine and not unit.engine:
         found.append(Served(unit.name, engine, now))
     if names and not unit.models:
-        found.append(Models(unit.name, names, now, bases))
+        found.append(Models(unit.name, names, now, bases, cards))
     return found
 
 
@@ -104,7 +109,25 @@ def _read_list(body: bytes) -> _Served:
     known = [OWNERS[owner] for owner in sorted(owners & OWNERS.keys())]
     names = _names(cards, "id")
     # A list without models means that the server is still starting.
-    return _Served(next(iter(known), "openai"), names, _bases(cards, names)) if names else _NOTHING
+    if not names:
+        return _NOTHING
+    return _Served(next(iter(known), "openai"), names, _bases(cards, names), _facts(cards))
+
+
+def _facts(cards: list[Any]) -> dict[str, dict[str, str | int]]:
+    """What a list says of its models that clients of the gate are told as well."""
+    found: dict[str, dict[str, str | int]] = {}
+    for card in cards[:_CARDS_MAX]:
+        if isinstance(card, dict) and isinstance(name := card.get("id"), str) and name:
+            facts: dict[str, str | int] = {}
+            found[name] = facts
+            for key in _NUMBERS:
+                if type(number := card.get(key)) is int:
+                    facts[key] = number
+            for key in _TEXTS:
+                if isinstance(text := card.get(key), str) and len(text) <= _TEXT_CHARS:
+                    facts[key] = text
+    return found
 
 
 def _bases(cards: list[Any], names: tuple[str, ...]) -> dict[str, str]:

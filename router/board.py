@@ -239,6 +239,7 @@ class Board:
         if state is None or state.unit.models:
             return
         names, bases = frozenset(models.names), models.bases
+        state.cards = models.cards
         if (names, bases) != (state.models, state.adapters.bases):
             state.models = names
             state.adapters.set_bases(bases)

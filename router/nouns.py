@@ -268,17 +268,23 @@ class Load:
         return max(0, self.running + self.waiting - self.own_in_flight)
 
 
+ModelCards = Mapping[str, Mapping[str, str | int]]
+"""What units say of models in their lists, by name: when it was made, its owner, its length."""
+
+
 @dataclass(frozen=True, slots=True)
 class Models:
     """The models that a unit lists (`/v1/models`), LoRA adapters included.
 
-    `bases` are the adapters among them, each with the model that it is for.
+    `bases` are the adapters among them, each with the model that it is for; `cards` what else is said of
+    each model.
     """
 
     unit: str
     names: tuple[str, ...]
     at: float
     bases: Mapping[str, str] = field(default_factory=dict)
+    cards: ModelCards = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

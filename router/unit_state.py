@@ -19,7 +19,7 @@ from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
 from cellgate.router.in_rotation import InRotation
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.node_nouns import AGENT, UnitFacts
-from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Use
+from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, ModelCards, Rules, Unit, Use
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.ranks import Ranks
 from cellgate.router.split_nouns import SplitPlan
@@ -58,7 +58,8 @@ class UnitState(InRotation):
     what its engine says that it is, `other_builds` are units of its cell and model that say something else,
     `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
     `asks_next`: the kind of request that the next canary is to be.
-    `facts` are what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
+    `cards` are what it says of its models,
+    `facts` what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
     other; `meets`: both of a pair get a request at the same time; `needs_prefiller`: then its engine computes
     no prompt at all.
     """
@@ -71,6 +72,7 @@ class UnitState(InRotation):
         "build",
         "busy_at",
         "can_hold",
+        "cards",
         "cleared_at",
         "cool_until",
         "costs",
@@ -114,6 +116,7 @@ class UnitState(InRotation):
         self.learnt_limit = inf
         self.apply(unit, cell)
         self.adapters = Adapters()
+        self.cards: ModelCards = {}
         self.ranks = Ranks()
         self.engine = unit.engine
         self.build = UNKNOWN_BUILD

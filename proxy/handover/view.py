@@ -51,6 +51,7 @@ def known_of(state: UnitState) -> KnownUnit:
         "drained": state.drained,
         "hold": None if hold is None else (hold.kind.value, hold.since, hold.ended_at),
         "models": sorted(state.models),
+        "cards": state.cards,
         "engine": state.engine,
         "build": list(state.build),
         "faults": [list(fault) for fault in case.faults if not fault[0]],
@@ -107,6 +108,7 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
     # The configuration takes precedence over detected values.
     state.models = state.models or frozenset(unit["models"])
+    state.cards = state.cards or unit.get("cards", {})
     state.engine = state.engine or unit["engine"]
     state.build = Build(*unit.get("build", ()))
 

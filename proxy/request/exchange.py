@@ -60,6 +60,7 @@ class Exchange:
 
     # From the naming of its model on, where the gate has names of its own.
     naming: Naming
+    was_stale: Lease | bool
 
     __slots__ = (
         "admission",
@@ -102,8 +103,7 @@ class Exchange:
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Callable[[], None] | None = None
-        self.was_stale: Lease | bool = False
-        self.is_slow = self.is_held = False
+        self.was_stale = self.is_slow = self.is_held = False
 
     # -- events: states.py says what each means, the table what is done -------------------------------------
 

@@ -57,7 +57,11 @@ class LocalEndpoints:
     def model(self, path: bytes) -> bytes | None:
         """What `/v1/models/NAME` shows of a name of the gate's own; None: units know it, or nobody."""
         name = unquote_to_bytes(path.removeprefix(_MODEL)).decode("utf-8", "replace")
-        return orjson.dumps(card(name)) if name in self._own_names else None
+        return orjson.dumps(self._card(name)) if name in self._own_names else None
+
+    def _card(self, name: str) -> dict[str, object]:
+        """A model, with what units say of it. A name of the gate's own is made by the gate."""
+        return card(name) | self._models.facts(name)
 
     def known(self, name: str | None) -> str | None:
         """The model that a path names; None if no unit is known for it: any of them says so itself."""
@@ -66,6 +70,6 @@ class LocalEndpoints:
     def _list(self) -> bytes:
         names = self._models.names()
         if names is not self._names:
-            cards = [card(name) for name in dict.fromkeys((*names, *self._own_names))]
+            cards = [self._card(name) for name in dict.fromkeys((*names, *self._own_names))]
             self._names, self._listed = names, orjson.dumps({"object": "list", "data": cards})
         return self._listed

@@ -28,7 +28,7 @@ from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, MakeTranscript, Repl
 from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
+from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, without
 from cellgate.proxy.wire.heads import is_request_id, own_response
 from cellgate.proxy.wire.json_skim import JsonSkim
 from cellgate.proxy.wire.reply_reader import ReplyHead
@@ -425,8 +425,8 @@ class Response:
         )
         close = self.closes = self.closes or self._host.is_leaving
         self.begun = True
-        if self.lines.startswith(OWN_LINES):
-            return head_of(head, self._framing, own=own, close=close, without=ENGINES_LINES)
+        if self.lines and self.lines.startswith(OWN_LINES):
+            head = without(head, ENGINES_LINES)
         return head_of(head, self._framing, own=own, close=close)
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from enum import Enum, auto
 
 from cellgate.proxy.wire.heads import client_head, crossing
@@ -39,20 +40,21 @@ def framing_of(head: ReplyHead, *, http10: bool) -> Framing:
     return CHUNKED
 
 
-def head_of(
-    head: ReplyHead, framing: Framing, *, own: bytes, close: bool, without: tuple[bytes, ...] = ()
-) -> bytes:
-    """The head of a reply as its client gets it, with our `own` lines, and `without` those that begin like
-    these.
-    """
+def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
+    """The head of a reply without the lines that begin like these. Replies may share the one given."""
+    other = copy(head)
+    other.lines = [line for line in head.lines if not line.startswith(starts)]
+    return other
+
+
+def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> bytes:
+    """The head of a reply as its client gets it, with our `own` lines."""
     own += head.content_lines
     if framing is CHUNKED:
         own += _CHUNKED
     elif head.length is not None and not head.is_events:
         own += b"content-length: %b\r\n" % head.length
     lines = crossing(head.lines, head.fields) if head.connection_tokens else head.lines
-    if without:
-        lines = [line for line in lines if not line.startswith(without)]
     return client_head(head.status, lines, own=own, close=close)
 
 

@@ -111,6 +111,7 @@ def take(state: UnitState, known: ReplicaUnit) -> None:
     take_over(state, {"life_at": life_at, **known})
     state.life_at = max(life_at, state.life_at)
     state.models, state.engine = frozenset(known["models"]), known["engine"]
+    state.cards = known.get("cards", {})
     state.restart_suspected_at = known["restart_suspected_at"]
     state.held_until = known["held_until"]
     state.outlier = Outlier(known["degraded"])

@@ -47,3 +47,17 @@ def test_a_refusal_names_some_models_and_counts_the_rest(board: Board) -> None:
     assert message.endswith(f"serve: {', '.join(f'm{n:04}' for n in range(NAMES_SHOWN))} and 980 more")
     board.set_models(Models("a", ("only",), 1.0))
     assert refusals.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message.endswith("serve: only")
+
+
+def test_what_units_say_of_a_model_is_passed_on_with_the_smallest_length(board: Board) -> None:
+    own = LocalEndpoints(board)
+    facts: dict[str, str | int] = {"created": 7, "owned_by": "vllm", "root": "/models/x"}
+    board.set_models(Models("a", ("x",), 0.0, cards={"x": {**facts, "max_model_len": 4096}}))
+    board.set_models(Models("b", ("x", "y"), 0.0, cards={"x": {**facts, "max_model_len": 2048}}))
+    _, body, _ = own.answer(b"/v1/models", stopping=False)
+    first, second = orjson.loads(body)["data"]
+    assert first == {"id": "x", "object": "model", **facts, "max_model_len": 2048}
+    assert second == {"id": "y", "object": "model", "created": 0, "owned_by": "cellgate"}
+    board.set_models(Models("b", ("x", "y"), 0.0, cards={"x": {**facts, "max_model_len": 8192}}))
+    _, body, _ = own.answer(b"/v1/models", stopping=False)
+    assert orjson.loads(body)["data"][0]["max_model_len"] == 4096
