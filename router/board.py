@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from cellgate.router import panic, peers, stall
@@ -98,6 +99,8 @@ class Board:
         self.in_flight = 0
         self.panic_at: float | None = None
         """Since when the gate is in panic; None: it is not."""
+        self.agents_doubted_at = -inf
+        """When agents last said of too many units that they are gone (see agent_words.py)."""
         self._learning = peers.Learning()
 
     def __iter__(self) -> Iterator[UnitState]:

@@ -29,7 +29,7 @@ from cellgate.probes.version import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.control.unit_context import UnitContext
 from cellgate.proxy.wire.reach import ProbeTransport
-from cellgate.router import hold
+from cellgate.router import agent_words, hold
 from cellgate.router.board import Board, Consequence
 from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.hold_nouns import Quiescence
@@ -184,6 +184,11 @@ class Prober:
         if state is not None and state.hold is not None and hold.explains(state.hold, evidence):
             reason = f"{evidence.reason}; not counted, because the unit is {state.hold.kind.value}"
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
+        weighed = agent_words.weighed(self._board, evidence)
+        if weighed is not evidence:
+            for word in agent_words.taken_back(self._board, evidence.at):
+                self.observe(word)
+        evidence = weighed
         consequence = self._board.observe(evidence)
         if consequence.wants_canary:
             # An idle unit's numbers are old: they must show whether others keep this canary waiting.

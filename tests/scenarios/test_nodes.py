@@ -127,3 +127,38 @@ def test_a_follower_killed_under_an_agent_moves_its_requests_at_once() -> None:
         assert max(visit.reply.event_times_s[0] for visit in visits) < killed_at + 0.3 + PREFILL_S + LATENCY_S
 
     stage.play(scenario())
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 4])
+def test_agents_that_all_say_gone_while_the_units_serve_empty_no_fleet(units: int) -> None:
+    """What they have in common is wrong, and not the units: canaries decide, and no request is refused."""
+    stage = Stage(units=units, timing=TIMING, followers=1, agents=True)
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        # The engines go on answering.
+        for engine in stage.engines.values():
+            engine.nodes[1].stop()
+        await asyncio.sleep(5.0)
+        assert all(state.is_usable() for state in stage.gate.board)
+        await asyncio.sleep(10.0)
+        await users.leave()
+        assert all(visit.is_answered for visit in users.visits)
+
+    stage.play(scenario())
+
+
+def test_units_that_really_stop_all_at_once_are_out_by_their_canaries() -> None:
+    stage = Stage(units=3, timing=TIMING, followers=1, agents=True)
+
+    async def scenario() -> None:
+        await asyncio.sleep(2.0)
+        for engine in stage.engines.values():
+            stop(engine, 1)
+        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
+        for engine in stage.engines.values():
+            engine.restart()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
