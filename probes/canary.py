@@ -476,7 +476,7 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
 def _idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
     idle_s = context.rules.canary_idle_s
-    return idle_s if _has_nothing_to_do(context) else min(idle_s, AWAKE_S)
+    return min(idle_s, AWAKE_S) if context.in_flight else idle_s
 
 
 def _timeouts(context: ProbeContext) -> int:

@@ -61,8 +61,11 @@ class StallWatch:
                 self._board.uses.note(state, now)
         self._board.tick(now)
         for state in self._board:
-            if state.leases and state.case.verdict is Verdict.UP and not is_on(state.hold):
-                self._ask_beside(state, now)
+            if state.case.verdict is Verdict.UP and not is_on(state.hold):
+                if state.leases:
+                    self._ask_beside(state, now)
+                elif state.is_unreachable(now):
+                    self._ask_mute(state, now)
             if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
                 self._check_stall(state, now)
             elif state.leases and state.ranks.count:
@@ -114,6 +117,13 @@ class StallWatch:
         if lease is not None:
             self._asked_at[name] = now
             state.asks_next = use_of(lease.ask)
+            self._prober.look_now(name, Canary.name)
+
+    def _ask_mute(self, state: UnitState, now: float) -> None:
+        """Send a canary to an idle unit that does not answer probes any more, once."""
+        name = state.unit.name
+        if self._asked_at.get(name, -1.0) < max(state.heard_at, state.life_at):
+            self._asked_at[name] = now
             self._prober.look_now(name, Canary.name)
 
     def _report_stall(self, state: UnitState, found: Stall, whose: str, now: float) -> None:

@@ -27,6 +27,7 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import before_error, carries_data, is_aborted, is_error
+from cellgate.proxy.wire.tcp import has_unacked
 from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
@@ -146,6 +147,16 @@ class Attempt:
         self._response.replay = replay
         passage = self._passage = self._passage or Passage()
         passage.stitch = stitch
+
+    def is_mute(self) -> bool:
+        """Whether it was sent on a kept connection that has brought no byte since."""
+        conn = self._conn
+        return conn is not None and conn.reused and not conn.reply.begun
+
+    def is_unacked(self) -> bool:
+        """Whether the unit's machine has yet to acknowledge bytes of it."""
+        conn = self._conn
+        return conn is not None and conn.transport is not None and has_unacked(conn.transport)
 
     # -- its end -------------------------------------------------------------------------------------------
 

@@ -14,11 +14,13 @@ from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
+    from cellgate.proxy.request.attempt import Attempt
     from cellgate.proxy.request.exchange import Exchange
     from cellgate.proxy.request.response import Response
 
 # A member of an enum is a slow attribute on CPython 3.11.
-WAITING, RELAYING, PROVING = ExchangeState.WAITING, ExchangeState.RELAYING, ExchangeState.PROVING
+WAITING, HOLDING, RELAYING = ExchangeState.WAITING, ExchangeState.HOLDING, ExchangeState.RELAYING
+PROVING = ExchangeState.PROVING
 
 _PROOF_S = 30.0
 """The timeout of a unit's proof that it can resume a stream."""
@@ -33,6 +35,10 @@ _LOST_S = 30.0
 """A stream that has stalled for this long, while its unit worked on others, was most likely forgotten. If it
 was only preempted, the unit has lost some work and the client nothing."""
 _LIVELY_S = 1.0
+_MUTE_S = 3.0
+"""A kept connection without a byte for so long, of a unit that works, is asked no more."""
+_HEADS_FIRST = frozenset({"vllm", "sglang"})
+"""Engines that answer 200 to a stream at once, and compute then."""
 
 
 def tick(exchange: Exchange, now: float) -> None:
@@ -57,6 +63,12 @@ def tick(exchange: Exchange, now: float) -> None:
             failure = Failure(FailureKind.TRANSFER_FAILED, reason)
         else:
             failure = _overdue(exchange.state, attempt.lease, now, timeouts.answer_s)
+            if failure is None and _is_half_dead(exchange, attempt, now):
+                attempt.abandon()
+                # The others that were kept may be as dead.
+                exchange.gate.pool(attempt.lease.unit_state).purge()
+                reason = "nothing came on a kept connection, while its unit worked"
+                failure = Failure(FailureKind.STALE_CONNECTION, reason)
     elif exchange.state is WAITING and not exchange.selection.is_queued:
         find_unit(exchange)
         return
@@ -77,6 +89,20 @@ def _stand_still(response: Response, held_s: float, now: float, comment_s: float
         response.keep_warm(now, 0.0)
     else:
         response.last_at = now
+
+
+def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
+    """Whether the kept connection of an attempt has lost its packets, while its unit works for others: once
+    for a request. The kernel says so, or the head of a stream is missing that its engine sends at once.
+    """
+    lease = attempt.lease
+    state, open_s = lease.unit_state, now - lease.opened_at
+    if exchange.state is not HOLDING or exchange.was_stale or open_s < _MUTE_S or not attempt.is_mute():
+        return False
+    if lease.evicted or now - state.life_at > _MUTE_S or state.life_at <= lease.opened_at + _LIVELY_S:
+        return False
+    shows_head = lease.ask.stream and state.engine in _HEADS_FIRST
+    return shows_head or attempt.is_unacked()
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:

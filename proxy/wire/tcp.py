@@ -80,6 +80,19 @@ def acknowledged(transport: asyncio.BaseTransport) -> int | None:
     return int(acked)
 
 
+def has_unacked(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has yet to acknowledge bytes that were sent. False if that is unknown."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return False
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + _QUEUED.size)
+        (unacked,) = _QUEUED.unpack_from(info, _QUEUED_AT)
+    except (OSError, AttributeError, struct.error):
+        return False
+    return bool(unacked)
+
+
 def took_all(transport: asyncio.BaseTransport) -> bool:
     """Whether a unit received all of a request before it closed the connection. True if that is unknown.
 

@@ -30,7 +30,7 @@ TIMING = Timing(step_s=0.05, prefill_tokens_per_s=100_000.0, chunk_tokens=8192)
 WAIT_LIMIT_S = 1.0
 """After detection, for whoever had shown no token."""
 SETTLE_S = (2.0, 4.0)
-GIVE_UP_S = 15.0
+GIVE_UP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,22 @@ def _behave(**fields: object) -> Callable[[Stage, Engine], None]:
     return hurt
 
 
+HIDDEN_S = 18.0
+"""Of an idle unit whose address goes on answering: until its next canary, and the one that confirms it."""
 KILLED = (0.3, 1.0, 5.0)
-STOPPED = (0.5, 3.0, 5.0)
-UNSEEN = (None, 3.0, 5.0)
+UNSEEN = (None, 3.0, HIDDEN_S)
 FAULTS = {
     "kill leader": Fault(lambda _, engine: kill(engine, 0), KILLED),
-    "kill follower": Fault(lambda stage, engine: kill(engine, _follower(stage)), KILLED),
-    "freeze leader": Fault(lambda _, engine: stop(engine, 0), STOPPED),
-    "freeze engine core": Fault(lambda _, engine: stop_core(engine), STOPPED),
-    "freeze follower": Fault(lambda stage, engine: stop(engine, _follower(stage)), STOPPED),
+    "kill follower": Fault(lambda stage, engine: kill(engine, _follower(stage)), (0.3, 1.0, HIDDEN_S)),
+    "freeze leader": Fault(lambda _, engine: stop(engine, 0), (0.5, 3.0, 5.0)),
+    "freeze engine core": Fault(lambda _, engine: stop_core(engine), (0.5, 3.0, HIDDEN_S)),
+    "freeze follower": Fault(lambda stage, engine: stop(engine, _follower(stage)), (0.5, 3.0, HIDDEN_S)),
     "spin": Fault(_behave(spinning=True), UNSEEN),
     "dropped link": Fault(_behave(wedged=True), UNSEEN),
     "frozen behind comments": Fault(_behave(wedged=True), UNSEEN, keepalive_s=0.5),
-    "leader cut off": Fault(lambda stage, engine: stage.world.net.partition(engine.address), UNSEEN),
+    "leader cut off": Fault(
+        lambda stage, engine: stage.world.net.partition(engine.address), (None, 3.0, 5.0)
+    ),
 }
 
 

@@ -243,3 +243,22 @@ def test_a_gate_that_stood_still_does_not_hold_it_against_its_units(busy: bool) 
 
     stage.play(scenario())
     assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_requests_on_kept_connections_whose_packets_vanish_are_asked_again_on_new_ones() -> None:
+    """New connections work, and so does the unit: nothing but the request itself shows it."""
+    stage = Stage(units=1)
+    engine, net = stage.engines["a"], stage.world.net
+
+    async def scenario() -> None:
+        assert all(visit.is_answered for visit in await stage.crowd(4))
+        kept = {transport.sock.remote for transport in net._at(engine.address)}
+        for host, port in kept:
+            net.partition(f"{host}:{port}", engine.address)
+        visits = await stage.crowd(8, max_tokens=400)
+        assert all(visit.is_answered for visit in visits)
+        assert sum(visit.reply.ttft_s > 2.0 for visit in visits) >= 1, "some were on kept connections"
+        assert all(visit.reply.ttft_s < 6.0 for visit in visits)
+
+    stage.play(scenario())
+    assert "down" not in stage.flips("a")

@@ -52,7 +52,7 @@ def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> Non
 @pytest.mark.parametrize("units", [1, 3])
 def test_idle_gates_that_share_send_as_many_canaries_as_one(units: int) -> None:
     """One gate's canary spares the other its own, as soon as it has heard of it."""
-    stage, seconds = GatesStage(3, units), 40.0
+    stage, seconds = GatesStage(3, units), 160.0
 
     async def scenario() -> None:
         await stage.until(stage.all_up, 10.0)
