@@ -199,9 +199,23 @@ class ProbeContext(Protocol):
         """How long a unit with its present work may stall at most."""
         ...
 
+    def hides_work(self, asked_at: float = ...) -> bool:
+        """Whether requests of this gate may keep it busy without visible progress, so that a canary that was
+        sent at `asked_at` waits for them.
+        """
+        ...
+
+    def still_open(self, since: float) -> int:
+        """How many requests of this gate were there at `since`, and are not answered yet."""
+        ...
+
+    def answered_beside(self, requests: int) -> None:
+        """Record that a canary was answered while so many requests went on."""
+        ...
+
     @property
-    def hides_work(self) -> bool:
-        """Whether it may work on requests of this gate without visible progress."""
+    def is_seen_still(self) -> bool:
+        """Whether its engine itself says that it has work, and counts no steps."""
         ...
 
     @property

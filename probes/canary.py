@@ -63,6 +63,11 @@ there, and an engine that does not notice that it was given up (llama.cpp) compu
 clients.
 """
 
+_WAITS_MAX_S = 8.0
+"""A canary waits no longer for the work of a unit; whether that explains its time-out is another question."""
+_JOINS = 0.25
+"""What came to the unit within this part of the timeout of a canary may have been computed before it."""
+
 _API = "api"
 """Note: the API that the unit answered last, and the model."""
 _SERVED = "served"
@@ -158,8 +163,10 @@ class Canary:
         repeats = min(_timeouts(context) - 1, _DOUBLINGS_MAX)
         if repeats < 1:
             return -inf
-        pause_s = min(self.period_s * (1 << repeats), _LEFT_MAX_S)
-        return min(last_at + pause_s, context.life_at + _idle_s(context))
+        left_until = last_at + min(self.period_s * (1 << repeats), _LEFT_MAX_S)
+        if context.hides_work():
+            return left_until
+        return min(left_until, context.life_at + _idle_s(context))
 
     def timeout_s(self, context: ProbeContext) -> float:
         """Short for a unit with requests, long when the first request may have to warm the engine up.
@@ -176,6 +183,7 @@ class Canary:
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
         # A suspect has already stalled for the limit.
         silent_s = context.stall_limit_s * (0.5 if context.verdict is Verdict.SUSPECT else 1.0)
+        silent_s = min(silent_s, _WAITS_MAX_S)
         limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(context))
         load = context.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(context))
@@ -188,9 +196,9 @@ class Canary:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
         if context.is_on_hold:
             return
-        is_starting = context.verdict is Verdict.STARTING
+        is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         life_at, reborn, timeout_s = context.life_at, context.reborn, self.timeout_s(context)
-        timed_out = False
+        timed_out = is_unseen = False
         try:
             model = model_of(context)
             if not model:
@@ -202,8 +210,11 @@ class Canary:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
             excused = not isinstance(error, _AloneError) and (
-                context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
+                context.life_at > life_at
+                or context.hides_work(asked_at + _JOINS * timeout_s)
+                or self.timeout_s(context) > timeout_s
             )
+            is_unseen = timed_out and not context.is_seen_still
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
@@ -216,14 +227,20 @@ class Canary:
         if fate.sign is Sign.GOOD and context.verdict in _COMES_UP:
             async for told in _what_it_is(context):
                 yield told
-        yield Evidence(context.unit.name, fate.sign, fate.strength, self.name, fate.reason, context.now())
+        if fate.sign is Sign.GOOD and (beside := context.still_open(asked_at)):
+            context.answered_beside(beside)
+        name, now = context.unit.name, context.now()
+        yield Evidence(name, fate.sign, fate.strength, self.name, fate.reason, now, is_unseen=is_unseen)
         if is_starting and fate.sign is Sign.GOOD:
-            await self._learn_usual(context, model)
+            await self._learn_usual(context, model, now - asked_at)
 
-    async def _learn_usual(self, context: ProbeContext, model: str) -> None:
-        """The first canary may have warmed the engine up: only the next one shows what is usual."""
+    async def _learn_usual(self, context: ProbeContext, model: str, first_s: float) -> None:
+        """The first canary may have warmed the engine up: only the next one shows what is usual. It takes no
+        longer than that.
+        """
         with suppress(FetchError):
-            await _fly(context, _Kind(model=model), context.now() + context.rules.canary_timeout_s)
+            deadline = context.now() + max(context.rules.canary_timeout_s, 2.0 * first_s)
+            await _fly(context, _Kind(model=model), deadline)
 
 
 async def _what_it_is(context: ProbeContext) -> AsyncGenerator[Finding, None]:

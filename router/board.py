@@ -13,12 +13,12 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from cellgate.router import panic, peers, stall
+from cellgate.router import panic, peers
 from cellgate.router.answers import AnswerLengths
 from cellgate.router.cost import Expected
 from cellgate.router.engine_nouns import UNKNOWN_BUILD
 from cellgate.router.flip import Flip, flip_of
-from cellgate.router.judge import judge, open_case
+from cellgate.router.judge import STALL_SOURCE, judge, open_case
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -165,14 +165,19 @@ class Board:
             if before.verdict is not Verdict.SUSPECT:
                 state.risen_at = evidence.at
                 state.costs.on_up()
-            elif before.because is not None and before.because.source == stall.SOURCE:
+            elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
             if len(self.units) <= peers.AT_ONCE:
                 self.forecast(evidence.at)
         flip = flip_of(state, before, evidence)
-        if after.verdict is Verdict.DOWN and state.stalls:
-            # The unit did not recover from this stall by itself.
-            state.stalls.pop()
+        if after.verdict is Verdict.DOWN:
+            state.fell_unseen = evidence.is_unseen
+            if evidence.is_unseen:
+                # If it was slow and not sick, it must be able to show that.
+                state.step_times.forget_pace()
+            if state.stalls:
+                # The unit did not recover from this stall by itself.
+                state.stalls.pop()
         evicted = self._evict(state) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 
@@ -259,6 +264,14 @@ class Board:
         if any(model in state.models for state in self):
             return True
         return False if self.units and all(state.models for state in self) else None
+
+    def is_alone(self, state: UnitState) -> bool:
+        """Whether no other unit of its pool is in rotation."""
+        pool = self.pools.of_unit(state.unit.name)
+        return not any(
+            other is not state and other.is_usable() and self.pools.has(pool, name)
+            for name, other in self.units.items()
+        )
 
     def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
@@ -384,6 +397,8 @@ class Board:
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
         state.can_hold = state.is_hold_spent = False
+        state.seats_shown = 0
+        state.step_times.forget_pace()
         state.engine = state.unit.engine
         state.build, state.answers = UNKNOWN_BUILD, None
 

@@ -20,6 +20,7 @@ from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 CANARY_SOURCE = "canary"
 READINESS_SOURCE = "readiness"
 """What a unit says of itself: it can raise a suspicion, and is not believed against canaries that pass."""
+STALL_SOURCE = "progress"
 _HOLDING = frozenset({known_answers.ANSWER_SOURCE})
 """Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
@@ -107,6 +108,8 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
             signal = Signal.NODES_BACK
     if signal is Signal.WEAK and _is_acquitted(case, evidence):
         signal = None
+    if signal is None and _is_refuted(case, evidence):
+        signal = Signal.CANARY_PASSED
     # As `replace`, which would cost more than all else that is done with good evidence.
     case = Case(
         case.verdict,
@@ -231,6 +234,13 @@ def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> S
     own = [e.sign is Sign.BAD for e in window if _is_of_one_rate(e, evidence)]
     bad = sum(own)
     return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(own) else None
+
+
+def _is_refuted(case: Case, evidence: Evidence) -> bool:
+    """A unit that was suspected of standing still has finished a generation: that is more than a canary."""
+    is_work = evidence.sign is Sign.GOOD and evidence.strength is Strength.STRONG and evidence.node is None
+    is_stall = case.verdict is _SUSPECT and case.because is not None and case.because.source == STALL_SOURCE
+    return is_work and is_stall and evidence.source not in _HOLDING
 
 
 def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:

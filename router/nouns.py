@@ -175,7 +175,10 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observation about a unit, by `source`; `reason` is for people."""
+    """One observation about a unit, by `source`; `reason` is for people.
+
+    `is_unseen`: a time-out of ours, and nothing else that was seen of the unit speaks against it.
+    """
 
     unit: str
     sign: Sign
@@ -185,6 +188,7 @@ class Evidence:
     at: float
     epoch: str | None = None
     node: str | None = None
+    is_unseen: bool = False
 
 
 class Verdict(Enum):

@@ -81,6 +81,11 @@ class Estimate:
         """The value to use: see `reckon`."""
         return reckon(self.value, self.usual, self.seen) if self.seen else self.value
 
+    @property
+    def is_given(self) -> bool:
+        """Whether an initial estimate is configured."""
+        return self._is_given
+
     def guess(self, value: float, *, is_given: bool = False) -> None:
         """Set an initial estimate, unless something was measured already or it is invalid.
 

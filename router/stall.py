@@ -1,33 +1,45 @@
-"""Whether a unit stalls: it has requests and makes no progress. Pure.
+"""Whether a unit stalls: it has requests and makes no progress; and whether work explains that. Pure.
 
 Rules:
 1. Progress is work: tokens of this gate's streams, finished generations, step and token counters of the
    engine.
 2. A stall may last `stall_limit_s`: four steps of the slowest kind, but at most 1.5 times the longest recent
-   stall from which the unit recovered by itself; or 1.5 times the prefill of its largest unanswered prompt.
+   stall from which the unit recovered by itself; or 1.5 times the prefill of the prompts it has to compute.
 3. Requests without visible progress prove nothing: their client does not read; an engine that does not count
    its steps may have queued them; a canary has passed while they stalled.
+4. Busy is not sick: a canary that runs out of time proves nothing as long as requests that were there before
+   it may keep the unit busy (`hides_work`).
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellgate.router.nouns import Rules
+from cellgate.router.nouns import Rules, Verdict
+from cellgate.router.step_times import LARGE_TOKENS, SLOWEST_STEP_S
 
 if TYPE_CHECKING:
     from cellgate.router.unit_state import Lease, UnitState
 
-SOURCE = "progress"
 STEPS = 4.0
 STALLS = 1.5
 PREFILLS = 1.5
 COUNTERS_FRESH_S = 1.0
 """Older counters cannot show whether the engine makes progress."""
+LATE_S = 0.5
+"""The counters of a suspect are read this often."""
 CLEARED_S = 30.0
 """A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
-PLAIN_S = 60.0
-"""A plain answer may take this long on any engine."""
+JOINED_S = 0.5
+"""A prompt that comes this long after the last progress may still be computed in the step that then began."""
+UNSEEN_S = 8.0
+"""A stall is believed to be work for this long where nothing but a time-out of ours speaks against it: of a
+stream on an engine that may serve one request at a time, and of a unit alone in its pool."""
+ANSWERS = 3.0
+"""A plain answer may take so many times as long for each token as the slowest of late."""
+ENGINE_SEES_S = 5.0
+"""A request that was sent so long before its engine says that it has none is not there."""
 
 
 class Stall(NamedTuple):
@@ -43,23 +55,81 @@ def stall_limit_s(state: UnitState, rules: Rules) -> float:
     step_s = state.step_times.slowest_s(None if state.leases else state.last_lease_at)
     # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
     steps_s = min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
-    largest = max((lease.ask.prompt_tokens for lease in state.leases if not lease.committed), default=0)
-    prefill_s = state.step_times.prefill_s(largest, counts=state.counters_at > 0.0)
     # A decoder may stand still while it connects to a prefiller for the first time.
     splits = [lease.split for lease in state.leases if lease.split is not None and not lease.committed]
     connect_s = max((split.limit_s for split in splits if split.is_first), default=0.0)
-    return max(rules.silent_min_s, steps_s, PREFILLS * prefill_s, connect_s)
+    return max(rules.silent_min_s, steps_s, PREFILLS * _prefill_s(state), connect_s)
 
 
-def hides_work(state: UnitState, now: float) -> bool:
-    """Whether the unit may be busy with plain answers of ours without anything to show for it.
+def _prefill_s(state: UnitState) -> float:
+    """How long nothing may move while the prompts are computed of which nothing was shown yet.
 
-    Of an engine that does not count its steps, until one takes twice as long as any of late.
+    Those that came since the last progress wait for the next step. Where nothing shows a step, they may have
+    come after one of which nothing was seen.
     """
-    if state.counters_at:
+    counts = state.counters_at > 0.0
+    since = state.quiet_since + JOINED_S
+    if not counts and any(not lease.ask.stream for lease in state.leases):
+        since = inf
+    prompts = [
+        lease.ask.prompt_tokens
+        for lease in state.leases
+        if not (lease.committed or lease.evicted) and lease.opened_at <= since
+    ]
+    largest = max(prompts, default=0)
+    if not largest:
+        return 0.0
+    beside = sum(prompts) - largest
+    if counts:
+        # What one step has in it is bounded, and the next one is counted.
+        beside = min(beside, max(LARGE_TOKENS - largest, 0))
+    return state.step_times.prefill_s(largest, counts=counts, beside=beside)
+
+
+def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf) -> bool:
+    """Whether the requests that the unit has may keep it busy with nothing to show for it; if so, a canary
+    that was sent at `asked_at` and has run out of time proves nothing.
+    """
+    doubted_at = state.case.since if state.case.verdict is Verdict.SUSPECT else inf
+    if state.life_at > doubted_at:
+        doubted_at = inf
+    # What came to a unit that was in doubt already, or after the canary, explains nothing.
+    until = min(doubted_at, asked_at)
+    leases = [lease for lease in state.leases if lease.opened_at <= until and not lease.evicted]
+    if not leases or _has_lost(state, leases, now):
         return False
-    hidden = [lease.opened_at for lease in state.leases if not lease.ask.stream and lease.ask.prompt_tokens]
-    return bool(hidden) and now - min(hidden) < max(PLAIN_S, 2.0 * state.step_times.longest_answer_s)
+    return now - state.quiet_since < _believed_s(state, leases, now, rules)
+
+
+def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules) -> float:
+    """How long these requests may keep the unit busy with nothing to show for it."""
+    believed_s = stall_limit_s(state, rules)
+    is_seen = now - state.counters_at < COUNTERS_FRESH_S
+    if state.is_alone and not is_seen:
+        believed_s = max(believed_s, UNSEEN_S)
+    if state.counters_at or len(state.leases) <= state.seats_shown:
+        # Its steps are counted, or a canary has a place beside these requests.
+        return believed_s
+    answers_s = max((_answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
+    one_by_one_s = UNSEEN_S if state.costs.backlog.peak_batch < 2.0 else 0.0
+    return max(believed_s + answers_s, one_by_one_s)
+
+
+def _answer_s(state: UnitState, lease: Lease) -> float:
+    """How long the unit may decode a plain answer, of which nothing is seen before its end."""
+    ask, step_times = lease.ask, state.step_times
+    if not (ask.prompt_tokens or ask.fingerprint):
+        return 0.0
+    token_s = ANSWERS * step_times.answer_token_s or SLOWEST_STEP_S
+    return token_s * ask.max_tokens if ask.max_tokens else inf
+
+
+def _has_lost(state: UnitState, leases: list[Lease], now: float) -> bool:
+    """Whether the engine says that it has no request while these are there."""
+    load = state.load
+    if load is None or load.running + load.waiting or now - load.at > ENGINE_SEES_S:
+        return False
+    return all(load.at - lease.opened_at > ENGINE_SEES_S for lease in leases)
 
 
 def still_s(state: UnitState, now: float) -> float:
@@ -69,6 +139,13 @@ def still_s(state: UnitState, now: float) -> float:
     """
     seen_until = state.counters_at if now - state.counters_at < COUNTERS_FRESH_S else now
     return max(0.0, seen_until - state.quiet_since)
+
+
+def is_seen_still(state: UnitState, now: float) -> bool:
+    """Whether its engine itself says that it has work, and counts no steps."""
+    load = state.load
+    is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + LATE_S
+    return is_read and load is not None and load.running + load.waiting > 0 and load.at > state.life_at
 
 
 def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:

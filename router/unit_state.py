@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cellgate.router import panic
 from cellgate.router.adapters import Adapters
-from cellgate.router.backlog import Beside, Job
+from cellgate.router.backlog import Beside, Job, Prefilled
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
 from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
@@ -23,7 +23,7 @@ from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, ModelCards, R
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.ranks import Ranks
 from cellgate.router.split_nouns import SplitPlan
-from cellgate.router.step_times import LARGE_TOKENS, StepTimes
+from cellgate.router.step_times import LARGE_TOKENS, WAIT_LEAST_S, StepTimes
 
 FULL_S = 1.0
 """How long a unit gets no requests after it has refused the only one it had."""
@@ -48,7 +48,9 @@ class UnitState(InRotation):
     `life_at` is when the unit last made progress, `heard_at` when anything of it last answered, `work_at`
     since when it has had requests without a break, `counters_at` when its engine's counters were last read
     (0: never), `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary
-    last cleared it of one. While `peer_canary_at` is not before the last progress, another gate sends the
+    last cleared it of one. `is_alone`: no other unit of its pool is in rotation. `seats_shown` is the most
+    requests beside which a canary was answered. `fell_unseen`: it last went DOWN because of a time-out of
+    ours, and nothing else spoke against it. While `peer_canary_at` is not before the last progress, another gate sends the
     next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
@@ -80,11 +82,13 @@ class UnitState(InRotation):
         "engine",
         "facts",
         "far_s",
+        "fell_unseen",
         "foreign",
         "full_until",
         "gaps_ms",
         "heard_at",
         "held_until",
+        "is_alone",
         "is_hold_spent",
         "last_error_at",
         "last_evidence",
@@ -102,6 +106,7 @@ class UnitState(InRotation):
         "peer_canary_at",
         "prefilling",
         "ranks",
+        "seats_shown",
         "stall_reported_at",
         "stalls",
         "step_times",
@@ -152,6 +157,8 @@ class UnitState(InRotation):
         self.full_until = 0.0
         self.held_until = 0.0
         self.can_hold = self.is_hold_spent = False
+        self.is_alone = self.fell_unseen = False
+        self.seats_shown = 0
 
     def apply(self, unit: Unit, cell: Cell) -> None:
         """Apply the configuration of the unit and of its cell."""
@@ -238,6 +245,20 @@ class UnitState(InRotation):
             ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
             self.step_times.record_stall(tokens, max(ended, default=0.0))
 
+    def record_wait(self, done: Prefilled, sent_at: float, now: float) -> None:
+        """A prompt, sent at `sent_at`, was computed, and that took a while: record for how long nothing moved.
+
+        Where steps are counted that is what a prompt like it may do again. Elsewhere it may have been computed
+        beside streams that went on, and may do the same alone: then the whole wait counts, but not that for
+        others to end.
+        """
+        ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
+        wait_s = max(now - max(self.quiet_since, sent_at), max(ended, default=0.0))
+        if not self.counters_at and done.had_seat:
+            wait_s = max(wait_s, done.span_s)
+        is_whole = done.had_seat or self.counters_at > 0.0
+        self.step_times.waited(done.tokens, wait_s, is_whole=is_whole)
+
     def show_plain(self, now: float) -> None:
         """Count the prompts of plain answers as computed when they are due, because that is not visible."""
         for lease in self.leases:
@@ -291,6 +312,13 @@ class UnitState(InRotation):
         load = self.load
         is_idle = load is not None and load.at > self.busy_at and load.running + load.waiting == 0
         return is_idle and len(self.leases) <= 1
+
+    def still_open(self, since: float) -> int:
+        """How many requests were there at `since`, and occupy the engine still."""
+        return sum(
+            lease.opened_at < since and not lease.paused and (lease.ask.stream or not lease.committed)
+            for lease in self.leases
+        )
 
     def shows_work(self) -> bool:
         """Whether a stream of this gate would make progress if the unit worked."""
@@ -388,6 +416,8 @@ class Lease:
         done = self.unit_state.costs.show(self, now, tells)
         if done is not None:
             self.unit_state.step_times.prefilled(done)
+            if done.span_s > WAIT_LEAST_S:
+                self.unit_state.record_wait(done, self.opened_at, now)
             if done.tokens >= LARGE_TOKENS:
                 self.unit_state.record_large_prompt(done.tokens, self.opened_at)
 

@@ -71,7 +71,9 @@ class FakePatient:
     stall_limit_s: float = 1.0
     held_down: bool = False
     is_on_hold: bool = False
-    hides_work: bool = False
+    is_hiding: bool = False
+    is_seen_still: bool = False
+    seats_shown: int = 0
     shows_work: bool = False
     engine: str = ""
     reborn: tuple[str, float] | None = None
@@ -94,6 +96,15 @@ class FakePatient:
 
     def new_id(self) -> str:
         return f"id{next(self._ids)}"
+
+    def hides_work(self, asked_at: float = 0.0) -> bool:
+        return self.is_hiding
+
+    def still_open(self, since: float) -> int:
+        return self.in_flight
+
+    def answered_beside(self, requests: int) -> None:
+        self.seats_shown = max(self.seats_shown, requests)
 
     def heard(self) -> None:
         self.heard_count += 1

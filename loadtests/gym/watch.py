@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable
 
 from cellgate.router.board import Board, Consequence
+from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
-from cellgate.router.stall import SOURCE, find_stall, still_s
+from cellgate.router.stall import find_stall, still_s
 from cellgate.router.unit_state import UnitState
 from loadtests.gym.world import World
 
@@ -105,7 +106,7 @@ class Watch:
         found = find_stall(state, now, self._board.rules)
         if found is not None and now - state.stall_reported_at >= found.limit_s:
             state.stall_reported_at = now
-            self.observe(state, Sign.BAD, Strength.STRONG, SOURCE, now)
+            self.observe(state, Sign.BAD, Strength.STRONG, STALL_SOURCE, now)
 
     def _report(self, state: UnitState, now: float) -> None:
         """The numbers are those of the last step that has ended."""

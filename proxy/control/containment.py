@@ -21,7 +21,7 @@ from cellgate.router.bans import Ban, Bans
 from cellgate.router.board import Board
 from cellgate.router.flip import Flip
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
-from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, PoisonRecord
+from cellgate.router.poison import MEMORY_S, SIBLING_S, SPACE_S, Fate, Ledger, Loss, PoisonRecord
 from cellgate.router.queue import MOVED_S
 from cellgate.router.router import OnResult
 from cellgate.router.unit_state import Lease, UnitState
@@ -30,6 +30,9 @@ BANS_A_MINUTE = 5
 """If more prompts than this end units within a minute, the units are at fault: no more prompts are
 refused.
 """
+GIVEN_UP_MOST = 2
+"""A request is not sent to a further unit after so many were given up while they had it, because of a time-out
+of ours. Its prompt is not poison for that: it may only be more than these units can do."""
 LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
 _LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
@@ -96,6 +99,8 @@ class Containment:
         """How many requests a unit had answered when it last came up."""
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
         self._told: set[int] = set()
+        self._given_up: dict[int, tuple[int, float]] = {}
+        """By fingerprint: units that were given up by a time-out of ours while they had it, and when the last."""
         self._held: dict[HeldRequest, None] = {}
         self._serving = False
 
@@ -114,6 +119,11 @@ class Containment:
             or (kind is FailureKind.CUT and not lease.evicted)
             or (kind in _SILENT and _stood_still(lease))
         ):
+            return
+        if lease.evicted and state.fell_unseen:
+            if len(self._given_up) < LIMITS.poison_records:
+                self._given_up[ask.fingerprint] = self._given_up_under(ask) + 1, now
+                self.watchful = True
             return
         is_loss = kind in _LOST
         if not is_loss and kind not in _REPORTED:
@@ -151,6 +161,8 @@ class Containment:
     def closed(self, lease: Lease, outcome: Outcome) -> None:
         """An attempt has ended. To be called while there is something to contain."""
         fingerprint = lease.ask.fingerprint
+        if outcome is Outcome.OK:
+            self._given_up.pop(fingerprint, None)
         if outcome is Outcome.OK and fingerprint in self.ledger.records:
             self.ledger.answered(fingerprint)
             if self.bans.find(fingerprint, self._now()) is not None:
@@ -163,7 +175,8 @@ class Containment:
             self.ledger.tick(now)
             self.bans.tick(now)
             self._told &= self.ledger.records.keys()
-            self.watchful = bool(self.ledger.records or len(self.bans) or self._held)
+            self._given_up = {f: last for f, last in self._given_up.items() if now - last[1] < MEMORY_S}
+            self.watchful = bool(self.ledger.records or len(self.bans) or self._held or self._given_up)
             self._serve()
 
     # -- for searches --------------------------------------------------------------------------------------
@@ -192,11 +205,22 @@ class Containment:
         """Whether it must not be sent to any unit."""
         if self.bans.find(ask.fingerprint, self._now()) is not None:
             return True
+        if tried and self._given_up_under(ask) >= GIVEN_UP_MOST:
+            return True
         record = self.ledger.records.get(ask.fingerprint)
         return record is not None and record.ended and bool(tried)
 
     def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
         """The failure for a client whose request must not be sent to any unit."""
+        if (
+            self.bans.find(ask.fingerprint, self._now()) is None
+            and self._given_up_under(ask) >= GIVEN_UP_MOST
+        ):
+            reason = (
+                "units showed nothing for so long while they had this request that they were given up; it is not "
+                "sent to more of them; shorten the prompt, or make the units faster"
+            )
+            return Failure(FailureKind.EVICTED, reason)
         ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
         self.counts["ended" if tried else "refused"] += 1
         rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
@@ -245,6 +269,10 @@ class Containment:
         return True
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _given_up_under(self, ask: Ask) -> int:
+        """How many units were given up by a time-out of ours while they had this prompt."""
+        return self._given_up.get(ask.fingerprint, (0, 0.0))[0]
 
     def _there(self, place: str) -> list[int]:
         """The prompts of all units that are reached there."""

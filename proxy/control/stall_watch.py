@@ -16,10 +16,11 @@ from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.logs.events import Action, ActionKind, EventLog
 from cellgate.router.board import Board
 from cellgate.router.hold import is_on
+from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
-from cellgate.router.stall import SOURCE, Stall, find_rank_stall, find_stall, still_s
+from cellgate.router.stall import Stall, find_rank_stall, find_stall, still_s
 from cellgate.router.unit_state import UnitState
 from cellgate.router.uses import use_of
 
@@ -92,6 +93,7 @@ class StallWatch:
         # The counters show whether the engine works on requests of others.
         if state.counters_at:
             self._prober.look_now(state.unit.name, EngineMetrics.name)
+        state.is_alone = self._board.is_alone(state)
         state.record_stall(still_s(state, now))
         found = find_stall(state, now, self._board.rules)
         if found is None:
@@ -134,7 +136,7 @@ class StallWatch:
             f"{whose}stalled for {found.stalled_s:.1f} s with {found.waiting} requests in flight; "
             f"the limit is {found.limit_s:.1f} s"
         )
-        self._prober.observe(Evidence(state.unit.name, Sign.BAD, Strength.STRONG, SOURCE, reason, now))
+        self._prober.observe(Evidence(state.unit.name, Sign.BAD, Strength.STRONG, STALL_SOURCE, reason, now))
 
     def _report_lag(self, lag_s: float, now: float) -> None:
         self._prober.trust_from(now + DISTRUST_S)

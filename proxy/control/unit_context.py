@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from cellgate.probes.base import Fetch, Net
 from cellgate.router import hold
 from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Load, Node, Rules, Unit, Use, Verdict
-from cellgate.router.stall import hides_work, stall_limit_s
+from cellgate.router.stall import hides_work, is_seen_still, stall_limit_s
 from cellgate.router.unit_state import UnitState
 from cellgate.router.uses import Uses
 
@@ -91,9 +92,18 @@ class UnitContext:
     def is_on_hold(self) -> bool:
         return hold.is_on(self.unit_state.hold)
 
+    def hides_work(self, asked_at: float = inf) -> bool:
+        return hides_work(self.unit_state, self.now(), self.rules, asked_at)
+
+    def still_open(self, since: float) -> int:
+        return self.unit_state.still_open(since)
+
+    def answered_beside(self, requests: int) -> None:
+        self.unit_state.seats_shown = max(self.unit_state.seats_shown, requests)
+
     @property
-    def hides_work(self) -> bool:
-        return hides_work(self.unit_state, self.now())
+    def is_seen_still(self) -> bool:
+        return is_seen_still(self.unit_state, self.now())
 
     @property
     def shows_work(self) -> bool:

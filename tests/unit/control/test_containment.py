@@ -39,6 +39,29 @@ def test_a_prompt_whose_gate_was_killed_goes_to_another_one() -> None:
     assert tried == [{"u1", "u2"}, {"u1"}]
 
 
+def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> None:
+    """But the request goes to no third unit."""
+    board, now = Board(Rules()), 100.0
+    board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "abc")), now)
+    events = EventLog(float, 2, log=lambda _level, _line: None)
+    nobody = cast("Any", None)
+    contained = Containment(board, nobody, events, lambda: now, nobody, answered=lambda _: 9, ban_s=1.0)
+    ask, tried = Ask(fingerprint=7), []
+    for name in "ab":
+        assert not contained.bars(ask, tried)
+        lease = board.open(name, ask, now, retry=False)
+        lease.evicted = lease.unit_state.fell_unseen = True
+        contained.broke(lease, FailureKind.EVICTED, 0, 0)
+        tried.append(name)
+    assert contained.bars(ask, tried)
+    assert contained.failure(ask, tried).kind is FailureKind.EVICTED
+    assert contained.bans.find(7, now) is None
+    assert not contained.bars(ask, ()), "whoever asks the same anew is not refused"
+    contained.tick(now + 1000.0)
+    assert not contained.bars(ask, tried)
+    assert not contained.watchful
+
+
 def test_a_thousand_units_that_came_and_went_leave_nothing() -> None:
     board = Board(Rules())
     events = EventLog(float, 2, log=lambda _level, _line: None)

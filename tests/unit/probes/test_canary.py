@@ -255,8 +255,10 @@ def test_it_has_time_to_warm_a_unit_up() -> None:
 
 def test_it_waits_as_long_as_the_unit_may_be_silent() -> None:
     """A long prompt holds it up like anybody else."""
-    context = FakePatient(lambda _: TOKEN, rules=RULES, load=SIGHTED, stall_limit_s=9.0)
-    assert Canary().timeout_s(context) == 9.0
+    context = FakePatient(lambda _: TOKEN, rules=RULES, load=SIGHTED, stall_limit_s=7.0)
+    assert Canary().timeout_s(context) == 7.0
+    context.stall_limit_s = 600.0
+    assert Canary().timeout_s(context) == 8.0, "what explains its time-out is asked then"
 
 
 def test_a_unit_that_shows_no_steps_gets_twice_the_time_while_it_may_have_work() -> None:

@@ -9,18 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit
+from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit, Verdict
 from cellgate.router.stall import (
+    ANSWERS,
     CLEARED_S,
     COUNTERS_FRESH_S,
-    PLAIN_S,
+    ENGINE_SEES_S,
     PREFILLS,
     STALLS,
     STEPS,
+    UNSEEN_S,
     find_stall,
     hides_work,
     stall_limit_s,
 )
+from cellgate.router.step_times import SLOWEST_STEP_S
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
 
 RULES = Rules()
@@ -111,14 +114,69 @@ def test_requests_that_a_unit_has_lost_are_held_against_it_once() -> None:
 
 
 def test_plain_answers_hide_what_a_unit_does_that_counts_no_steps() -> None:
+    """For as long as the slowest engine may take; once one was answered, by what that took for each token."""
+    state, _, made = working(PLAIN._replace(max_tokens=100))
+    assert hides_work(state, NOW + 100 * SLOWEST_STEP_S, RULES)
+    assert not hides_work(state, NOW + 110 * SLOWEST_STEP_S, RULES)
+    state.step_times.answered(10.0, 100)
+    assert hides_work(state, NOW + ANSWERS * 10.0, RULES)
+    assert not hides_work(state, NOW + ANSWERS * 10.0 + 2.0, RULES)
+    made.report(Load("a", NOW + 2.0, running=1, progress=7.0, sighted=True))
+    assert not hides_work(state, NOW + 2.0, RULES)
+    assert hides_work(working(PLAIN)[0], NOW + 3600.0, RULES), "one that may have any length"
+
+
+def test_a_stream_that_stands_still_on_an_engine_for_one_request_is_believed_for_a_while() -> None:
+    state, _, made = working()
+    assert hides_work(state, NOW + UNSEEN_S - 0.1, RULES)
+    assert not hides_work(state, NOW + UNSEEN_S, RULES)
+    made.open("a", STREAM, NOW, retry=False).commit(NOW)
+    assert not hides_work(state, NOW + UNSEEN_S - 0.1, RULES), "it computes two at once"
+
+
+def test_a_canary_that_has_a_place_beside_plain_answers_is_not_excused_by_them() -> None:
+    state, _, _ = working(PLAIN)
+    state.seats_shown = 1
+    assert not hides_work(state, NOW + 5.0, RULES)
+
+
+def test_what_came_after_a_canary_or_a_suspicion_excuses_nothing() -> None:
+    state, _, _ = working(PLAIN)
+    assert hides_work(state, NOW + 5.0, RULES, asked_at=NOW)
+    assert not hides_work(state, NOW + 5.0, RULES, asked_at=NOW - 0.1)
+    state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW - 1.0)
+    assert not hides_work(state, NOW + 5.0, RULES)
+    state.life_at = NOW - 0.5
+    assert hides_work(state, NOW + 5.0, RULES), "it has worked since"
+
+
+def test_an_engine_that_says_it_has_no_request_is_not_busy_with_one() -> None:
     state, _, made = working(PLAIN)
-    assert hides_work(state, NOW + PLAIN_S - 0.1)
-    assert not hides_work(state, NOW + PLAIN_S)
-    state.step_times.answered(100.0)
-    assert hides_work(state, NOW + 199.0)
-    made.report(Load("a", NOW, running=1, progress=7.0, sighted=True))
-    assert not hides_work(state, NOW)
-    assert not hides_work(working()[0], NOW), "a stream shows"
+    made.report(Load("a", NOW + ENGINE_SEES_S, running=0, own_in_flight=1))
+    assert hides_work(state, NOW + ENGINE_SEES_S, RULES), "it may not have come to the engine yet"
+    made.report(Load("a", NOW + ENGINE_SEES_S + 0.1, running=0, own_in_flight=1))
+    assert not hides_work(state, NOW + ENGINE_SEES_S + 0.1, RULES)
+
+
+def test_a_unit_alone_in_its_pool_is_believed_until_its_engine_says_that_it_stands_still() -> None:
+    state, _, made = working(sighted=True)
+    state.is_alone = True
+    assert hides_work(state, NOW + UNSEEN_S - 0.1, RULES)
+    made.report(Load("a", NOW + 2.0, running=1, progress=7.0, sighted=True))
+    assert not hides_work(state, NOW + 2.1, RULES)
+
+
+def test_the_only_one_in_rotation_of_a_pool_is_alone() -> None:
+    made = board()
+    assert made.is_alone(made.units["a"])
+    made.configure(
+        Fleet(units=(Unit("a", "cell", "http://a", ("m",)), Unit("b", "cell", "http://b", ("m",)))), 0.0
+    )
+    for state in made:
+        state.case = replace(state.case, verdict=Verdict.UP)
+    assert not made.is_alone(made.units["a"])
+    made.drain("b", drained=True)
+    assert made.is_alone(made.units["a"])
 
 
 def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None:

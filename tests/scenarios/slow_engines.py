@@ -1,0 +1,198 @@
+"""Slow and small engines that are well are never shot, and those that hang are still found: by simulated seeds.
+
+`python -m tests.scenarios.slow_engines --seeds 500` draws engines of 1 to 64 slots, 20 to 20,000 tokens a second
+of prefill, 1 to 100 tokens a second for each answer, with and without metrics and agents, one to three units, and
+users whose first tokens take up to 300 s. The exit code is 1 when a unit that is well goes DOWN, an answer is
+lost or a prompt is refused; or when one that hangs is found too late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from cellgate.router.nouns import Verdict
+from tests.scenarios.harness import Stage
+from tests.scenarios.users import Users
+from tests.sim.behaviour import Behaviour
+from tests.sim.client import Manner
+from tests.sim.hurt import stop
+from tests.sim.timing import Timing
+
+FIRST_TOKEN_S = 300.0
+ANSWER_S = 120.0
+"""The longest that a prompt takes, and the longest that an answer is decoded."""
+LEAST_TOKENS, MOST_TOKENS = 10, 20_000
+WORKS_S = 400.0
+PATIENT = Manner(timeout_s=1800.0)
+SEEN_S, UNSEEN_S = 3.0, 15.0
+"""A hang is found within this time: under load with metrics or agents; and without, or idle."""
+LEARNT_S = 60.0
+GIVE_UP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What was drawn. `chunk_tokens` 0: a whole prompt is one step."""
+
+    slots: int
+    prefill_tokens_s: float
+    step_s: float
+    chunk_tokens: int
+    has_metrics: bool
+    has_agents: bool
+    units: int
+    max_in_flight: int
+    users: int
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(0.0, self.step_s, self.slots, 0.0, self.prefill_tokens_s, self.chunk_tokens)
+
+    def ask(self, rng: Random) -> dict[str, Any]:
+        """A request that such an engine answers in time."""
+        # Who waits at the engine waits for those before it as well.
+        in_line = max(1.0, self.users / self.units)
+        prompt = min(MOST_TOKENS, self.prefill_tokens_s * FIRST_TOKEN_S / in_line)
+        answer = ANSWER_S / self.step_s * self.slots / max(in_line, self.slots)
+        return {
+            "prompt_tokens": round(_log_uniform(rng, LEAST_TOKENS, max(2.0 * LEAST_TOKENS, prompt))),
+            "max_tokens": round(_log_uniform(rng, 1.0, max(2.0, answer))),
+            "stream": rng.random() < 0.5,
+            "manner": PATIENT,
+        }
+
+    def ask_little(self, rng: Random) -> dict[str, Any]:
+        """A request for a second or two, as a unit answers many."""
+        answer_s = 1.0 / max(1.0, self.users / self.units / self.slots)
+        prompt, answer = self.prefill_tokens_s * answer_s, answer_s / self.step_s
+        return self.ask(rng) | {
+            "prompt_tokens": min(100, max(LEAST_TOKENS, round(prompt))),
+            "max_tokens": min(40, max(2, round(answer))),
+        }
+
+
+def draw(seed: int) -> Shape:
+    """The engines of a seed."""
+    rng = Random(seed)
+    slots, units = rng.choice((1, 2, 4, 64)), rng.randint(1, 3)
+    return Shape(
+        slots,
+        _log_uniform(rng, 20.0, 20_000.0),
+        1.0 / _log_uniform(rng, 1.0, 100.0),
+        rng.choice((0, 512, 2048)),
+        rng.random() < 0.5,
+        rng.random() < 0.5,
+        units,
+        rng.choice((slots, 2 * slots)),
+        rng.randint(1, min(2 * slots, 12) * units),
+    )
+
+
+def _log_uniform(rng: Random, least: float, most: float) -> float:
+    return math.exp(rng.uniform(math.log(least), math.log(most)))
+
+
+def _stage(shape: Shape, seed: int) -> Stage:
+    return Stage(
+        seed,
+        shape.units,
+        timing=shape.timing,
+        agents=shape.has_agents,
+        is_blind=not shape.has_metrics,
+        max_in_flight=shape.max_in_flight,
+    )
+
+
+def well(seed: int) -> list[str]:
+    """What went wrong while all units were well."""
+    shape = draw(seed)
+    stage = _stage(shape, seed)
+
+    async def scenario() -> None:
+        users = Users(stage, shape.users, shape.ask)
+        await asyncio.sleep(WORKS_S)
+        await users.leave()
+
+    bad = _play(stage, scenario())
+    bad += [f"{v.request_id}: {v.reply.status} {v.code}" for v in stage.visits if not v.is_answered][:3]
+    bad += [f"unit {name} was {flips}" for name in stage.engines if "down" in (flips := stage.flips(name))]
+    if (bans := stage.gate.containment.counts["bans"]) or stage.gate.containment.counts["ended"]:
+        bad.append(f"{bans} prompts are refused")
+    return [f"seed {seed}, {shape}: {each}" for each in bad]
+
+
+def hangs(seed: int) -> tuple[float, float, list[str]]:
+    """How long a hang was not found, by how much less than the limit, and what went wrong."""
+    shape = draw(seed)
+    stage, rng = _stage(shape, seed), Random(seed + 1)
+    is_loaded = rng.random() < 0.7
+    found: list[float] = []
+
+    async def scenario() -> None:
+        users = Users(stage, shape.users if is_loaded else 0, shape.ask_little)
+        await asyncio.sleep(LEARNT_S + rng.uniform(0.0, 10.0))
+        hurt_at, engine = stage.now, stage.engines["a"]
+        if shape.has_agents:
+            stop(engine, 0)
+        else:
+            engine.behaviour = Behaviour(wedged=True)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, GIVE_UP_S)
+        found.append(stage.gate.board.units["a"].case.since - hurt_at)
+        engine.restart()
+        await users.leave()
+
+    # A hang is not what these promises are about.
+    stage.promise_s = math.inf
+    bad = _play(stage, scenario())
+    is_seen = shape.has_metrics or shape.has_agents
+    limit_s = SEEN_S if is_seen and is_loaded else UNSEEN_S
+    if found and found[0] > limit_s:
+        bad.append(
+            f"found after {found[0]:.1f} s, {'loaded' if is_loaded else 'idle'}; the limit is {limit_s} s"
+        )
+    return (found[0] if found else math.inf), limit_s, [f"seed {seed}, {shape}: {each}" for each in bad]
+
+
+def _play(stage: Stage, scenario: Any) -> list[str]:
+    try:
+        stage.play(scenario)
+    except (AssertionError, ExceptionGroup) as error:
+        return [str(error)[:300]]
+    return []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play the seeds; 0 when all is as it must be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.scenarios.slow_engines", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args(arguments)
+    numbers = range(args.first, args.first + args.seeds)
+    with ProcessPoolExecutor(args.jobs) as processes:
+        shot = [line for lines in processes.map(well, numbers) for line in lines]
+        print(
+            *shot, f"{len(shot)} things went wrong at engines that are well, of {args.seeds} seeds", sep="\n"
+        )
+        outcomes = list(processes.map(hangs, numbers))
+    late = [line for _, _, lines in outcomes for line in lines]
+    for limit_s in (SEEN_S, UNSEEN_S):
+        times_s = sorted(down_s for down_s, limit, _ in outcomes if limit == limit_s)
+        if times_s:
+            print(
+                f"limit {limit_s} s: median {times_s[len(times_s) // 2]:.2f} s, longest {times_s[-1]:.2f} s"
+            )
+    print(*late, f"{len(late)} things went wrong at engines that hang, of {args.seeds} seeds", sep="\n")
+    return 1 if shot or late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
