@@ -213,6 +213,10 @@ class ProbeContext(Protocol):
         """Record that a canary was answered while so many requests went on."""
         ...
 
+    def occupied_until(self, at: float) -> None:
+        """Record that the gate itself keeps it busy, at most until then."""
+        ...
+
     @property
     def is_seen_still(self) -> bool:
         """Whether its engine itself says that it has work, and counts no steps."""

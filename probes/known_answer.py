@@ -40,6 +40,10 @@ _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 _STATE = "state"
 """Note: whether the last run got an answer (True), was not possible (False), or cannot be (None)."""
+_TOOK_S = "took_s"
+"""Note: how long the last answer took."""
+_USUAL_TIMES = 3.0
+"""For so many times as long a canary may have to wait behind the next one."""
 _API = "api"
 """Note: the API that has answered, with its engine and model."""
 
@@ -74,10 +78,16 @@ class KnownAnswer:
         if not _may_ask(context):
             return
         model = model_of(context)
+        asked_at = context.now()
+        took_s = context.notes.get(_TOOK_S)
+        context.occupied_until(asked_at + (self.timeout_s if took_s is None else _USUAL_TIMES * took_s))
         try:
             api, reply = await self._ask(context, model)
         except FetchError:
+            context.occupied_until(0.0)
             return
+        context.occupied_until(context.now())
+        context.notes[_TOOK_S] = context.now() - asked_at
         if reply.status in _NOT_SERVED:
             context.notes[_STATE] = None
             return

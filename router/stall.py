@@ -64,8 +64,8 @@ def stall_limit_s(state: UnitState, rules: Rules) -> float:
 def _prefill_s(state: UnitState) -> float:
     """How long nothing may move while the prompts are computed of which nothing was shown yet.
 
-    Those that came since the last progress wait for the next step. Where nothing shows a step, they may have
-    come after one of which nothing was seen.
+    Those that came since the last progress wait for the next step. Where nothing shows a step, they may
+    have come after one of which nothing was seen.
     """
     counts = state.counters_at > 0.0
     since = state.quiet_since + JOINED_S
@@ -87,9 +87,11 @@ def _prefill_s(state: UnitState) -> float:
 
 
 def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf) -> bool:
-    """Whether the requests that the unit has may keep it busy with nothing to show for it; if so, a canary
-    that was sent at `asked_at` and has run out of time proves nothing.
+    """Whether requests that the unit has, or a probe, may keep it busy with nothing to show for it; if so, a
+    canary that was sent at `asked_at` and has run out of time proves nothing.
     """
+    if min(now, asked_at) < state.occupied_until:
+        return True
     doubted_at = state.case.since if state.case.verdict is Verdict.SUSPECT else inf
     if state.life_at > doubted_at:
         doubted_at = inf

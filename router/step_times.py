@@ -1,4 +1,4 @@
-"""The recent speed of a unit: the gaps between its tokens, and the duration of its prefills and plain answers.
+"""The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
 
 `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the histogram
 that the metrics show. The recent part is the difference to the counts 10 to 20 s ago.
@@ -22,15 +22,15 @@ BEYOND_MAX = 4.0
 LARGE_TOKENS = 8192
 STALL_FADES = 0.9
 SLOWEST_TOKENS_S = 15.0
-"""No engine computes prompts more slowly, as far as is known before it has shown any: processors without a GPU
-do 20 tokens a second and more, and tokens are estimated from bytes."""
+"""No engine computes prompts more slowly, as far as is known before it has shown any: processors without a
+GPU do 20 tokens a second and more, and tokens are estimated from bytes."""
 SLOWEST_STEP_S = 2.0
 """The same of a token of an answer: large models on processors need a second."""
 SLOWEST_PREFILL_S = 600.0
 """Nor is any prompt computed for longer."""
 SURE, UNSURE_TIMES = 3, 8.0
-"""After so many samples of its rate, a unit takes at most so many times as long as that says for a prompt that
-is larger than all before."""
+"""After so many samples of its rate, a unit takes at most so many times as long as that says for a prompt
+that is larger than all before."""
 KNOWN_TIMES = 2.0
 """What a unit has shown with one prompt is believed of prompts up to so many times as large."""
 _PACE_FADES = 0.97
@@ -72,7 +72,7 @@ class StepTimes:
         self._pace_s = 0.0
         self.longest_answer_s = 0.0
         self.answer_token_s = 0.0
-        """Seconds for each token of the slowest plain answer of late, its prompt included; 0: none was seen."""
+        """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
 
     def mark(self, now: float) -> None:
         """Take a snapshot of the counts, if it is due. Must be called now and then while tokens flow."""
@@ -80,7 +80,7 @@ class StepTimes:
             self._before, self._mark, self._marked_at = self._mark, self.gaps_ms.copy(), now
 
     def gap_s(self, share: float, enough: int = _ENOUGH_GAPS) -> float | None:
-        """The gap that this share (0 to 1) of the recent ones does not exceed; None without `enough` of them."""
+        """The gap that this share (0 to 1) of the recent ones does not exceed; None when they are too few."""
         before = self._before or self._mark or _NO_GAPS
         total = sum(self.gaps_ms) - sum(before)
         if total < enough:
@@ -93,8 +93,8 @@ class StepTimes:
         return (gap_ms + 1) / 1000
 
     def slowest_s(self, unused_since: float | None) -> float:
-        """The usual gap that hardly any exceeds; of few, the longest; 0 without any. Without requests, the last
-        of which came at `unused_since`, it stays as it is, and is not counted again.
+        """The usual gap that hardly any exceeds; of few, the longest; 0 without any. Without requests, the
+        last of which came at `unused_since`, it stays as it is, and is not counted again.
         """
         if unused_since is None:
             return self._slowest_s()
@@ -168,8 +168,8 @@ class StepTimes:
         return max(learnt_s, slowest_s)
 
     def _learnt_s(self, tokens: int, beside: int, *, counts: bool) -> float:
-        """By what was seen of the unit: its rate, but attention grows with the square; and the longest waits of
-        late, for a rate may have come from prompts that were in the prefix cache.
+        """By what was seen of the unit: its rate, but attention grows with the square; and the longest waits
+        of late, for a rate may have come from prompts that were in the prefix cache.
         """
         rate, latency = self.rates.prefill_tokens_s, self.rates.latency
         beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)

@@ -50,7 +50,8 @@ class UnitState(InRotation):
     (0: never), `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary
     last cleared it of one. `is_alone`: no other unit of its pool is in rotation. `seats_shown` is the most
     requests beside which a canary was answered. `fell_unseen`: it last went DOWN because of a time-out of
-    ours, and nothing else spoke against it. While `peer_canary_at` is not before the last progress, another gate sends the
+    ours, and nothing else spoke against it. `occupied_until`: a probe of the gate keeps it busy until then at
+    most. While `peer_canary_at` is not before the last progress, another gate sends the
     next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
@@ -101,6 +102,7 @@ class UnitState(InRotation):
         "meets",
         "moves_blocks",
         "needs_prefiller",
+        "occupied_until",
         "other_builds",
         "outlier",
         "peer_canary_at",
@@ -159,6 +161,7 @@ class UnitState(InRotation):
         self.can_hold = self.is_hold_spent = False
         self.is_alone = self.fell_unseen = False
         self.seats_shown = 0
+        self.occupied_until = 0.0
 
     def apply(self, unit: Unit, cell: Cell) -> None:
         """Apply the configuration of the unit and of its cell."""
@@ -246,11 +249,11 @@ class UnitState(InRotation):
             self.step_times.record_stall(tokens, max(ended, default=0.0))
 
     def record_wait(self, done: Prefilled, sent_at: float, now: float) -> None:
-        """A prompt, sent at `sent_at`, was computed, and that took a while: record for how long nothing moved.
+        """A prompt, sent at `sent_at`, was computed, which took a while: record for how long nothing moved.
 
-        Where steps are counted that is what a prompt like it may do again. Elsewhere it may have been computed
-        beside streams that went on, and may do the same alone: then the whole wait counts, but not that for
-        others to end.
+        Where steps are counted that is what a prompt like it may do again. Elsewhere it may have been
+        computed beside streams that went on, and may do the same alone: then the whole wait counts, but not
+        that for others to end.
         """
         ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
         wait_s = max(now - max(self.quiet_since, sent_at), max(ended, default=0.0))

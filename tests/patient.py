@@ -74,6 +74,7 @@ class FakePatient:
     is_hiding: bool = False
     is_seen_still: bool = False
     seats_shown: int = 0
+    occupied: list[float] = field(default_factory=list)
     shows_work: bool = False
     engine: str = ""
     reborn: tuple[str, float] | None = None
@@ -105,6 +106,9 @@ class FakePatient:
 
     def answered_beside(self, requests: int) -> None:
         self.seats_shown = max(self.seats_shown, requests)
+
+    def occupied_until(self, at: float) -> None:
+        self.occupied.append(at)
 
     def heard(self) -> None:
         self.heard_count += 1

@@ -31,8 +31,8 @@ BANS_A_MINUTE = 5
 refused.
 """
 GIVEN_UP_MOST = 2
-"""A request is not sent to a further unit after so many were given up while they had it, because of a time-out
-of ours. Its prompt is not poison for that: it may only be more than these units can do."""
+"""A request is not sent to a further unit after so many were given up while they had it, because of a
+time-out of ours. Its prompt is not poison for that: it may only be more than these units can do."""
 LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
 _LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
@@ -100,7 +100,7 @@ class Containment:
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
         self._told: set[int] = set()
         self._given_up: dict[int, tuple[int, float]] = {}
-        """By fingerprint: units that were given up by a time-out of ours while they had it, and when the last."""
+        """By fingerprint: how many units were given up by a time-out of ours while they had it, and when."""
         self._held: dict[HeldRequest, None] = {}
         self._serving = False
 
@@ -217,8 +217,8 @@ class Containment:
             and self._given_up_under(ask) >= GIVEN_UP_MOST
         ):
             reason = (
-                "units showed nothing for so long while they had this request that they were given up; it is not "
-                "sent to more of them; shorten the prompt, or make the units faster"
+                "units showed nothing for so long while they had this request that they were given up; it is "
+                "sent to no more of them; shorten the prompt, or make the units faster"
             )
             return Failure(FailureKind.EVICTED, reason)
         ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)

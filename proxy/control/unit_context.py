@@ -101,6 +101,9 @@ class UnitContext:
     def answered_beside(self, requests: int) -> None:
         self.unit_state.seats_shown = max(self.unit_state.seats_shown, requests)
 
+    def occupied_until(self, at: float) -> None:
+        self.unit_state.occupied_until = at
+
     @property
     def is_seen_still(self) -> bool:
         return is_seen_still(self.unit_state, self.now())
