@@ -46,7 +46,8 @@ def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> Non
     events = EventLog(float, 2, log=lambda _level, _line: None)
     nobody = cast("Any", None)
     contained = Containment(board, nobody, events, lambda: now, nobody, answered=lambda _: 9, ban_s=1.0)
-    ask, tried = Ask(fingerprint=7), []
+    ask = Ask(fingerprint=7)
+    tried: list[str] = []
     for name in "ab":
         assert not contained.bars(ask, tried)
         lease = board.open(name, ask, now, retry=False)
