@@ -13,7 +13,7 @@ from collections.abc import Callable
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.tcp import acknowledged
 
-LOOK_S = 0.02
+LOOK_S = 0.01
 """How often what waits is looked at: the loop tells only once that something does."""
 
 
