@@ -73,5 +73,5 @@ class Shares:
         share = self.slots / len(self.held.keys() | {payer})
         hog, most = self.held.most_common(1)[0]
         return (
-            hog not in ("", payer) and most > max(HOG_PART * self.slots, share) and self.held[payer] < share
+            hog not in ("", payer) and most > HOG_PART * self.slots and self.held[payer] < share
         )
