@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
 _OK = Outcome.OK
 _TENANT = Ask._fields.index("tenant")
+_PAYER = Ask._fields.index("payer")
 _BEHIND_TENANT = _TENANT + 1
 _new = tuple.__new__
 
@@ -87,7 +88,16 @@ class KeyAdmission:
             reason = f"this key allows priorities from {low} to {high}, and the request has {priority}"
             return Failure(FailureKind.PRIORITY_NOT_ALLOWED, reason, param="priority")
         # As _replace does, in a quarter of the time.
-        return _new(Ask, (*ask[:_TENANT], key.tenant.name, *ask[_BEHIND_TENANT:-1], key.tenant.name))
+        return _new(
+            Ask,
+            (
+                *ask[:_TENANT],
+                key.tenant.name,
+                *ask[_BEHIND_TENANT:_PAYER],
+                key.tenant.name,
+                *ask[_PAYER + 1 :],
+            ),
+        )
 
     def _barred(self, model: str | None, models: frozenset[str], place: ModelPlace) -> Failure | None:
         """Why a key for some models is not for this one, or for a request that names none."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.large_reads import WhyNot
 
 _new = tuple.__new__
+_PAYER = Ask._fields.index("payer")
+_BEHIND_PAYER = _PAYER + 1
 # A member of an enum is a slow attribute on CPython 3.11.
 _SMALL = LIMITS.json_nodes_on_loop
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
@@ -147,8 +149,9 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
     if exchange.admission is not None and isinstance(asked, Ask):
         asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
     elif isinstance(asked, Ask):
-        # As _replace does, in a quarter of the time; the payer is the last field.
-        asked = _new(Ask, (*asked[:-1], gate.payer(exchange.client.peer, request.forwarded_for)))
+        # As _replace does, in a quarter of the time.
+        payer = gate.payer(exchange.client.peer, request.forwarded_for)
+        asked = _new(Ask, (*asked[:_PAYER], payer, *asked[_BEHIND_PAYER:]))
     if exchange.route.model is IN_PATH and isinstance(asked, Ask):
         asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
     if gate.models is not None and isinstance(asked, Ask):
