@@ -72,6 +72,4 @@ class Shares:
             return False
         share = self.slots / len(self.held.keys() | {payer})
         hog, most = self.held.most_common(1)[0]
-        return (
-            hog not in ("", payer) and most > HOG_PART * self.slots and self.held[payer] < share
-        )
+        return hog not in ("", payer) and most > HOG_PART * self.slots and self.held[payer] < share
