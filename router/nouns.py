@@ -140,10 +140,13 @@ class Ask(NamedTuple):
     """The only build (`Build.key`) that may resume its stream; None: any."""
     splits: bool = False
     """Another unit may compute its prompt (see router/pairs.py)."""
-    payer: str = ""
-    """Who pays for it: an address, or the tenant of a key (see router/shares.py); empty: unknown."""
+    answers: int = 1
+    """How many answers it asks for, each of at most `max_tokens`."""
     route: str = ""
     """The name of its path, if it has a JSON body."""
+    payer: str = ""
+    """Who pays for it: an address, or the tenant of a key (see router/shares.py); empty: unknown. It is
+    the last field, and set by its place."""
 
 
 class Use(NamedTuple):

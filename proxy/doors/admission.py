@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 from cellgate.proxy.config.keys import Key
 from cellgate.proxy.doors.bill import Accounts, Bill
 from cellgate.proxy.doors.habits import Habits
-from cellgate.proxy.logs.record import LEFT_STATUS
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, model_in
 from cellgate.proxy.wire.failure import UNCHARGED, Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import Lease
 
 _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
-_OK = Outcome.OK
+_OK, _LEFT = Outcome.OK, Outcome.CLIENT_LEFT
+_ANSWERLESS = ("embeddings", "rerank", "score", "pooling", "classify", "moderations", "speech", "images")
+"""Routes whose engines generate no tokens."""
 _TENANT = Ask._fields.index("tenant")
 _PAYER = Ask._fields.index("payer")
 _BEHIND_TENANT = _TENANT + 1
@@ -47,11 +48,11 @@ class KeyAdmission:
     unit_lines: bytes = b""
 
     __slots__ = (
+        "_asked",
         "_at",
         "_charged",
         "_charged_as",
         "_door",
-        "_estimated",
         "_habits",
         "_usage",
         "digest",
@@ -130,10 +131,13 @@ class KeyAdmission:
     # -- what it uses --------------------------------------------------------------------------------------
 
     def charge(self, ask: Ask) -> Charge:
-        """What it is expected to take. It is settled at its end."""
-        self._estimated = ask.prompt_tokens
+        """What it may take at most. It is settled at its end."""
+        self._asked = ask
         self._charged_as = ask.model or ""
-        self._charged = prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens)
+        prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens, ask.answers)
+        if self.visitor.response.route in _ANSWERLESS:
+            completion = 0
+        self._charged = prompt, completion
         self._door.in_flight[self] = None
         return self.key.name, prompt, completion, self._at
 
@@ -160,15 +164,14 @@ class KeyAdmission:
         del self.visitor
 
     def _bill(self, record: Finished, charged: tuple[int, int]) -> Bill:
-        usage = self._usage
-        key = self.key
+        usage, asked, key = self._usage, self._asked, self.key
         if usage is not None:
             prompt = usage.prompt_tokens
             completion = usage.answer_tokens
-            self._habits.learn(self._estimated, prompt, completion)
-        elif record.events or record.outcome is _OK or (record.status == LEFT_STATUS and record.attempts):
-            # Its engine has computed, and did not say how much.
-            prompt, completion = charged[0], record.events
+            self._habits.learn(asked.prompt_tokens, prompt, completion // asked.answers)
+        elif record.events or record.outcome is _OK or (record.outcome is _LEFT and record.attempts):
+            # Its engine has computed, and did not say how much, or not all.
+            prompt, completion, usage = self._estimate(record, charged)
         else:
             prompt = completion = 0
         # The fields stand in their order.
@@ -188,6 +191,25 @@ class KeyAdmission:
             usage is None,
         )
         return _new(Bill, bill)
+
+    def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
+        """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
+        response, asked = self.visitor.response, self._asked
+        told = response.usage()
+        if told is not None and response.has_answered():
+            # It was told, though the client has left before the very end.
+            return told.prompt_tokens, told.answer_tokens, told
+        prompt, least = (told.prompt_tokens, told.answer_tokens) if told is not None else (charged[0], 0)
+        if record.route in _ANSWERLESS:
+            completion = 0
+        else:
+            completion = response.tokens_shown()
+            if not asked.stream and record.outcome is not _OK:
+                # Nobody knows how much of it was computed when its client left.
+                completion = max(completion, charged[1])
+        if asked.max_tokens:
+            completion = min(completion, asked.max_tokens * asked.answers)
+        return prompt, max(least, completion), None
 
     # -- what else it observes -----------------------------------------------------------------------------
 

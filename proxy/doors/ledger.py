@@ -8,7 +8,7 @@ anybody: limits of several gates are shared in slices (meters.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import ceil
+from math import ceil, inf
 
 from cellgate.proxy.config.keys import KeyRing, LimitRules, TokenPrice
 from cellgate.proxy.doors.account import MICRO, Account, Amounts, Measure, MeterKind
@@ -22,6 +22,9 @@ from cellgate.router.nouns import Ask
 
 _FREE = TokenPrice()
 _WORDS = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens", Measure.MONEY: "money"}
+
+GIVEN_BACK_S = 5
+"""When a request is worth another try that was refused while others of its key are in flight."""
 
 TakeBill = Callable[[Bill, float], None]
 """Takes note of a bill and its cost."""
@@ -66,8 +69,12 @@ class LimitLedger:
         plan = self._plans.get((key, ask.tenant)) or self._plan(key, ask.tenant)
         money = self._money(ask.model or "", prompt, completion) if self._prices else 0
         amounts = 1, prompt + completion, money
-        if not plan.charge(amounts, at, self.gates):
-            return self._refusal(plan, amounts, at, ask.tenant)
+        if not plan.charge(amounts, amounts, at, self.gates):
+            # Much that answers may have is never used: what is left need only have room for a beginning.
+            begun = 1 if completion else 0
+            least = 1, prompt + begun, self._money(ask.model or "", prompt, begun) if self._prices else 0
+            if not plan.charge(amounts, least, at, self.gates):
+                return self._refusal(plan, least, at, ask.tenant)
         if self.gates and plan.is_low():
             self.on_low()
         return plan.lines(at)
@@ -157,9 +164,13 @@ class LimitLedger:
             message = f"{account.title} has as many requests in flight as it may ({account.in_flight_max})"
             return Failure(FailureKind.LIMITED, f"{message}; retry in 1 s", retry_after_s=1, lines=lines)
         self.counts.refused(tenant, kind.field)
-        return self._over(account, kind, amounts, at, lines)
+        # What others of this key do not use comes back when they end.
+        soon_s = GIVEN_BACK_S if plan.in_flight else inf
+        return self._over(account, kind, amounts, at, lines, soon_s)
 
-    def _over(self, account: Account, kind: MeterKind, amounts: Amounts, at: float, lines: bytes) -> Failure:
+    def _over(
+        self, account: Account, kind: MeterKind, amounts: Amounts, at: float, lines: bytes, soon_s: float
+    ) -> Failure:
         meter, what = account.meters[kind], _WORDS[kind.measure]
         if amounts[kind.measure] > meter.limit:
             message = (
@@ -168,7 +179,7 @@ class LimitLedger:
             )
             return Failure(FailureKind.OVER_BUDGET, message, lines=lines)
         # What other gates hold and do not need comes back within a second.
-        wait_s = 1 if amounts[kind.measure] <= meter.left else max(1, ceil(meter.ends_at - at))
+        wait_s = 1 if amounts[kind.measure] <= meter.left else max(1, ceil(min(meter.ends_at - at, soon_s)))
         message = (
             f"{account.title} has used its {what} of this {kind.period.value} ({kind.field}), or this "
             f"request needs more than are left; retry in {wait_s} s"

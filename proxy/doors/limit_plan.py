@@ -15,9 +15,9 @@ _LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratel
 
 
 class LimitPlan:
-    """The limits of these accounts."""
+    """The limits of these accounts. `in_flight`: requests that may yet give something back."""
 
-    __slots__ = ("_accounts", "_bounded", "_ends_at", "_meters", "_shown", "_template")
+    __slots__ = ("_accounts", "_bounded", "_ends_at", "_meters", "_shown", "_template", "in_flight")
 
     def __init__(self, accounts: tuple[Account, ...]) -> None:
         self._accounts = accounts
@@ -26,6 +26,7 @@ class LimitPlan:
             (meter, int(kind.measure)) for account in accounts for kind, meter in account.meters.items()
         )
         self._ends_at = 0.0
+        self.in_flight = 0
         self._shown: list[tuple[Meter, tuple[Meter, ...]]] = []
         self._template = b""
         for measure, name in _NAMES.items():
@@ -39,8 +40,8 @@ class LimitPlan:
                 self._shown.append((meters[0], meters[1:]))
                 self._template += _LINES % (name, name, name)
 
-    def charge(self, amounts: Amounts, at: float, gates: int) -> bool:
-        """Charge a request with these. False: a limit has no room for it, and nothing is charged."""
+    def charge(self, amounts: Amounts, least: Amounts, at: float, gates: int) -> bool:
+        """Charge a request with `amounts`. False: a limit has no room for `least`, and nothing is charged."""
         if at >= self._ends_at:
             self._roll(at, gates)
         for account in self._bounded:
@@ -48,12 +49,13 @@ class LimitPlan:
                 return False
         for meter, measure in self._meters:
             spent = meter.spent + amounts[measure]
-            if spent > meter.held and not meter.has_room(amounts[measure]):
+            if spent > meter.held and not meter.has_room(least[measure]):
                 self._take_back(amounts, meter)
                 return False
             meter.spent = spent
         for account in self._bounded:
             account.in_flight += 1
+        self.in_flight += 1
         return True
 
     def _take_back(self, amounts: Amounts, full: Meter) -> None:
@@ -75,11 +77,13 @@ class LimitPlan:
 
     def enter(self) -> None:
         """A request is there that no limit was asked about."""
+        self.in_flight += 1
         for account in self._bounded:
             account.in_flight += 1
 
     def release(self) -> None:
         """A request is over."""
+        self.in_flight -= self.in_flight > 0
         for account in self._bounded:
             account.in_flight = max(0, account.in_flight - 1)
 

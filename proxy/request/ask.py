@@ -20,7 +20,9 @@ from cellgate.router.nouns import Ask
 LARGE_BYTES = 1 << 20
 """Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
 
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
+ANSWERS_MAX = 1 << 16
+"""More answers of one request are not reckoned with."""
 SPLIT_ROUTES = ("chat", "completions")
 """Paths of which engines take a prompt that another one has computed."""
 _LOOKED_AT_BYTES = 1 << 20
@@ -87,11 +89,14 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
     for name in shape.limits:
         if limit := data[name]:
             break
+    answers = 1
+    if shape.multiplies:
+        limit, answers = _several(data, limit)
     stream = data.get("stream") is True
     ask = (
         model,
         stream,
-        size // _BYTES_PER_TOKEN,
+        size // BYTES_PER_TOKEN,
         None,
         follows,
         size,
@@ -105,8 +110,9 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         limit if type(limit) is int and limit > 0 else 0,
         None,
         route in SPLIT_ROUTES,
-        "",
+        answers,
         route,
+        "",
     )
     return _new(Ask, ask)
 
@@ -123,6 +129,19 @@ def _as_python(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return _NOT_READ
+
+
+def _several(data: dict[str, Any], limit: Any) -> tuple[Any, int]:
+    """The longest answer, wherever that stands, and how many there will be: `n` (or `best_of`) a prompt."""
+    nested = data.get("sampling_params") or data.get("parameters")
+    options = nested if isinstance(nested, dict) else data
+    limit = limit or options.get("max_new_tokens") or options.get("max_tokens")
+    wanted = (options.get("n"), options.get("best_of"), 1)
+    each = max(count for count in wanted if type(count) is int)
+    prompts = data.get("prompt") or data.get("text") or data.get("input_ids")
+    if isinstance(prompts, list) and not isinstance(prompts[0], int):
+        each *= len(prompts)
+    return limit, min(each, ANSWERS_MAX)
 
 
 def _no_model(model: object) -> Failure:

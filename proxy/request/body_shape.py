@@ -23,6 +23,8 @@ NAMES = frozenset((*_PREAMBLE, *_PROMPTS, *_RENDERING))
 """All fields of a body that its prompt depends on."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The length of the answer; the first of them that is set counts."""
+_MULTIPLIES = frozenset(("n", "best_of", "prompt", "text", "input_ids", "sampling_params", "parameters"))
+"""Fields that may ask for several answers, or bound them in another place."""
 _PERSONAL = frozenset(("previous_response_id", "user", "priority"))
 _VARIES = frozenset(
     (
@@ -40,10 +42,11 @@ _NO_PART = NAMES | _VARIES | {"model"}
 class BodyShape:
     """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
     this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
-    `limits` bound the answer. `is_personal`: it tells its user, a priority, or the response that it follows.
+    `limits` bound the answer; `multiplies`: others may as well, or ask for several. `is_personal`: it
+    tells its user, a priority, or the response that it follows.
     """
 
-    __slots__ = ("is_personal", "limits", "more", "preamble", "prompts", "rendering")
+    __slots__ = ("is_personal", "limits", "more", "multiplies", "preamble", "prompts", "rendering")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         present = frozenset(names)
@@ -55,6 +58,7 @@ class BodyShape:
         more = present - _NO_PART
         self.more = tuple(sorted(more)) if len(more) <= LIMITS.fields else names
         self.limits = tuple(name for name in _LIMITS if name in present)
+        self.multiplies = not present.isdisjoint(_MULTIPLIES)
         self.is_personal = not present.isdisjoint(_PERSONAL)
 
 

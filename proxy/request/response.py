@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.logs.record import LEFT_STATUS, Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.request.ask import BYTES_PER_TOKEN
 from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.refusal import refusal_lines
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import UnitState
 
+CHUNK_FRAMING = len(b"fff\r\n\r\n")
+"""What HTTP adds to an event that is a chunk."""
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
 
@@ -68,6 +71,7 @@ class Response:
         "_fold_at",
         "_framing",
         "_gaps",
+        "_head_size",
         "_host",
         "_own_lines",
         "_request",
@@ -109,6 +113,7 @@ class Response:
     promised: ReplyHead | None
     _own_lines: bytes
     _framing: Framing
+    _head_size: int
     _ends_by_close: bool
     passes_raw: bool
     # From the first commit on.
@@ -278,6 +283,22 @@ class Response:
             return usage_of(told_in(self._skim.document()))
         return read_usage(self._first) if self.whole and not self.is_events else None
 
+    def has_answered(self) -> bool:
+        """Whether all of the answer was sent, though perhaps not all of its frame."""
+        return self.reader.has_finished if self.reader is not None else self.usage() is not None
+
+    def tokens_shown(self) -> int:
+        """Tokens of an answer whose engine tells none: one for four bytes of its text, and at least one for
+        each event of a stream.
+        """
+        if not self.is_events:
+            return (self.sent - self._head_size) // BYTES_PER_TOKEN if self.begun else 0
+        if self.reader is None or not self.events:
+            return self.events
+        framing = CHUNK_FRAMING if self._framing is CHUNKED else 0
+        text = self.reader.text_bytes(self.sent - self._head_size, self.events, framing)
+        return max(self.events, text // BYTES_PER_TOKEN)
+
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as it is sent. It is read, and the replay buffer keeps it with the token ids."""
         reader = self.reader
@@ -427,7 +448,9 @@ class Response:
         self.begun = True
         if self.lines and self.lines.startswith(OWN_LINES):
             head = without(head, ENGINES_LINES)
-        return head_of(head, self._framing, own=own, close=close)
+        begin = head_of(head, self._framing, own=own, close=close)
+        self._head_size = len(begin)
+        return begin
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status

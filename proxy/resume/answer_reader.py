@@ -46,6 +46,8 @@ _DELTAS = tuple(
 """How events of these APIs begin that only add to a text."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s?null[^{]*\Z')
 _DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
+_TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "reasoning")
+"""Names of fields with a piece of an answer."""
 _HOLDERS = ("response", "message")
 USUAL_ENDS = 3
 """So many are kept, and the latest."""
@@ -66,6 +68,8 @@ class AnswerReader:
         "_has_choice",
         "_is_typed",
         "_last",
+        "_other_bytes",
+        "_others",
         "_sample",
         "_skim",
         "_tail",
@@ -85,6 +89,8 @@ class AnswerReader:
         """The last byte of all, if it was CR: an LF that follows belongs to it."""
         self._done = self._finished = self._has_choice = False
         self.told: dict[str, Any] | None = None
+        self._others = self._other_bytes = 0
+        """Events that did more than add to a text."""
         self._sample = b""
         """An event that only added to a text."""
         self._begin = self._end = b""
@@ -97,6 +103,11 @@ class AnswerReader:
     def is_done(self) -> bool:
         """Whether the last event has come."""
         return self._finished if self._is_typed else self._done
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether nothing more is generated."""
+        return self._finished or self._done
 
     def ends(self) -> bool:
         """Whether nothing of the answer is missing, if nothing follows."""
@@ -146,6 +157,7 @@ class AnswerReader:
         data = payload(event.removeprefix(BOM))
         if not data:
             return
+        self._others, self._other_bytes = self._others + 1, self._other_bytes + len(event) + 2
         if data == DONE:
             self._done = True
             return
@@ -188,28 +200,41 @@ class AnswerReader:
 
     def _learn(self, event: bytes, document: dict[str, Any]) -> None:
         """How other events look that only add to a text, if this one does."""
-        if self._is_typed:
-            self._sample = self._sample or (event if event.startswith(_DELTAS) else b"")
-        elif (text := _text_of(document)) and told_in(document) is None and not _finishes(document):
-            self._sample = event
-            before, found, behind = event.partition(orjson.dumps(text))
-            if found and b'"finish_reason"' in event:
-                self._begin, self._end = before + b'"', b'"' + behind
+        text = _text_of(document)
+        if not text or told_in(document) is not None or _finishes(document):
+            return
+        if self._is_typed and not event.startswith(_DELTAS):
+            return
+        self._others, self._other_bytes = self._others - 1, self._other_bytes - len(event) - 2
+        self._sample = event
+        before, found, behind = event.partition(orjson.dumps(text))
+        if found and not self._is_typed and b'"finish_reason"' in event:
+            self._begin, self._end = before + b'"', b'"' + behind
 
-    def frame_bytes(self) -> int:
-        """What an event that adds to a text has besides that; 0: unknown."""
+    def text_bytes(self, size: int, events: int, framing: int) -> int:
+        """How many of `size` bytes of so many events are text, if each has `framing` more; 0: unknown."""
         document = object_of(payload(self._sample) or b"")
-        text = _text_of(document) if document is not None else ""
-        return len(self._sample) + 4 - len(orjson.dumps(text)) if text else 0
+        if document is None:
+            return 0
+        role = _delta_of(document).get("role")
+        besides = (
+            len(orjson.dumps(_text_of(document)))
+            - 2
+            + (len(b'"role":"",%b' % role.encode()) if isinstance(role, str) else 0)
+        )
+        frame = len(self._sample) + 2 - besides + framing
+        return size - self._other_bytes - self._others * framing - (events - self._others) * frame
 
     # -- large events --------------------------------------------------------------------------------------
 
     def _begin_large(self) -> None:
         begun, self._tail = self._tail, b""
+        self._other_bytes += len(begun)
         found = _DATA.search(begun.removeprefix(BOM))
         self._skim, self._before = JsonSkim(), b""
         if found is not None:
-            self._go_on(self._skim, begun.removeprefix(BOM)[found.end() :])
+            self._skim.feed(begun.removeprefix(BOM)[found.end() :])
+            self._before = begun[-1:]
 
     def _go_on(self, skim: JsonSkim, data: bytes) -> bytes:
         """The rest of a large event; what follows it."""
@@ -218,14 +243,17 @@ class AnswerReader:
         elif (end := data.find(b"\n\n")) < 0:
             self._before = data[-1:] or self._before
             skim.feed(data)
+            self._other_bytes += len(data)
             return b""
         skim.feed(data[:end])
+        self._other_bytes += end
         self._end_large()
         return data[end:]
 
     def _end_large(self) -> None:
         skim, self._skim = self._skim, None
         assert skim is not None
+        self._others += 1
         self._take(skim.document())
 
 
@@ -237,15 +265,18 @@ def _finishes(document: dict[str, Any]) -> bool:
     )
 
 
-def _text_of(document: dict[str, Any]) -> str:
-    """What an event adds to a text; empty: nothing, or more than one thing."""
+def _delta_of(document: dict[str, Any]) -> dict[str, Any]:
+    """What an event adds, if that is one thing."""
     choices = document.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else document
-    if not isinstance(choice, dict):
-        return ""
-    delta = choice.get("delta", choice.get("text"))
-    texts = [each for each in delta.values() if isinstance(each, str)] if isinstance(delta, dict) else [delta]
-    return max((each for each in texts if isinstance(each, str)), key=len, default="")
+    delta = choice.get("delta", choice) if isinstance(choice, dict) else {}
+    return delta if isinstance(delta, dict) else {"text": delta}
+
+
+def _text_of(document: dict[str, Any]) -> str:
+    """What an event adds to a text; empty: nothing, or more than one thing."""
+    delta = _delta_of(document)
+    return max((text for name in _TEXTS if isinstance(text := delta.get(name), str)), key=len, default="")
 
 
 def told_in(document: dict[str, Any]) -> dict[str, Any] | None:

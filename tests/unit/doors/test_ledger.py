@@ -8,8 +8,8 @@ import pytest
 
 from cellgate.proxy.config.keys import Key, KeyRing, LimitRules, TenantRules, TokenPrice
 from cellgate.proxy.doors.bill import Bill
-from cellgate.proxy.doors.habits import Habits
-from cellgate.proxy.doors.ledger import LimitLedger
+from cellgate.proxy.doors.habits import ANSWER_TOKENS_MAX, Habits
+from cellgate.proxy.doors.ledger import GIVEN_BACK_S, LimitLedger
 from cellgate.proxy.doors.metrics import DoorCounts
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -97,6 +97,43 @@ def test_money_is_reckoned_by_the_price_of_the_model() -> None:
     desk.settle((300, 100), (100, 50))
     assert desk.bills[0][1] == pytest.approx(0.0004)
     assert desk.kind(prompt=300) is None
+
+
+def test_a_request_that_may_use_more_than_is_left_is_admitted_alone() -> None:
+    desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
+    assert desk.kind(prompt=10, completion=5000) is None, "a large max_tokens is no reason to refuse"
+    found = desk.admit(prompt=1, completion=1)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.retry_after_s) == (FailureKind.LIMITED, GIVEN_BACK_S)
+    desk.settle((10, 5000), (10, 20))
+    assert desk.kind(prompt=10, completion=5000) is None, "what was not used is given back"
+    desk.settle((10, 5000), (10, 60))
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+    desk.now += 60.0
+    assert desk.kind(prompt=101, completion=1) is FailureKind.OVER_BUDGET
+
+
+def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
+    desk, habits = Desk(ring(tenant=LimitRules(tokens_per_minute=20_000))), Habits()
+    for _ in range(60):
+        prompt, completion = habits.expect(5, 1)
+        assert desk.kind(prompt=prompt, completion=completion) is None
+        habits.learn(5, 5, 1)
+        desk.settle((prompt, completion), (5, 1))
+    for limit in (0, 2000):
+        prompt, completion = habits.expect(5, limit)
+        passed = sum(desk.kind(prompt=prompt, completion=completion) is None for _ in range(200))
+        assert passed == 10
+        for _ in range(passed):
+            desk.settle((prompt, completion), (5, 0))
+
+
+def test_an_answer_without_a_limit_is_expected_to_be_as_long_as_the_longest_lately() -> None:
+    habits = Habits()
+    habits.learn(5, 5, 9000)
+    assert habits.expect(5, 0)[1] == 9000
+    assert habits.expect(5, 100, 40)[1] == 4000
+    assert habits.expect(5, 10**9)[1] == ANSWER_TOKENS_MAX
 
 
 def test_tokens_that_come_unexpected_are_charged_as_they_come() -> None:

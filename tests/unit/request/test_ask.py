@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.request.ask import has_more_nodes, is_large, read_ask, read_large_ask
+from cellgate.proxy.request.ask import ANSWERS_MAX, has_more_nodes, is_large, read_ask, read_large_ask
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import ask_out
@@ -296,3 +296,28 @@ def test_what_pythons_parser_takes_is_read_like_any_json(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"\xef\xbb\xbf{", b"{NaN", b"[" * 2000 + b"NaN", b"\xff\xfe{"])
 def test_what_no_parser_takes_is_refused_in_the_same_words(body: bytes) -> None:
     assert isinstance(read_ask(body), Failure)
+
+
+@pytest.mark.parametrize(
+    ("body", "limit", "answers"),
+    [
+        ({"max_tokens": 5}, 5, 1),
+        ({"max_tokens": 5, "n": 40}, 5, 40),
+        ({"max_tokens": 5, "n": 2, "best_of": 6}, 5, 6),
+        ({"max_tokens": 5, "n": 2, "prompt": ["a", "b", "c"]}, 5, 6),
+        ({"max_tokens": 5, "prompt": [1, 2, 3]}, 5, 1),
+        ({"max_tokens": 5, "prompt": []}, 5, 1),
+        ({"text": ["a", "b"], "sampling_params": {"max_new_tokens": 7, "n": 3}}, 7, 6),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 7}}, 7, 1),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 8}}, 8, 1),
+        ({"n": "many", "max_tokens": 5}, 5, 1),
+        ({"n": -3, "max_tokens": 5}, 5, 1),
+        ({"n": True}, 0, 1),
+        ({"n": 10**12}, 0, ANSWERS_MAX),
+        ({"sampling_params": [1]}, 0, 1),
+    ],
+)
+def test_how_many_answers_are_asked_for_and_how_long(body: dict[str, Any], limit: int, answers: int) -> None:
+    ask = read_ask(orjson.dumps(body))
+    assert isinstance(ask, Ask)
+    assert (ask.max_tokens, ask.answers) == (limit, answers)
