@@ -55,6 +55,7 @@ from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.proxy.wire.slow_reader import Backlogs
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
+from cellgate.router.opinions import Opinions
 from cellgate.router.shares import ADDRESS
 
 FULL_S = 1.0
@@ -102,7 +103,7 @@ class Gateway:
         self.local_endpoints = LocalEndpoints(board, self.models)
         self.pool = unit_pools.pool
         """The connections to a unit."""
-        self.orphans = Orphans(board, self.pool, reports, loop.time)
+        self.orphans, self.opinions = Orphans(board, self.pool, reports, loop.time), Opinions()
         self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
         self.cors = cors_rules(settings.cors)
         self.door: Door | None = None

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from cellgate.router import known_answers
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+from cellgate.router.opinions import REFUSING_SOURCE
 
 CANARY_SOURCE = "canary"
 READINESS_SOURCE = "readiness"
 """What a unit says of itself: it can raise a suspicion, and is not believed against canaries that pass."""
 STALL_SOURCE = "progress"
-_HOLDING = frozenset({known_answers.ANSWER_SOURCE})
+_HOLDING = frozenset({known_answers.ANSWER_SOURCE, REFUSING_SOURCE})
 """Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
 """Changed epochs from other readers this soon after the first mean the same incarnation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.router.opinions import Refusing
 from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
@@ -34,6 +35,10 @@ class LocalReports:
     def split(self, step: SplitStep) -> None:
         """A step of a request whose prompt another unit computes."""
         self._plane.link_watch.apply(step)
+
+    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
+        """A unit refuses what others serve."""
+        self._plane.refused_watch.take(found, target, body)
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from cellgate.policies import POLICIES
+from cellgate.probes.base import Fetch
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.models import ModelList
@@ -29,6 +30,7 @@ from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.readiness_page import Publish, ReadinessPage
 from cellgate.proxy.control.refusals import Refusals
+from cellgate.proxy.control.refused_watch import RefusedWatch
 from cellgate.proxy.control.scaling_signals import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
@@ -109,7 +111,7 @@ class Plane:
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self.hold_watch = self._make_hold_watch()
-        self.conductor = self._make_conductor()
+        self.refused_watch, self.conductor = self._make_refused_watch(), self._make_conductor()
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board)
         self.balancers = Balancers()
@@ -155,6 +157,12 @@ class Plane:
         )
         self.prober.on_quiescence = watch.hear
         return watch
+
+    def _make_refused_watch(self) -> RefusedWatch:
+        def fetch_of(state: UnitState) -> Fetch:
+            return self.reach.probe_transport(state).fetch
+
+        return RefusedWatch(self.board, self.events, self.prober.observe, fetch_of, self.now)
 
     def _make_conductor(self) -> Conductor:
         wait_s = self.settings.timeouts.drain_s
@@ -225,6 +233,7 @@ class Plane:
             self._look_for_stalls,
             self.prober.sweep,
             self.containment.tick,
+            self.refused_watch.tick,
             self.comparisons.tick,
             self.continuations.tick,
             self.orca.refresh,
@@ -255,6 +264,7 @@ class Plane:
         """Stop all probes and close all connections."""
         if self.accounting is not None:
             await self.accounting.close()
+        self.refused_watch.close()
         self.prober.close()
         self.reach.close()
 

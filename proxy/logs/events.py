@@ -72,6 +72,7 @@ ActionKind = Literal[
     "answers_differ",
     "answers_agree",
     "corrupted",
+    "refuses",
     "link_lost",
     "link_back",
 ]
@@ -102,6 +103,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "ranks": "warning",
     "answers_differ": "error",
     "corrupted": "warning",
+    "refuses": "warning",
     "link_lost": "warning",
 }
 _LINES: dict[ActionKind, str] = {
@@ -317,6 +319,7 @@ def _action_event(action: Action) -> EventRecord:
             "answers_differ": f"answers of unit {action.unit} differ",
             "answers_agree": f"answers of unit {action.unit} no longer differ",
             "corrupted": f"unit {action.unit} has corrupted requests (NaN)",
+            "refuses": f"unit {action.unit}",
             "poison_lifted": f"a prompt is no longer refused, by {action.by}",
         }[action.kind]
     )

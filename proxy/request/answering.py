@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.breaking import give_up, try_again
 from cellgate.proxy.request.continuation import why_not
-from cellgate.proxy.request.opening import find_unit, refuse
-from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
+from cellgate.proxy.request.doubts import outcome_of_doubt
+from cellgate.proxy.request.opening import find_unit
+from cellgate.proxy.request.reply_status import failure_of, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
+from cellgate.proxy.request.second_opinion import served
 from cellgate.proxy.request.splitting import OF_LINKS, arrived
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.resume.eligible import TOKENS
@@ -42,13 +44,8 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
     """Whether an error that a unit answered is not sent to the client."""
     attempt, gate = exchange.in_flight(), exchange.gate
     unit = attempt.lease.unit
-    if lacks_path(head) and exchange.route.kind is GENERATE:
-        exchange.let_go(Outcome.CLIENT_ERROR)
-        path = exchange.request.path.decode("latin-1")
-        refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
-        return True
     now = gate.now()
-    failure = failure_of(head, attempt.lease.unit_state, now) or _model_gone(exchange, head, unit)
+    failure = failure_of(head, attempt.lease.unit_state, now)
     if failure is not None and failure.kind in OF_LINKS and attempt.lease.split is not None:
         try_again(exchange, failure)
         return True
@@ -60,16 +57,6 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
         return True
     return False
-
-
-def _model_gone(exchange: Exchange, head: ReplyHead, unit: str) -> Failure | None:
-    """The failure of a unit that does not serve a model (mostly a LoRA adapter) which it has listed."""
-    ask = exchange.selection.ask
-    if head.status != 404 or exchange.response.begun or exchange.route.kind is not GENERATE:
-        return None
-    if ask.model is None or ask.unit is not None:
-        return None
-    return Failure(FailureKind.MODEL_GONE, f"unit {unit} answered that it does not serve model {ask.model}")
 
 
 def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_at: float) -> bool:
@@ -113,6 +100,10 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     response.unit = lease.unit
     if lease.split is not None:
         arrived(exchange, lease)
+    if attempt.doubt:
+        return
+    if gate.opinions.watching:
+        served(exchange, lease)
     if exchange.continuation is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
@@ -135,6 +126,8 @@ def finish(exchange: Exchange) -> None:
     assert attempt is not None
     response.whole = True
     outcome = outcome_of(response.status)
+    if attempt.doubt:
+        outcome = outcome_of_doubt(attempt.is_clients, response.status)
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.continuation is not None:

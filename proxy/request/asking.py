@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from cellgate.proxy.request import nixl, sglang
+from cellgate.proxy.request.answer_shape import SHAPES
 from cellgate.proxy.request.ask import is_large
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import why_not
@@ -69,6 +70,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
                 return
             body = _stripped(bare, lease) if reads_json and bare.lstrip()[:1] == b"{" else bare
         exchange.state = HOLDING
+        attempt.shape = SHAPES.get(exchange.route.name)
         if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
         send_request(exchange, attempt, request.target, body, fresh=fresh)

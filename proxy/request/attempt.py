@@ -16,8 +16,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.request.answer_shape import AnswerShape, are_idle, status_in
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.first_token import shows_token
+from cellgate.proxy.request.reply_status import NO_PATH, NO_SUCH_PATH
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.tokens_with_ids import TokensWithIds
 from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
@@ -42,6 +44,9 @@ class Owner(Protocol):
     def accepts(self, head: ReplyHead) -> bool:
         """Whether this reply is sent to the client; False: the owner has moved to another unit."""
 
+    def doubts(self, what: str, body: bytes) -> bool:
+        """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""
+
     def crashed(self, error: Exception) -> None: ...
     def committed(self, first: bytes, at: float) -> None: ...
     def done(self) -> None: ...
@@ -50,7 +55,10 @@ class Owner(Protocol):
 
 class Attempt:
     """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
-    for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks.
+    for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks. `shape`
+    is what a good answer is (None: any is); `doubt` says what is wrong with one that is shown all the same,
+    and `is_clients` that the request is at fault. `idle_at`: since when its stream has shown events without
+    work.
     """
 
     __slots__ = (
@@ -64,10 +72,14 @@ class Attempt:
         "_pool",
         "_request",
         "_response",
+        "doubt",
         "has_ids",
+        "idle_at",
+        "is_clients",
         "lease",
         "needs_token",
         "over",
+        "shape",
     )
 
     # From `send` on.
@@ -85,7 +97,10 @@ class Attempt:
         self._pool: Pool | None = None
         self._events_before = response.events
         self.lease = lease
-        self.over = self.has_ids = self.needs_token = False
+        self.over = self.has_ids = self.needs_token = self.is_clients = False
+        self.shape: AnswerShape | None = None
+        self.doubt = ""
+        self.idle_at = 0.0
         if response.paused:
             self.pause(paused=True)
 
@@ -93,6 +108,11 @@ class Attempt:
     def events(self) -> int:
         """How many events of this unit the client was shown."""
         return self._response.events - self._events_before
+
+    @property
+    def idle_events(self) -> int:
+        """How many events its stream has shown, of which none shows work."""
+        return 0 if self._passage is None else self._passage.idle_events
 
     # -- towards the unit ----------------------------------------------------------------------------------
 
@@ -223,22 +243,66 @@ class Attempt:
             body, self._plain = self._plain + body, b""
             if self._lacks_token(body, conn):
                 return
+        shape = self.shape
         if not is_events:
             whole = self._whole(body, conn)
         elif self._passage is None and body.startswith(b"data:") and are_whole(body):
-            whole = body
+            if shape is None or shape.shown.search(body) is not None:
+                self._commit(data, body, conn)
+                return
+            whole = self._first_events(body, conn)
         else:
             whole = self._first_events(body, conn)
-        if whole is not None:
-            self._commit(data, whole, conn)
+        if whole is None or (shape is not None and not self._is_well(shape, whole, conn)):
+            return
+        self._commit(data, whole, conn)
+
+    def _is_well(self, shape: AnswerShape, body: bytes, conn: UnitConnection) -> bool:
+        """Whether this is to be shown; False: it is in doubt, and another unit is asked."""
+        response, ended = self._response, conn.reply.ended
+        if response.status == 200 and not response.is_events and shape.is_plain(body, self.lease.ask.stream):
+            # Most are.
+            return True
+        what = self._wrong_with(shape, body, ended=ended)
+        if not what or not self._owner.doubts(what, body):
+            return True
+        self.over, self._conn = True, None
+        if not ended:
+            conn.drop()
+        return False
+
+    def _wrong_with(self, shape: AnswerShape, body: bytes, *, ended: bool) -> str:
+        """What is wrong with an answer; empty: nothing, or it cannot be said."""
+        response, head = self._response, self._response.promised
+        if response.status >= 300:
+            return what_status(response.status, body)
+        if response.is_events:
+            # A stream that goes on has shown work, or what nobody understands.
+            is_over = ended or status_in(body) > 0 or b'"error"' in body
+            return shape.why_doubtful(body, is_events=True, streams=True) if is_over else ""
+        if not ended or head is None or b"content-encoding" in head.content_lines:
+            return ""
+        streams = self.lease.ask.stream
+        return shape.why_doubtful(body, is_events=False, streams=streams, content_type=head.content_lines)
 
     def _first_events(self, body: bytes, conn: UnitConnection) -> bytes | None:
         """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
-        passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
+        if (passage := self._passage) is None:
+            is_idle = None if self.shape is None else are_idle
+            passage = self._passage = Passage(has_ids=self.has_ids, is_idle=is_idle)
         begun = passage.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
+            if (
+                self.shape is not None
+                and begun.kind is FailureKind.FIRST_EVENT_ERROR
+                and status_in(body) < 500
+            ):
+                # It may be the client's mistake.
+                return body
             self._give_up(conn, begun)
             return None
+        if begun is None and body:
+            self.idle_at = self.idle_at or self._response.now()
         return begun
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
@@ -256,13 +320,24 @@ class Attempt:
     def _whole(self, part: bytes, conn: UnitConnection) -> bytes | None:
         """What to commit with of a plain body, of which `part` has come; None: nothing yet, or ever."""
         reply, body = conn.reply, self._plain + part
-        if not reply.ended and reply.length is not None and int(reply.length) <= PLAIN_BYTES:
+        if not reply.ended and self._may_be_held(reply.length, len(body)):
             self._plain = body
             return None
         if is_aborted(body) and self._response.route in STREAMS:
             self._give_up(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
             return None
         return body
+
+    def _may_be_held(self, length: bytes | None, size: int) -> bool:
+        """Whether a plain body is held until it is whole: a small one, and of unknown length an error, or
+        JSON, which is of use only when it is whole.
+        """
+        if length is not None:
+            return int(length) <= PLAIN_BYTES
+        shape, head = self.shape, self._response.promised
+        if shape is None or head is None or size > PLAIN_BYTES:
+            return False
+        return self._response.status >= 300 or (shape.json and b"application/json" in head.content_lines)
 
     def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""
@@ -289,7 +364,11 @@ class Attempt:
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         response, lease = self._response, self.lease
         at = response.now()
-        lease.commit(at)
+        if self.doubt:
+            # Nothing is learnt from it.
+            lease.committed, lease.first_at = True, at
+        else:
+            lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
         self._owner.committed(body, at)
         if response.is_events and (conn.reply.ended or self._is_stitched() or not body.endswith(b"\n\n")):
@@ -345,3 +424,8 @@ class Attempt:
         self._conn = None
         conn.drop()
         guarded(self._owner, self._owner.failed, failure)
+
+
+def what_status(status: int, body: bytes) -> str:
+    """An error in a few words. Engines on FastAPI say with this body that they do not know the path."""
+    return NO_PATH if status == 404 and body == NO_SUCH_PATH else str(status)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.config.settings import TICK_S
 from cellgate.proxy.request.continuation import find_way
 from cellgate.proxy.request.opening import find_unit
+from cellgate.proxy.request.second_opinion import doubt, repeated
 from cellgate.proxy.request.splitting import is_overdue
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -39,6 +40,10 @@ _MUTE_S = 3.0
 """A kept connection without a byte for so long, of a unit that works, is asked no more."""
 _HEADS_FIRST = frozenset({"vllm", "sglang"})
 """Engines that answer 200 to a stream at once, and compute then."""
+_IDLE_S = 1.0
+"""At least so long a stream may show events without work before another unit is asked."""
+_IDLE_EVENTS = 8
+"""So many events without work are more than what engines send before a request's turn has come."""
 
 
 def tick(exchange: Exchange, now: float) -> None:
@@ -56,11 +61,15 @@ def tick(exchange: Exchange, now: float) -> None:
             if exchange.state is RELAYING:
                 _stand_still(response, now - hold.since, now, timeouts.head_hold_s)
         elif exchange.state is RELAYING:
+            if response.repeats and not attempt.lease.evicted:
+                repeated(exchange)
             failure = _silence(exchange, attempt.lease, now)
         elif is_overdue(exchange, attempt.lease, now):
             attempt.abandon()
             reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"
             failure = Failure(FailureKind.TRANSFER_FAILED, reason)
+        elif attempt.idle_at and _moves_on(exchange, attempt, now):
+            return
         else:
             failure = _overdue(exchange.state, attempt.lease, now, timeouts.answer_s)
             if failure is None and _is_half_dead(exchange, attempt, now):
@@ -103,6 +112,22 @@ def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
         return False
     shows_head = lease.ask.stream and state.engine in _HEADS_FIRST
     return shows_head or attempt.is_unacked()
+
+
+def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
+    """Whether another unit is asked, because a stream shows events or comments for longer than a stall may
+    last, and no work. An engine may send a few while the request waits for its turn.
+    """
+    state, events = attempt.lease.unit_state, attempt.idle_events
+    limit_s = max(_IDLE_S, stall_limit_s(state, exchange.gate.board.rules))
+    load = state.load
+    waits = load is None or load.at < attempt.idle_at or load.running + load.waiting > 0
+    if events < _IDLE_EVENTS and waits:
+        limit_s = max(_LOST_S, limit_s)
+    if now - attempt.idle_at < limit_s:
+        return False
+    attempt.idle_at = now
+    return doubt(exchange, "events without a token" if events else "comments without a token", None)
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:

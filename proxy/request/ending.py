@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.request.doubts import drop
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.nouns import Outcome
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def leave(exchange: Exchange) -> None:
     """The client has left: its unit must stop working for it at once."""
     exchange.selection.cancel()
+    drop(exchange)
     if exchange.stop_reading is not None:
         exchange.stop_reading()
     result = ContinuationResult.CLIENT_LEFT
@@ -34,6 +36,7 @@ def leave(exchange: Exchange) -> None:
 def stop(exchange: Exchange, failure: Failure) -> None:
     """The gate ends it: its unit must stop working for it, and its client gets the error."""
     exchange.selection.cancel()
+    drop(exchange)
     if exchange.stop_reading is not None:
         exchange.stop_reading()
     if exchange.attempt is not None:

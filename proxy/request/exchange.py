@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.model_choice import Naming
     from cellgate.proxy.request.nixl import Handoff
     from cellgate.proxy.request.prefill_leg import PrefillLeg
+    from cellgate.proxy.request.reply_status import Doubt
     from cellgate.proxy.request.services import Services
     from cellgate.proxy.request.sglang import Rendezvous
     from cellgate.proxy.resume.passage import Rewriter
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.client import ResponseClient
     from cellgate.proxy.wire.reply_reader import ReplyHead
     from cellgate.proxy.wire.request import Request
+    from cellgate.router.opinions import Kind
 
 # A member of an enum is a slow attribute on CPython 3.11.
 PARSING = ExchangeState.PARSING
 STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(ExchangeEvent)[:7]
 FAILED, EVICTED, PREFILLED, PROVEN, CONCLUDED, UNPROVEN = tuple(ExchangeEvent)[7:13]
-LEFT, CRASHED, TICKED, STOPPED, SCREENED = tuple(ExchangeEvent)[13:]
+LEFT, CRASHED, TICKED, STOPPED, SCREENED, DOUBTED = tuple(ExchangeEvent)[13:]
 
 
 class Exchange:
@@ -54,6 +56,8 @@ class Exchange:
     whether a kept connection was stale (the lease, if its unit may have had the request); `stop_reading`
     stops the parsing of its body; `naming` has the names of its model, where the gate has names of its own,
     `admission` what its key may, where there are keys;
+    `doubtful` are answers of units that were not shown, because others were asked; `kind` is what it asks
+    for, once that matters;
     `leg` is that of its prompt, while another unit computes it. Its unit waits while the client `is_slow`,
     and while as much as may be `is_held` for a guardrail.
     """
@@ -67,9 +71,11 @@ class Exchange:
         "attempt",
         "client",
         "continuation",
+        "doubtful",
         "gate",
         "is_held",
         "is_slow",
+        "kind",
         "leg",
         "naming",
         "request",
@@ -100,6 +106,8 @@ class Exchange:
         self.selection = Selection(gate, request.body_size, observers)
         self.admission: Admission | None = None
         self.attempt: Attempt | None = None
+        self.doubtful: tuple[Doubt, ...] = ()
+        self.kind: Kind | None = None
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Callable[[], None] | None = None
@@ -127,6 +135,11 @@ class Exchange:
         """
         accepts: bool = self.table[self.state, REPLIED].action(self, head)
         return accepts
+
+    def doubts(self, what: str, body: bytes) -> bool:
+        """Whether an answer with something wrong about it is not shown."""
+        is_taken: bool = self.table[self.state, DOUBTED].action(self, what, body)
+        return is_taken
 
     def committed(self, first: bytes, at: float) -> None:
         """The attempt commits; `first` is the beginning of what the client gets."""

@@ -9,6 +9,7 @@ from cellgate.proxy.request.ask import SPLIT_ROUTES, is_large, plain_ask, read_a
 from cellgate.proxy.request.asking import grant
 from cellgate.proxy.request.content_coding import Decoding, unsupported
 from cellgate.proxy.request.door import OPEN_ROUTES
+from cellgate.proxy.request.doubts import show_first, spared
 from cellgate.proxy.request.form_model import find_model
 from cellgate.proxy.request.model_naming import fall_back, name_model
 from cellgate.proxy.request.placement import not_here
@@ -194,6 +195,8 @@ def _turn_away(exchange: Exchange, failure: Failure) -> None:
 def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:
     """Find a unit: the first, or the next one (see Selection.acquire)."""
     exchange.state = WAITING
+    if exchange.gate.opinions.watching and not exchange.doubtful:
+        exchange.selection.avoid = spared(exchange)
     found = exchange.selection.acquire(exchange, draws, moved)
     if isinstance(found, Lease):
         grant(exchange, found)
@@ -205,6 +208,8 @@ def refuse(exchange: Exchange, failure: Failure) -> None:
     """There is no unit: another model serves the request, or the client gets an error, in the form that is
     still possible.
     """
+    if exchange.doubtful and show_first(exchange):
+        return
     if exchange.gate.models is not None and fall_back(exchange, failure):
         find_unit(exchange)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from re import compile as pattern
+from typing import NamedTuple
 
 from cellgate.proxy.request.placement import gate_refusal, is_final
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -14,12 +15,22 @@ _OK = Outcome.OK
 _BUSY = (429, 503)
 _RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 # The body of engines on FastAPI for an unknown path; clients get OpenAI's error shape with a reason instead.
-_NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
+NO_SUCH_PATH = b'{"detail":"Not Found"}'
+NO_PATH = "404, it does not serve this path"
+"""What is wrong with that answer. Units of a mixed fleet give it: that is no fault of a unit."""
 
 
-def lacks_path(head: ReplyHead) -> bool:
-    """Whether the engine does not know the path; the client must not see this answer."""
-    return head.status == 404 and head.length == _NO_SUCH_PATH
+class Doubt(NamedTuple):
+    """What one unit has answered, to be shown where no other has a better answer. `head` None: that was
+    nothing that could be shown.
+    """
+
+    unit: str
+    what: str
+    head: ReplyHead | None
+    own_lines: bytes
+    body: bytes
+    status: int
 
 
 def failure_of(head: ReplyHead, state: UnitState, now: float) -> Failure | None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.router.opinions import Refusing
 from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
@@ -33,6 +34,9 @@ class Reports(Protocol):
 
     def split(self, step: SplitStep) -> None:
         """A step of a request whose prompt another unit computes."""
+
+    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
+        """A unit refuses what others serve. `body` is such a request, to `target`; empty: it is not kept."""
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
 """What HTTP adds to an event that is a chunk."""
+SAME_CHUNKS = 24
+"""So many events in a row that are all the same are looked at: the text may be meant to repeat itself."""
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
 
@@ -248,6 +250,27 @@ class Response:
         if out:
             self._send(out)
         return not lacks_end
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a stream says the same again and again: so many of its last chunks are the same."""
+        kept = self._chunks
+        if kept is None or self.events < 2 * SAME_CHUNKS or len(kept) < SAME_CHUNKS:
+            return False
+        last = kept[-1]
+        return all(kept[-number] == last for number in range(2, SAME_CHUNKS + 1))
+
+    @property
+    def own_lines(self) -> bytes:
+        """The gate's own lines of the head that is promised."""
+        return self._own_lines
+
+    def show_kept(self, head: ReplyHead, own_lines: bytes, body: bytes) -> None:
+        """Send a whole answer that was kept while others were asked."""
+        self.promise(head, own_lines)
+        self._chunks, self._first = None, body
+        self.show(body, ended=True)
+        self.whole = True
 
     def pause(self, *, paused: bool) -> None:
         """The client reads slower than its unit writes, or reads again: clocks begin anew."""

@@ -42,6 +42,7 @@ class Selection:
         "_size",
         "_turned_away",
         "ask",
+        "avoid",
         "charge",
         "explain_since",
         "failure",
@@ -58,6 +59,8 @@ class Selection:
         self._pending: Pending | None = None
         self._turned_away = 0
         self.ask = _NO_ASK
+        self.avoid: tuple[str, ...] = ()
+        """Units that refuse such requests: they get it only where no other is there."""
         self.charge: Charge | None = None
         self.explain_since = 0.0
         self.failure: Failure | None = None
@@ -103,7 +106,8 @@ class Selection:
         self._draws = draws
         if moved:
             self._moved = True
-        request = self._request(self.history.tried, self._moved)
+        tried = self.history.tried
+        request = self._request((*tried, *self.avoid) if self.avoid else tried, self._moved)
         # A request is charged once, however many units it takes.
         self.charge = None
         found = self._gate.dispatcher.acquire(request, waiter)
@@ -111,14 +115,26 @@ class Selection:
             self.given = found
             return found if self.units is None else self.resolve(found)
         if isinstance(found, Failure):
+            if self.avoid:
+                self.avoid = ()
+                return self.acquire(waiter, draws, moved)
             return self.resolve(found)
         self._pending = found
         return None
+
+    def acquire_second(self, waiter: Waiter, unit: str) -> Lease | Refusal | None:
+        """Another unit than `unit`, for a second opinion: at once or not at all, where there is room."""
+        self._draws = False
+        request = self._request((*self.history.tried, unit, *self.avoid), moved=False)
+        return self._at_once(request, waiter)
 
     def acquire_other(self, waiter: Waiter, unit: str, step: Step) -> Lease | Refusal | None:
         """Another unit than `unit`, at once or not at all. None: the result comes later."""
         self._draws = step.draws
         request = self._request((*self.history.tried, unit), not step.draws)
+        return self._at_once(request, waiter)
+
+    def _at_once(self, request: PickRequest, waiter: Waiter) -> Lease | Refusal | None:
         found = self._gate.dispatcher.acquire_other(request, waiter)
         if isinstance(found, Refusal):
             return found

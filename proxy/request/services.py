@@ -25,6 +25,7 @@ from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
+from cellgate.router.opinions import Opinions
 from cellgate.router.unit_state import UnitState
 
 Payer = Callable[[str, bytes], str]
@@ -53,6 +54,8 @@ class Services(Protocol):
     models: ModelChoice | None
     """The names of models that are the gate's own; None: there are none."""
     orphans: Orphans
+    opinions: Opinions
+    """Whose fault answers are that are not good."""
     door: Door | None
     """Who asks clients for keys; None: nobody does."""
     rng: Random

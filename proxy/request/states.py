@@ -70,6 +70,8 @@ class ExchangeEvent(IntEnum):
     """The gate ends it, for a reason that the client is told: its key was revoked."""
     SCREENED = auto()
     """A guardrail has seen the request, and allows, changes or denies it."""
+    DOUBTED = auto()
+    """The unit's answer is not good: it may be the unit, or the request."""
 
 
 @dataclass(frozen=True, slots=True)

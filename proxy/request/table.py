@@ -5,7 +5,16 @@ A test in tests/laws checks that each pair of a state and an event has a row, or
 
 from __future__ import annotations
 
-from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening, splitting
+from cellgate.proxy.request import (
+    answering,
+    asking,
+    breaking,
+    clocks,
+    ending,
+    opening,
+    second_opinion,
+    splitting,
+)
 from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Table, Transition
 
 _S, _E = ExchangeState, ExchangeEvent
@@ -35,6 +44,7 @@ TABLE: Table = {
     (_S.WAITING, _E.STOPPED): Transition(ending.stop, _ENDS),
     (_S.HOLDING, _E.REPLIED): Transition(answering.judge_head, _ANY),
     (_S.HOLDING, _E.COMMITTED): Transition(answering.commit, (_S.RELAYING,)),
+    (_S.HOLDING, _E.DOUBTED): Transition(second_opinion.doubt, _ANY),
     (_S.HOLDING, _E.FAILED): Transition(breaking.try_again, _ANY),
     (_S.HOLDING, _E.EVICTED): Transition(breaking.move, _ANY),
     (_S.HOLDING, _E.LEFT): Transition(ending.leave, _ENDS),
@@ -93,7 +103,8 @@ _PROMPT_FIRST = "the unit of the lease gets the request once the prompt is compu
 _CLOSED = "everything was released, so nothing can report this any more"
 
 _OF_PROOFS = (_E.PROVEN, _E.CONCLUDED, _E.UNPROVEN)
-_OF_REPLIES = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED)
+_FIRST_ANSWER = "only the first answer is compared: one that resumes a stream must fit it anyway"
+_OF_REPLIES = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED, _E.DOUBTED)
 _OF_UNITS = (*_OF_REPLIES, _E.EVICTED, _E.PREFILLED, *_OF_PROOFS)
 _OF_PICKS = (_E.GRANTED, _E.REFUSED)
 
@@ -111,6 +122,10 @@ IMPOSSIBLE: dict[tuple[ExchangeState, ExchangeEvent], str] = {
     **{(state, _E.PREFILLED): _NO_LEG for state in (*_SENT, _S.RELAYING)},
     **{(state, _E.DONE): _NOT_COMMITTED for state in _SENT},
     **{(_S.PROVING, event): _NOT_SENT for event in (_E.REPLIED, _E.COMMITTED)},
+    (_S.PREFILLING, _E.DOUBTED): _PROMPT_FIRST,
+    (_S.PROVING, _E.DOUBTED): _NOT_SENT,
+    (_S.RESUMED, _E.DOUBTED): _FIRST_ANSWER,
+    (_S.RELAYING, _E.DOUBTED): _HEAD_ONCE,
     **{(_S.RELAYING, event): _HEAD_ONCE for event in (_E.REPLIED, _E.COMMITTED)},
     **{(_S.OVER, event): _CLOSED for event in (*_OF_PICKS, *_OF_UNITS)},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
@@ -23,6 +24,8 @@ from cellgate.proxy.wire.sse import (
     without_comments,
 )
 
+IDLE_BYTES = 64 * 1024
+"""More events without work than this are shown as they are."""
 TAIL_BYTES = 16 * 1024
 """A longer event is sent before its end has arrived, unless it must be rewritten."""
 _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
@@ -52,12 +55,14 @@ class Passage:
 
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
     these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
+    `is_idle` says of whole events that nothing in them was computed: such are held like a preamble.
     """
 
     __slots__ = (
         "_before",
         "_begun",
         "_has_ids",
+        "_is_idle",
         "_max_bytes",
         "_preamble",
         "_size",
@@ -66,8 +71,9 @@ class Passage:
         "stitch",
     )
 
-    def __init__(self, *, has_ids: bool = False) -> None:
+    def __init__(self, *, has_ids: bool = False, is_idle: Callable[[bytes], bool] | None = None) -> None:
         self._has_ids = has_ids
+        self._is_idle = is_idle
         self._max_bytes = EVENT_BYTES if has_ids else LIMITS.event_bytes
         self._tail: list[bytes] = []
         self._size = 0
@@ -85,6 +91,11 @@ class Passage:
         return not self._size and not self.in_event and self.stitch is None
 
     @property
+    def idle_events(self) -> int:
+        """How many events have come, of which none shows work."""
+        return self._preamble.count(b"\n\n")
+
+    @property
     def is_over(self) -> bool:
         """Whether the answer is complete, although the unit may not have ended its stream."""
         return self.stitch is not None and self.stitch.is_over
@@ -97,6 +108,7 @@ class Passage:
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
+        known = len(self._preamble)
         if events or ended:
             events, self._preamble = self._preamble + events, b""
         # Usually the first bytes are data.
@@ -105,7 +117,7 @@ class Passage:
             if is_error(events):
                 return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
             shown = events if is_data else without_comments(events)
-            if not is_preamble(shown):
+            if (ended and self._is_idle) or not (is_preamble(shown) or self._are_idle(shown, known)):
                 return shown + self._flush() if self._tail else shown
             self._preamble = shown
         if ended:
@@ -114,6 +126,10 @@ class Passage:
             reached("event_bytes")
             return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
         return None
+
+    def _are_idle(self, events: bytes, known: int) -> bool:
+        """Whether events show no work; of the first `known` bytes it is known."""
+        return self._is_idle is not None and len(events) <= IDLE_BYTES and self._is_idle(events[known:])
 
     def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
         """What may be sent now, and what is wrong with the rest."""

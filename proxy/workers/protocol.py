@@ -71,6 +71,8 @@ class ToControl:
     """A `Bill`."""
     REFUSED = 20
     """Tenant, limit: a request was refused at the door."""
+    REFUSES = 21
+    """Unit, reason, whether it refuses nearly all, target, body: such a request, which others serve."""
 
 
 class ToWorker:

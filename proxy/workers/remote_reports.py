@@ -9,6 +9,7 @@ from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationR
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.control_client import ControlClient
 from cellgate.proxy.workers.protocol import Message, ToControl
+from cellgate.router.opinions import Refusing
 from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import UnitState
 
@@ -46,6 +47,10 @@ class RemoteReports:
     def split(self, step: SplitStep) -> None:
         """A step of a request whose prompt another unit computes."""
         self._control.mention((ToControl.SPLIT, *step))
+
+    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
+        """A unit refuses what others serve."""
+        self._control.say((ToControl.REFUSES, *found, target, body))
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

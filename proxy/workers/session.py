@@ -38,6 +38,7 @@ from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.opinions import Refusing
 from cellgate.router.retry import has_budget
 from cellgate.router.split_nouns import SplitStep
 from cellgate.router.unit_state import Lease
@@ -124,6 +125,7 @@ class WorkerSession:
             ToControl.SPENT: self._spent,
             ToControl.SETTLED: self._settled,
             ToControl.REFUSED: self._refused_at_door,
+            ToControl.REFUSES: self._refuses,
         }
 
     def __len__(self) -> int:
@@ -308,6 +310,9 @@ class WorkerSession:
 
     def _split(self, *fields: Any) -> None:
         self._control.reports.split(SplitStep(*fields))
+
+    def _refuses(self, unit: str, reason: str, is_out: bool, target: str, body: bytes) -> None:
+        self._control.reports.refuses(Refusing(unit, reason, is_out), target, body)
 
     def _restart_suspected(self, unit: str, version: int) -> None:
         state = self._plane.board.units.get(unit)

@@ -37,7 +37,7 @@ class Behaviour:
     answers: a kind of nonsense (loadtests/simunit/nonsense.py) that generations get at once.
     answers_share: this share of them.
     spares_canaries: canaries get an honest answer.
-    lacks: what a body must not contain, as bytes: it is refused with 400.
+    lacks: what a body must not contain, as bytes: it is refused with `lacks_status`.
     max_prompt: longer prompts, in characters, are refused with 400 (0: none is).
     says_paused: what it answers to `/is_paused`, whatever is so; the front end knows it by itself.
     weights: engines with different ones say different things.
@@ -64,6 +64,7 @@ class Behaviour:
     answers_share: float = 1.0
     spares_canaries: bool = False
     lacks: bytes = b""
+    lacks_status: int = 400
     max_prompt: int = 0
     says_paused: bool | None = None
     weights: str = ""

@@ -74,6 +74,7 @@ class Engine:
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
         self.known: list[Served] = []
+        self.refused = 0
         self.counted: list[dict[str, Any]] = []
         self.unproven: list[tuple[Served, float]] = []
         self._world = world
@@ -235,8 +236,11 @@ class Engine:
             return
         body = exchange.request.body
         if behaviour.lacks and behaviour.lacks in body:
-            exchange.reply(400, shapes.error(400, f"{behaviour.lacks.decode()} is not supported"))
+            self.refused += 1
+            status = behaviour.lacks_status
+            exchange.reply(status, shapes.error(status, f"{behaviour.lacks.decode()} is not supported"))
         elif 0 < behaviour.max_prompt < len(body):
+            self.refused += 1
             exchange.reply(400, shapes.error(400, "the prompt is longer than the maximum context length"))
         elif self.half and not sequence.has_room:
             exchange.reply(400, shapes.error(400, "Disaggregated request received without bootstrap room id"))

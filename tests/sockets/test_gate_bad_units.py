@@ -181,14 +181,17 @@ def is_error_event(event: bytes) -> bool:
     return bool(Reply(body=event.removeprefix(b"data: ")).error["code"] == "truncated")
 
 
+# JSON is held until it is whole, if it is small.
+WORDS = PLAIN_CHUNKED.replace(b"application/json", b"text/plain")
+WORDS_BY_CLOSE = PLAIN.replace(b"application/json", b"text/plain")
 PLAIN_CUT: dict[str, Script] = {
     "shorter than its length": then_close(PLAIN + b"Content-Length: 99999\r\n\r\n{"),
     "shorter than its length, reset": then_reset(PLAIN + b"Content-Length: 99999\r\n\r\n{"),
-    "closes between chunks": then_close(PLAIN_CHUNKED + chunk(b"{")),
-    "closes in a chunk": then_close(PLAIN_CHUNKED + b"9\r\n{"),
-    "closes in its last chunk": then_close(PLAIN_CHUNKED + chunk(b"{") + b"0\r\n"),
-    "bad chunk": in_turn(PLAIN_CHUNKED + chunk(b"{"), b"zz\r\n"),
-    "reset before its close": then_reset(PLAIN + b"\r\n{"),
+    "closes between chunks": then_close(WORDS + chunk(b"{")),
+    "closes in a chunk": then_close(WORDS + b"9\r\n{"),
+    "closes in its last chunk": then_close(WORDS + chunk(b"{") + b"0\r\n"),
+    "bad chunk": in_turn(WORDS + chunk(b"{"), b"zz\r\n"),
+    "reset before its close": then_reset(WORDS_BY_CLOSE + b"\r\n{"),
 }
 
 

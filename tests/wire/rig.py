@@ -200,6 +200,9 @@ class Rig:
     def committed(self, first: bytes, at: float) -> None:
         self.ends.append("committed")
 
+    def doubts(self, what: str, body: bytes) -> bool:
+        return False
+
     def crashed(self, error: Exception) -> None:
         self.bugs.append(error)
 

@@ -1,0 +1,186 @@
+"""What a good answer is, by path: its status, its type, and that something in it was computed. Pure.
+
+One that is not good is doubtful, and no more than that: the request may be at fault. Other units are asked
+(request/second_opinion.py). Shapes: OpenAI's API, Anthropic's, Jina's rerank, vLLM's pooling, SGLang, TGI,
+Triton's generate and KServe v2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from cellgate.proxy.wire.sse import payload, split
+
+_TEXT = re.compile(
+    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|partial_json|delta|output_text'
+    rb'|text_output|generated_text|data)"\s*:\s*"(?!")'
+    rb'|"(?:tool_calls|tool_use|token_ids|output_ids|top_logprobs)"\s*:\s*\[\s*[^\s\]]'
+    rb'|"function_call"\s*:\s*\{|"type"\s*:\s*"(?:function_call|tool_use)"'
+    rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
+    rb'|"finish_reason"\s*:\s*"content_filter"|"stop_reason"\s*:\s*"refusal"'
+)
+"""Text, reasoning, a tool call, a count of tokens, or a filter that took it all away."""
+_ANY = re.compile(rb"\S")
+
+_ROLE_ALONE = re.compile(
+    rb'data: ?\{[^{}]*"choices"\s*:\s*\[\s*\{[^{}]*"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*'
+    rb'(?:,\s*"content"\s*:\s*(?:""|null)\s*)?\}[^{}]*\}\s*\][^{}]*\}\n\n'
+)
+"""What most streams begin with: who speaks, and no word yet."""
+_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*(?!null\b|""|\{\s*\})')
+_CODE = re.compile(rb'"(?:code|status|status_code|http_status_code)"\s*:\s*"?([45]\d\d)\b')
+_ENDS = (b"}", b"]")
+REPEATS = "one token again and again"
+_REPEATED, _PERIOD, _MANY = 64, 24, 1024
+"""So many bytes that come again after at most so many, in a text of so many, are looked at closely."""
+_REPEATED_SHARE = 0.75
+_ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
+_BEFORE_TEXT = frozenset(
+    (
+        "ping",
+        "message_start",
+        "content_block_start",
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """`shown` is found in every good answer. `json`: a whole answer is JSON; `text`: it is words, which can
+    be streamed, and may repeat themselves.
+    """
+
+    shown: re.Pattern[bytes] = _ANY
+    json: bool = True
+    text: bool = False
+
+    def is_plain(self, body: bytes, streams: bool) -> bool:
+        """Whether this is a short whole answer in JSON that is good, seen in few steps."""
+        is_short = len(body) < _MANY and not streams and body.endswith(_ENDS)
+        return is_short and self.shown.search(body) is not None and _ERROR.match(body) is None
+
+    def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
+        """What is wrong with a whole answer under 200, in a few words; empty: it is good.
+
+        `is_events`: it is a stream of events; `streams`: one was asked for.
+        """
+        if self.shown.search(body) is None:
+            return _nothing(body, is_events=is_events)
+        if is_events:
+            return "an error in the stream" if _errs(body) else ""
+        if _ERROR.match(body) is not None:
+            return "an error object under 200"
+        if self.json and not body.rstrip().endswith(_ENDS):
+            return "no JSON"
+        if b"html" in content_type:
+            return "a page of HTML"
+        if self.text and streams:
+            return "no event stream"
+        return REPEATS if self.text and repeats(body) else ""
+
+
+_WORDS = AnswerShape(_TEXT, text=True)
+SHAPES: Mapping[str, AnswerShape] = {
+    "chat": _WORDS,
+    "completions": _WORDS,
+    "messages": _WORDS,
+    "responses": _WORDS,
+    "generate": AnswerShape(_TEXT),
+    "embeddings": AnswerShape(re.compile(rb'"embedding"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))')),
+    "rerank": AnswerShape(re.compile(rb'"(?:relevance_)?score"\s*:\s*-?\d')),
+    "score": AnswerShape(re.compile(rb'"score"\s*:\s*-?\d')),
+    "pooling": AnswerShape(re.compile(rb'"data"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))')),
+    "classify": AnswerShape(re.compile(rb'"(?:probs|label)"\s*:')),
+    "images": AnswerShape(re.compile(rb'"(?:b64_json|url)"\s*:\s*"(?!")')),
+    "moderations": AnswerShape(re.compile(rb'"results"\s*:\s*\[\s*[^\s\]]')),
+    "triton": AnswerShape(re.compile(rb'"(?:text_output|outputs)"\s*:')),
+    "invocations": AnswerShape(),
+    "audio": AnswerShape(json=False),
+    "speech": AnswerShape(json=False),
+}
+"""By the name of the route. Others are not looked into."""
+
+
+def status_in(body: bytes) -> int:
+    """The status that an error told under 200 gives itself; 0: none."""
+    found = _CODE.search(body)
+    return int(found[1]) if found is not None else 0
+
+
+def are_idle(events: bytes) -> bool:
+    """Whether nothing in these whole events was computed: a role, an empty word, an end. An event that is not
+    understood may be progress.
+    """
+    if _ROLE_ALONE.fullmatch(events) is not None:
+        return True
+    return all(_is_idle(payload(event)) for event in split(events)[0])
+
+
+def repeats(text: bytes) -> bool:
+    """Whether a long answer is one short piece of text again and again, nearly from begin to end."""
+    size = len(text)
+    if size < _MANY:
+        return False
+    # Two places: what is between the texts of an answer may be at one of them.
+    for place in (size // 3, size * 3 // 4):
+        piece = text[place : place + _REPEATED]
+        again = text.find(piece, place + 1, place + _REPEATED + _PERIOD)
+        if again > 0 and text.count(text[place:again]) * (again - place) >= _REPEATED_SHARE * size:
+            return True
+    return False
+
+
+def _errs(events: bytes) -> bool:
+    return b'"error"' in events and any(
+        _ERROR.match(payload(event) or b"") is not None for event in split(events)[0]
+    )
+
+
+def _nothing(body: bytes, *, is_events: bool) -> str:
+    """What is there instead of an answer."""
+    if is_events:
+        if _errs(body):
+            return "an error in the stream"
+        return "a stream without a token" if are_idle(body) else ""
+    if not body.strip():
+        return "an empty body"
+    try:
+        data: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "a page of HTML" if b"<html" in body[:1024].lower() else "no JSON"
+    if isinstance(data, dict) and data.get("error"):
+        return "an error object under 200"
+    return "nothing generated" if isinstance(data, dict) and data.get("choices") else "no answer in its JSON"
+
+
+def _is_idle(data: bytes | None) -> bool:
+    """Whether the data of one event, or a comment, shows no work."""
+    if data is None or data.strip() in (b"", b"[DONE]"):
+        return True
+    try:
+        event: Any = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(event, dict) or event.get("error"):
+        return False
+    if event.get("type") in _BEFORE_TEXT:
+        return _TEXT.search(data) is None
+    choices = event.get("choices")
+    return isinstance(choices, list) and all(_says_nothing(choice) for choice in choices)
+
+
+def _says_nothing(choice: Any) -> bool:
+    if not isinstance(choice, dict) or choice.get("text") or choice.get("token_ids"):
+        return False
+    said = choice.get("delta") or choice.get("message") or {}
+    return isinstance(said, dict) and not any(v for name, v in said.items() if name not in _ENVELOPE)

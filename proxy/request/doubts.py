@@ -1,0 +1,119 @@
+"""Answers of a request that are not good: what it asks for, who gave them, and what is shown in the end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from cellgate.proxy.request.reply_status import NO_PATH
+from cellgate.proxy.request.routes import GENERATE
+from cellgate.proxy.request.states import ExchangeState
+from cellgate.router.nouns import Outcome
+from cellgate.router.opinions import Kind
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.router.unit_state import UnitState
+
+SAMPLE_BYTES = 64 << 10
+"""No longer request is kept, or looked into for what it needs."""
+_NEEDS_MAX = 8
+_USUAL = frozenset(
+    (
+        *(
+            "model",
+            "messages",
+            "prompt",
+            "input",
+            "system",
+            "instructions",
+            "stream",
+            "stream_options",
+            "user",
+        ),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "temperature", "top_p"),
+        *("top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("metadata", "store", "previous_response_id", "ignore_eos", "priority", "encoding_format"),
+    )
+)
+_MEDIA = {
+    b'"image_url"': "images",
+    b'"input_image"': "images",
+    b'"type":"image"': "images",
+    b'"input_audio"': "sound",
+    b'"audio_url"': "sound",
+    b'"video_url"': "videos",
+    b'"input_file"': "files",
+}
+
+
+def asked_kind(exchange: Exchange) -> Kind:
+    """What the request needs, as far as units may differ in it."""
+    if (kind := exchange.kind) is not None:
+        return kind
+    body, ask = exchange.request.body[:SAMPLE_BYTES], exchange.selection.ask
+    needs = {name for mark, name in _MEDIA.items() if mark in body}
+    if exchange.route.json and len(body) < SAMPLE_BYTES:
+        with suppress(orjson.JSONDecodeError):
+            data: Any = orjson.loads(body)
+            needs |= {name for name, value in data.items() if name not in _USUAL and value}
+    if ask.stream:
+        needs.add("a stream")
+    path = exchange.request.path.decode("latin-1")
+    exchange.kind = kind = Kind(ask.model or "", path, ", ".join(sorted(needs)[:_NEEDS_MAX]))
+    return kind
+
+
+def spared(exchange: Exchange) -> tuple[str, ...]:
+    """Units that are known to refuse such a request."""
+    if exchange.route.kind is not GENERATE or not may_choose(exchange):
+        return ()
+    opinions, ask = exchange.gate.opinions, exchange.selection.ask
+    names = [name for name, _ in able(exchange)]
+    return opinions.arrived(asked_kind(exchange), ask.prompt_bytes, names, exchange.gate.now())
+
+
+def may_choose(exchange: Exchange) -> bool:
+    """Whether more than one unit may get the request."""
+    selection, ask = exchange.selection, exchange.selection.ask
+    free = ask.unit is None and ask.follows is None and ask.build is None and selection.units is None
+    return free and exchange.continuation is None
+
+
+def able(exchange: Exchange) -> list[tuple[str, UnitState]]:
+    """The units that could take it now, and have not."""
+    ask, tried = exchange.selection.ask, exchange.selection.history.tried
+    decoders = exchange.gate.board.pairs.decoders
+    return [
+        (name, state)
+        for name, state in decoders.items()
+        if name not in tried and state.is_usable() and state.serves(ask)
+    ]
+
+
+def outcome_of_doubt(is_clients: bool, status: int) -> Outcome:
+    """How an attempt ended whose answer was not good."""
+    return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
+
+
+def show_first(exchange: Exchange) -> bool:
+    """Nobody has a better answer: show what the first unit said. False: no unit has said anything."""
+    first = next((each for each in exchange.doubtful if each.head is not None), None)
+    drop(exchange)
+    if first is None or first.head is None or first.what == NO_PATH or exchange.response.begun:
+        return False
+    exchange.state = ExchangeState.OVER
+    response = exchange.response
+    response.status, response.unit = first.status, first.unit
+    response.show_kept(first.head, first.own_lines, first.body)
+    response.end(outcome_of_doubt(False, first.status))
+    return True
+
+
+def drop(exchange: Exchange) -> None:
+    """Nothing is learnt from its doubts."""
+    doubts, exchange.doubtful = exchange.doubtful, ()
+    for each in doubts:
+        exchange.gate.opinions.dropped(each.unit, asked_kind(exchange))

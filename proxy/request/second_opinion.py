@@ -1,0 +1,121 @@
+"""Asks another unit about an answer that is not good, before the client sees it. An action of the table.
+
+router/opinions.py decides; this keeps what the first unit said, finds another one, and shows the first answer
+where nobody has a better one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.request.answer_shape import REPEATS
+from cellgate.proxy.request.doubts import (
+    SAMPLE_BYTES,
+    able,
+    asked_kind,
+    drop,
+    may_choose,
+    outcome_of_doubt,
+)
+from cellgate.proxy.request.opening import find_unit, refuse
+from cellgate.proxy.request.reply_status import NO_PATH, Doubt
+from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.opinions import Advice, Refusing
+from cellgate.router.unit_state import Lease
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+
+
+def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
+    """The attempt in flight has an answer that is not good; without a `body`, none that could be shown.
+    Whether the request was taken elsewhere; if not, the answer is shown, or waited for.
+    """
+    attempt, gate, unit = exchange.in_flight(), exchange.gate, exchange.in_flight().lease.unit
+    opinions, kind, now = gate.opinions, asked_kind(exchange), gate.now()
+    attempt.doubt = "" if body is None else what
+    if what.startswith("404") and exchange.selection.ask.model is not None:
+        # An adapter may have left.
+        reason = f"unit {unit} answered that it does not serve model {kind.model}"
+        attempt.blame(Failure(FailureKind.MODEL_GONE, reason), judged=True)
+    others = [name for name, _ in able(exchange) if name != unit] if may_choose(exchange) else []
+    if not others:
+        _tell(exchange, opinions.unasked(unit, kind, what, now))
+        return _end(exchange, what)
+    asked = len(exchange.doubtful)
+    agrees = next((each.unit for each in exchange.doubtful if each.what == what), None)
+    if agrees is not None and opinions.same(agrees, unit, kind, what, others=len(others), now=now):
+        attempt.is_clients = True
+        return _end(exchange, what)
+    step = opinions.doubt(unit, kind, exchange.selection.ask.prompt_bytes, what, asked, now)
+    if step is Advice.SHOW or not _asks(exchange, what, body, step, others):
+        if step is not Advice.SHOW:
+            opinions.dropped(unit, kind, is_spent=False)
+        return _end(exchange, what)
+    return True
+
+
+def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, others: list[str]) -> bool:
+    """Whether another unit gets the request."""
+    attempt, response, selection = exchange.in_flight(), exchange.response, exchange.selection
+    unit, head = attempt.lease.unit, None if body is None else response.promised
+    trusted = exchange.gate.opinions.witnesses(others)
+    selection.avoid = tuple(name for name in others if name not in trusted) if trusted else ()
+    other = selection.acquire_second(exchange, unit)
+    if isinstance(other, Refusal) and selection.avoid:
+        selection.avoid = ()
+        other = selection.acquire_second(exchange, unit)
+    if isinstance(other, Refusal) and step is not Advice.INSIST:
+        return False
+    kept = Doubt(unit, what, head, response.own_lines, body or b"", response.status)
+    exchange.doubtful = (*exchange.doubtful, kept)
+    if body is None:
+        attempt.abandon()
+    exchange.release(outcome_of_doubt(attempt.is_clients, response.status))
+    selection.history = selection.history.after(unit, paid=False)
+    exchange.state = ExchangeState.WAITING
+    if isinstance(other, Refusal):
+        find_unit(exchange, moved=True)
+    elif other is not None:
+        exchange.resolve(other)
+    return True
+
+
+def repeated(exchange: Exchange) -> None:
+    """The stream in flight says the same token again and again: as a rate, that may be its unit."""
+    attempt, opinions = exchange.in_flight(), exchange.gate.opinions
+    attempt.doubt = REPEATS
+    ask, kind, now = exchange.selection.ask, asked_kind(exchange), exchange.gate.now()
+    found = opinions.repeated(attempt.lease.unit, kind, ask.prompt_bytes, REPEATS, ask.fingerprint, now)
+    _tell(exchange, found)
+
+
+def served(exchange: Exchange, lease: Lease) -> None:
+    """A good answer begins, while doubts are about: whose word it proves wrong."""
+    opinions, kind, size = exchange.gate.opinions, asked_kind(exchange), exchange.selection.ask.prompt_bytes
+    _tell(exchange, opinions.good(lease.unit, kind, size))
+    doubts, exchange.doubtful = exchange.doubtful, ()
+    for each in doubts:
+        is_fault = each.what != NO_PATH
+        _tell(exchange, opinions.served(each.unit, kind, size, each.what, is_fault=is_fault))
+
+
+def _end(exchange: Exchange, what: str) -> bool:
+    """No other unit is asked: whether the client gets something else than this answer."""
+    drop(exchange)
+    if what != NO_PATH:
+        return False
+    path = exchange.request.path.decode("latin-1")
+    unit = exchange.in_flight().lease.unit
+    exchange.let_go(Outcome.CLIENT_ERROR)
+    refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
+    return True
+
+
+def _tell(exchange: Exchange, found: Refusing | None) -> None:
+    if found is not None:
+        request = exchange.request
+        body = request.body if exchange.route.json and len(request.body) < SAMPLE_BYTES else b""
+        exchange.gate.reports.refuses(found, request.target.decode("latin-1"), body)

@@ -1,0 +1,341 @@
+"""Second opinions: whose fault is an answer that is not good, the unit's or the request's? Pure.
+
+A unit alone cannot tell; the others can. Each request is of a *kind*: model, path, and what it needs (images,
+tools, a stream). Rules:
+1. Another unit is asked before a doubtful answer is shown. It serves the request: that speaks against the
+   first. A unit that has served others says the same: it is the request, and all are cleared.
+2. Where it is known to be the request, few are asked again. What is spent on opinions that change nothing is
+   a share of the requests; an opinion that gets the client a good answer is free.
+3. What a unit refuses is held against it for this kind of request, and for prompts longer than the longest
+   that it served. Those go to others. Once that is all that is asked for, the unit is out.
+4. Nobody watches while nothing is doubtful: good answers cost nothing then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from enum import Enum, auto
+from typing import NamedTuple
+
+REFUSING_SOURCE = "second_opinion"
+"""The source of evidence against a unit that refuses what others serve: an open fault until it serves it."""
+HANDFUL = 5
+"""So many requests that others served make a unit one that refuses such."""
+NEARLY_ALL = 0.9
+"""A unit that refuses this share of what is asked for is out."""
+ARRIVALS_MIN = 8
+"""Of fewer requests it is not known what is asked for."""
+WATCH_S = 30.0
+"""So long after the last doubtful answer good ones are counted as well."""
+OWN_S = 30.0
+"""So long it is believed that requests of a kind are themselves at fault."""
+SHARE, PURSE = 0.015, 6.0
+"""What opinions that change nothing may cost: a share of the requests, and so many at once."""
+TRIAL_S = 3.0
+"""How often a unit gets a request of a kind that it refuses: it may be mended."""
+IN_FLIGHT_MAX = 64
+"""Opinions that are asked at once about one unit."""
+OPINIONS_MAX = 3
+"""Units that are asked about one request."""
+REPEATS_MIN = 2
+"""So many prompts of which a unit's answer repeats one token, while those of its peers do not."""
+KINDS_MAX = 256
+"""Kinds of which records are kept: clients may name any model."""
+_OUTCOMES, _ARRIVALS, _UNASKED = 16, 32, 10
+_RARE = 0.1
+"""Peers refuse at most this share, where a unit that nobody can be asked about refuses all."""
+
+
+class Kind(NamedTuple):
+    """What a request asks for, as far as units may differ in it."""
+
+    model: str
+    path: str
+    needs: str = ""
+
+
+class Advice(Enum):
+    """What to do with a doubtful answer."""
+
+    SHOW = auto()
+    ASK = auto()
+    """Ask another unit, if one has room."""
+    INSIST = auto()
+    """The unit is known for it: the request goes to another one, and may wait for that."""
+
+
+class Refusing(NamedTuple):
+    """What is now known of a unit: it refuses requests of this kind, or (`is_out`) nearly all."""
+
+    unit: str
+    reason: str
+    is_out: bool
+
+
+class _Record:
+    """What became of requests of one kind at one unit: `outcomes` are (size, good?), the last at the end."""
+
+    __slots__ = ("in_flight", "outcomes", "pending", "repeats", "size", "trial_at", "unasked", "what")
+
+    def __init__(self) -> None:
+        self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
+        self.pending = 0
+        """Doubtful answers of which it is not known yet whose fault they are."""
+        self.in_flight = 0
+        self.unasked = 0
+        """Doubtful answers about which nobody could be asked."""
+        self.repeats: set[int] = set()
+        """Prompts whose streams said the same again and again."""
+        self.size = 0
+        """Of the prompt of the last such stream."""
+        self.trial_at = 0.0
+        self.what = ""
+
+    @property
+    def has_good(self) -> bool:
+        return any(good for _, good in self.outcomes)
+
+    @property
+    def against(self) -> int:
+        return sum(not good for _, good in self.outcomes)
+
+    def refuses_above(self) -> int:
+        """The size of prompts above which it refuses what others serve; -1: all; a large number: none."""
+        served = max((size for size, good in self.outcomes if good), default=-1)
+        above = sum(not good and size > served for size, good in self.outcomes)
+        if above >= HANDFUL:
+            return served
+        against = self.against
+        return -1 if against >= HANDFUL and 2 * against >= len(self.outcomes) else _NOTHING
+
+
+_NOTHING = 1 << 62
+
+
+class Opinions:
+    """What is known of whose fault doubtful answers are. `watching`: anything was doubtful of late."""
+
+    __slots__ = ("_arrivals", "_last_at", "_own", "_purse", "_records", "watching")
+
+    def __init__(self) -> None:
+        self.watching = False
+        self._last_at = 0.0
+        self._records: dict[Kind, dict[str, _Record]] = {}
+        self._own: dict[tuple[Kind, str], float] = {}
+        """Kinds of requests, and what units say to them, that are at fault themselves; until when."""
+        self._purse = PURSE
+        self._arrivals: deque[tuple[Kind, int]] = deque(maxlen=_ARRIVALS)
+
+    # -- requests that come --------------------------------------------------------------------------------
+
+    def arrived(self, kind: Kind, size: int, units: Collection[str], now: float) -> tuple[str, ...]:
+        """A request has come while watching: which of the `units` that could take it are to be spared it."""
+        if now - self._last_at > WATCH_S and not self._any_refuses():
+            self._forget()
+            return ()
+        self._purse = min(PURSE, self._purse + SHARE)
+        self._arrivals.append((kind, size))
+        records = self._records.get(kind)
+        if not records:
+            return ()
+        spared = [name for name in units if name in records and self._is_spared(records[name], size, now)]
+        return tuple(spared) if len(spared) < len(units) else ()
+
+    def _is_spared(self, record: _Record, size: int, now: float) -> bool:
+        if size > record.refuses_above() or len(record.repeats) >= REPEATS_MIN:
+            if now < record.trial_at:
+                return True
+            record.trial_at = now + TRIAL_S
+            return False
+        return bool(record.pending) and not record.has_good
+
+    def good(self, unit: str, kind: Kind, size: int) -> Refusing | None:
+        """A unit has served a request, while watching: what that says of a peer which repeats itself."""
+        record = self._record(unit, kind)
+        if record.repeats:
+            # It begins well: that says nothing here.
+            return None
+        if size > record.refuses_above():
+            # It is mended.
+            record.outcomes.clear()
+        record.outcomes.append((size, True))
+        record.unasked = 0
+        return next(filter(None, (self._why_repeats(name, kind) for name in self._repeating(kind))), None)
+
+    # -- answers in doubt ----------------------------------------------------------------------------------
+
+    def doubt(self, unit: str, kind: Kind, size: int, what: str, asked: int, now: float) -> Advice:
+        """A unit has answered `what`, and `asked` others have no good answer either."""
+        if not self.watching:
+            self._arrivals.append((kind, size))
+        self.watching, self._last_at = True, now
+        record = self._record(unit, kind)
+        record.what = what
+        if asked >= OPINIONS_MAX:
+            return Advice.SHOW
+        if record.against and not record.has_good:
+            if record.in_flight >= IN_FLIGHT_MAX:
+                return Advice.SHOW
+            self._opens(record)
+            return Advice.INSIST
+        if self._purse < 1.0:
+            return Advice.SHOW
+        self._purse -= 1.0
+        self._opens(record)
+        if now < self._own.get((kind, what), 0.0):
+            # It is known: this only looks again.
+            record.pending -= 1
+        return Advice.ASK
+
+    def _opens(self, record: _Record) -> None:
+        record.in_flight += 1
+        record.pending += 1
+
+    def dropped(self, unit: str, kind: Kind, *, is_spent: bool = True) -> None:
+        """Nothing is learnt of a doubt. Not `is_spent`: nobody could be asked."""
+        self._closes(unit, kind)
+        if not is_spent:
+            self._purse = min(PURSE, self._purse + 1.0)
+
+    def _closes(self, unit: str, kind: Kind) -> _Record:
+        record = self._record(unit, kind)
+        record.in_flight = max(0, record.in_flight - 1)
+        record.pending = max(0, record.pending - 1)
+        return record
+
+    def served(self, first: str, kind: Kind, size: int, what: str, *, is_fault: bool) -> Refusing | None:
+        """Another unit has served what this one refused: what is now known of it. Not `is_fault`: a unit of a
+        mixed fleet may, whatever it is asked for.
+        """
+        record = self._closes(first, kind)
+        self._purse = min(PURSE, self._purse + 1.0)
+        self._own.pop((kind, what), None)
+        record.what = what
+        record.outcomes.append((size, False))
+        return self._judge(first, record, kind, may_be_out=is_fault)
+
+    def same(self, first: str, second: str, kind: Kind, what: str, others: int, now: float) -> bool:
+        """The second unit says the same, and so many others were not asked. True: it is the request, which is
+        known from now on.
+        """
+        if others and not (self._has_served(second) or self._has_served(first)):
+            return False
+        self._own[kind, what] = now + OWN_S
+        if len(self._own) > KINDS_MAX:
+            self._own = {key: until for key, until in self._own.items() if until > now}
+        for record in self._records.get(kind, {}).values():
+            record.pending = 0
+        return True
+
+    def unasked(self, unit: str, kind: Kind, what: str, now: float) -> Refusing | None:
+        """Nobody can be asked about an answer: its share counts, beside that of the unit's peers."""
+        self.watching, self._last_at = True, now
+        record = self._record(unit, kind)
+        record.unasked += 1
+        record.what = what
+        others = [each for name, each in self._records[kind].items() if name != unit]
+        good = sum(flag for each in others for _, flag in each.outcomes)
+        bad = sum(each.unasked + each.against for each in others)
+        if record.unasked < _UNASKED or record.has_good or good < _UNASKED or bad > _RARE * good:
+            return None
+        record.outcomes.extend([(0, False)] * HANDFUL)
+        return self._judge(unit, record, kind)
+
+    def repeated(
+        self, unit: str, kind: Kind, size: int, what: str, prompt: int, now: float
+    ) -> Refusing | None:
+        """A stream that is being shown says the same again and again, which may be meant: only where most of
+        the unit do, of several prompts, and none of its peers, it is the unit.
+        """
+        self.watching, self._last_at = True, now
+        record = self._record(unit, kind)
+        if len(record.repeats) < _OUTCOMES:
+            record.repeats.add(prompt)
+        record.what = what
+        record.size = size
+        return self._why_repeats(unit, kind)
+
+    def _repeating(self, kind: Kind) -> list[str]:
+        return [name for name, record in self._records[kind].items() if len(record.repeats) >= REPEATS_MIN]
+
+    def _why_repeats(self, unit: str, kind: Kind) -> Refusing | None:
+        records = self._records[kind]
+        record, others = records[unit], [each for name, each in records.items() if name != unit]
+        least = max(REPEATS_MIN, sum(good for _, good in record.outcomes) / 2)
+        is_usual = 2 * sum(bool(each.repeats) for each in others) > len(others)
+        if len(record.repeats) < least or is_usual or not any(each.has_good for each in others):
+            return None
+        record.outcomes.clear()
+        record.outcomes.extend([(record.size, False)] * HANDFUL)
+        return self._judge(unit, record, kind, is_known=True)
+
+    # -- units ---------------------------------------------------------------------------------------------
+
+    def witnesses(self, names: Iterable[str]) -> list[str]:
+        """Those of these units that have served others of late: their word counts."""
+        return [name for name in names if self._has_served(name)]
+
+    def forget(self, unit: str) -> None:
+        """It has left rotation: what it refused before says nothing about it when it is back."""
+        for records in self._records.values():
+            records.pop(unit, None)
+
+    def _judge(
+        self, unit: str, record: _Record, kind: Kind, *, may_be_out: bool = True, is_known: bool = False
+    ) -> Refusing | None:
+        if record.refuses_above() == _NOTHING:
+            return None
+        covered = sum(self._refuses(unit, other, size) for other, size in self._arrivals)
+        is_known = is_known or len(self._arrivals) >= ARRIVALS_MIN
+        is_out = (
+            may_be_out and is_known and not self._serves(unit) and covered >= NEARLY_ALL * len(self._arrivals)
+        )
+        is_new = record.against == HANDFUL
+        if not is_out and not is_new:
+            return None
+        reason = _reason(record, kind, is_out=is_out)
+        if is_out:
+            self.forget(unit)
+        return Refusing(unit, reason, is_out)
+
+    def _refuses(self, unit: str, kind: Kind, size: int) -> bool:
+        record = self._records.get(kind, {}).get(unit)
+        return record is not None and size > record.refuses_above()
+
+    def _serves(self, unit: str) -> bool:
+        """Whether it has served anything lately that it does not refuse."""
+        records = (records[unit] for records in self._records.values() if unit in records)
+        return any(record.has_good and record.refuses_above() >= 0 for record in records)
+
+    def _any_refuses(self) -> bool:
+        return any(
+            record.refuses_above() != _NOTHING
+            for records in self._records.values()
+            for record in records.values()
+        )
+
+    def _has_served(self, unit: str) -> bool:
+        return any(unit in records and records[unit].has_good for records in self._records.values())
+
+    def _record(self, unit: str, kind: Kind) -> _Record:
+        records = self._records.get(kind)
+        if records is None:
+            if len(self._records) >= KINDS_MAX:
+                self._records.pop(next(iter(self._records)))
+            records = self._records[kind] = {}
+        return records.get(unit) or records.setdefault(unit, _Record())
+
+    def _forget(self) -> None:
+        self.watching = False
+        self._records.clear()
+        self._own.clear()
+        self._arrivals.clear()
+
+
+def _reason(record: _Record, kind: Kind, *, is_out: bool) -> str:
+    share = f"{record.what} ({record.against} of {len(record.outcomes)})"
+    if is_out:
+        return f"refuses what other units serve: {share}"
+    what = f"{kind.path} of {kind.model}" if kind.model else kind.path
+    return f"refuses what other units serve of {what}{kind.needs and f' with {kind.needs}'}: {share}"

@@ -1,0 +1,172 @@
+"""A unit that answers fast and wrong does not win: its requests go to others, it goes, and it comes back.
+
+And the other side: requests that are themselves at fault take nobody out, and cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from loadtests.simunit.nonsense import KINDS
+from tests.scenarios.harness import Stage
+from tests.scenarios.nonsense import (
+    BACK_S,
+    FIRST_S,
+    LATER_S,
+    OUT_S,
+    Load,
+    are_out,
+    are_up,
+    hurt,
+    is_served,
+    mend,
+    reasons,
+)
+from tests.scenarios.seeds import seeds
+from tests.sim.behaviour import Behaviour
+
+FLEETS = [(2, "b"), (3, "a"), (8, "h"), (8, "abcd")]
+"""How many units, and which of them answer nonsense: one bad unit, a bad half."""
+IN_EVERY_RUN = ("status_401", "html", "nothing_said", "empty_deltas", "same_token", "no_path")
+CELLS = [
+    pytest.param(kind, stream, *fleet, marks=() if is_usual else pytest.mark.nightly)
+    for kind in KINDS
+    for number, fleet in enumerate(FLEETS)
+    for stream in (False, True)
+    for is_usual in [kind in IN_EVERY_RUN and number == 1]
+]
+"""Each kind of nonsense, whole and streamed, on each fleet. A few are played in every run."""
+NO_FAULT = ("no_path",)
+"""Units of a mixed fleet say so: their requests go to others, and they stay."""
+
+
+def play(kind: str, stream: bool, units: int, bad: str, seed: int = 1) -> None:
+    """One cell of the table."""
+    stage = Stage(seed, units)
+
+    async def scenario() -> None:
+        hurt(stage, bad, kind)
+        begun = stage.now
+        load = Load(stage, stream=stream)
+        if kind not in NO_FAULT:
+            await stage.until(lambda: bool(are_out(stage, bad)), OUT_S)
+            name = are_out(stage, bad)[0]
+            assert reasons(stage, name)[0].startswith("refuses what other units serve: ")
+        await asyncio.sleep(begun + FIRST_S + LATER_S - stage.now)
+        mend(stage, bad)
+        await stage.until(lambda: are_up(stage, bad), BACK_S)
+        await load.end()
+        assert load.share(begun, begun + FIRST_S) >= 0.9
+        assert load.share(begun + FIRST_S, begun + FIRST_S + LATER_S) >= 0.99
+
+    stage.play(scenario())
+    assert all(set(stage.flips(name)) <= {"up"} for name in stage.engines if name not in bad)
+
+
+@pytest.mark.parametrize(("kind", "stream", "units", "bad"), CELLS)
+def test_a_unit_that_answers_nonsense_goes_and_returns_and_its_requests_are_served(
+    kind: str, stream: bool, units: int, bad: str
+) -> None:
+    play(kind, stream, units, bad)
+
+
+BAD_REQUESTS: dict[str, dict[str, Any]] = {
+    "too long": {"prompt_tokens": 2000},
+    "a tool that is unknown": {"tools": [{"type": "function", "function": {"name": "nobody"}}]},
+    "a schema that is broken": {"response_format": {"type": "json_schema", "json_schema": {}}},
+    "an image": {"images": "image_url"},
+}
+GOOD: dict[str, Any] = {}
+BAD: dict[str, Any] = {"user": "nobody"}
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+@pytest.mark.parametrize("seed", seeds(range(4)))
+def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing(
+    share: float, status: int, seed: int
+) -> None:
+    stage = Stage(seed, units=3)
+    for engine in stage.engines.values():
+        engine.behaviour = Behaviour(lacks=b"nobody", lacks_status=status)
+    stage.liars.update(stage.engines)
+    asked: list[bool] = []
+
+    async def client(number: int) -> None:
+        for _ in range(120):
+            is_bad = stage.rng.random() < share
+            visit = await stage.ask(max_tokens=4, **(BAD if is_bad else GOOD))
+            asked.append(is_bad)
+            assert is_served(visit) is not is_bad
+            assert visit.reply.status == (status if is_bad else 200)
+            assert not is_bad or b"is not supported" in visit.reply.body
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        await asyncio.gather(*(client(number) for number in range(4)))
+
+    stage.play(scenario())
+    for name in stage.engines:
+        assert set(stage.flips(name)) <= {"up"}, stage.flips(name)
+    extra = sum(engine.refused for engine in stage.engines.values()) - sum(asked)
+    assert extra <= 0.03 * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "special"),
+    [
+        (Behaviour(lacks=b"image_url"), {"images": "image_url"}),
+        (Behaviour(max_prompt=4000), {"prompt_tokens": 2000}),
+        (Behaviour(lacks=b"json_schema"), BAD_REQUESTS["a schema that is broken"]),
+    ],
+    ids=["no vision", "a shorter context", "no schemas"],
+)
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
+    lacking: Behaviour, special: dict[str, Any], share: float
+) -> None:
+    stage = Stage(units=3)
+    stage.engines["b"].behaviour = lacking
+    plain: list[str | None] = []
+    refused: list[int] = []
+
+    async def client() -> None:
+        for _ in range(60):
+            is_special = stage.rng.random() < share
+            visit = await stage.ask(max_tokens=4, **(special if is_special else GOOD))
+            assert is_served(visit)
+            if not is_special:
+                plain.append(visit.unit)
+
+    async def scenario() -> None:
+        # All have had their slow start.
+        await asyncio.sleep(15.0)
+        for _ in range(2):
+            before = stage.engines["b"].refused
+            await asyncio.gather(*(client() for _ in range(6)))
+            refused.append(stage.engines["b"].refused - before)
+
+    stage.play(scenario())
+    assert set(stage.flips("b")) <= {"up"}
+    assert plain.count("b") > 0
+    # After a few it gets only a trial now and then.
+    assert refused[0] <= 24
+    assert refused[1] <= 16
+
+
+def test_one_unit_alone_says_what_it_says() -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        hurt(stage, "a", "status_401")
+        visit = await stage.ask()
+        assert (visit.reply.status, visit.unit) == (401, "a")
+        hurt(stage, "a", "html")
+        visit = await stage.ask(stream=False)
+        assert b"It works!" in visit.reply.body
+
+    stage.play(scenario())
+    assert set(stage.flips("a")) <= {"up"}
