@@ -20,10 +20,6 @@ RUN pip install --no-cache-dir --require-hashes -r requirements/build.lock \
     ${EXTRAS:+$(printf ' -r requirements/%s.lock' $EXTRAS)}
 COPY pyproject.toml README.md LICENSE ./
 COPY cellgate cellgate
-COPY proxy proxy
-COPY router router
-COPY policies policies
-COPY probes probes
 COPY deploy/image/sbom.py deploy/image/sbom.py
 # And what it is made of, for scanners: CycloneDX, made of what was installed.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

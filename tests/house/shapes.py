@@ -10,7 +10,7 @@ from tests.house.source import OUTSIDE, PRODUCT, product, sources
 
 FILE_LINES = 800
 FUNCTION_LINES = 50
-SHIPPED_ALONE = "probes/agent.py"
+SHIPPED_ALONE = "cellgate/probes/agent.py"
 """One file by its purpose: it is copied into engine images."""
 
 COMPOSED = frozenset({"Exchange", "Gate", "Gateway", "Plane", "Search", "Selection", "Attempt", "Response"})

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("router", "policies", "probes", "proxy")
+PRODUCT = ("cellgate/router", "cellgate/policies", "cellgate/probes", "cellgate/proxy")
 OUTSIDE = ("loadtests", "tests")
 
 
@@ -37,12 +37,12 @@ class Source:
     def module(self) -> str:
         """Its full name in the package, such as `cellgate.router.board`."""
         parts = self.path.with_suffix("").parts
-        return ".".join(("cellgate", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property
     def room(self) -> str:
         """A folder of proxy/ or one beside it; a file on top of proxy/ is a room of its own."""
-        folder, *rest = self.path.with_suffix("").parts
+        _, folder, *rest = self.path.with_suffix("").parts
         return rest[0] if folder == "proxy" else folder
 
     def imports(self) -> Iterator[str]:

@@ -68,7 +68,7 @@ def is_sent(path: str) -> bool:
 
 def test_whatever_is_copied_is_there_and_is_sent_to_the_builder() -> None:
     paths = [path for step in steps() if step.word == "COPY" for path in copied(step)]
-    assert "proxy" in paths
+    assert "cellgate" in paths
     assert [path for path in paths if not (ROOT / path).exists() or not is_sent(path)] == []
 
 

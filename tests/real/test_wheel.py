@@ -14,7 +14,7 @@ from tests.real.programs import ROOT
 
 pytestmark = pytest.mark.nightly
 
-SOURCES = ("cellgate", "proxy", "router", "policies", "probes")
+SOURCES = ("cellgate",)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
