@@ -1,5 +1,5 @@
 """`python -m cellgate` is `cellgate`."""
 
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy.cli.main import main
 
 raise SystemExit(main())

@@ -21,18 +21,15 @@ import uvloop
 import zmq
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.kv_events.decode import events
-from cellgate.proxy.kv_events.decoding import KvDecoder
-from cellgate.proxy.kv_events.link import Publisher, ZmqLink
-from cellgate.proxy.kv_events.rank_follower import RankFollower
+from cellgate.proxy.extras.kv_events.decoding import KvDecoder
+from cellgate.proxy.extras.kv_events.follow import RankFollower
+from cellgate.proxy.extras.kv_events.wire import Publisher, ZmqLink, events
 from cellgate.router.board import Board
-from cellgate.router.fair_queue import FairRules
-from cellgate.router.known_prefixes import LATE_S, Computed, KnownPrefixes
-from cellgate.router.kv_lessons import Lessons
+from cellgate.router.kv_index import Lessons
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.prefix import PrefixCache
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.prefix import LATE_S, Computed, KnownPrefixes, PrefixCache
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 from loadtests.kit import progress
 from loadtests.kit.processes import free_port

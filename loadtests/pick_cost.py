@@ -22,15 +22,13 @@ from typing import TypeVar
 import orjson
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.prompt import read_prompt
+from cellgate.proxy.request.body import read_ask, read_prompt
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
+from cellgate.router.pick import Router
 from cellgate.router.prefix import PrefixCache
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 
 ROUNDS = 60

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.proxy.resume import messages_request, responses_request
+from cellgate.proxy.resume import messages, responses
 from loadtests.kit import progress
 from loadtests.kit.breaking_relay import BreakingRelay
 from loadtests.kit.gate import GateProcess, Named, metric_sum
@@ -40,7 +40,7 @@ SENT_S = 0.1
 """After so long all requests of a round are on their way."""
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses"}
 OPTIONS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-CHATS = {"messages": messages_request.chat_of, "responses": responses_request.chat_of}
+CHATS = {"messages": messages.chat_of, "responses": responses.chat_of}
 
 
 class Cuts:

@@ -23,13 +23,11 @@ from typing import Any
 import orjson
 import zmq
 
-from cellgate.proxy.kv_events.decoding import KvDecoder
-from cellgate.proxy.kv_events.link import Publisher, ZmqLink
-from cellgate.proxy.kv_events.rank_follower import RankFollower
-from cellgate.router.known_prefixes import KnownPrefixes
-from cellgate.router.kv_index import TOKEN_BYTES, following, root
-from cellgate.router.kv_lessons import Lessons
-from cellgate.router.prefix import PrefixCache
+from cellgate.proxy.extras.kv_events.decoding import KvDecoder
+from cellgate.proxy.extras.kv_events.follow import RankFollower
+from cellgate.proxy.extras.kv_events.wire import Publisher, ZmqLink
+from cellgate.router.kv_index import TOKEN_BYTES, Lessons, following, root
+from cellgate.router.prefix import KnownPrefixes, PrefixCache
 from loadtests.kit import progress
 from loadtests.kit.gate import TOKEN, GateProcess, Named
 from loadtests.kit.processes import free_port

@@ -21,8 +21,7 @@ from cellgate.probes.base import (
     TalkingProbe,
     Trouble,
 )
-from cellgate.router.engine_nouns import Build, Urgency
-from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Use, Verdict
+from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
 
 Answer = Reply | Trouble
 

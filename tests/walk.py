@@ -20,7 +20,7 @@ from types import CodeType, FrameType
 from typing import TypeVar
 
 import cellgate
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
 from tests.cost.bench import Bench
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
 from tests.sim.loop import SimLoop
@@ -50,8 +50,8 @@ class Step:
 
     @property
     def files(self) -> set[Path]:
-        """Where these functions are, from the root of the repository."""
-        return {Path(code.co_filename).resolve().relative_to(ROOT) for code in self.calls}
+        """Where these functions are, below cellgate/."""
+        return {Path(code.co_filename).resolve().relative_to(ROOT / "cellgate") for code in self.calls}
 
 
 class Walker:

@@ -5,19 +5,13 @@ it.
 from __future__ import annotations
 
 from cellgate.probes.base import Probe
-from cellgate.probes.canary import Canary
+from cellgate.probes.canary import Canary, EngineVersion, ModelList
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.exporter import ExporterProbe
-from cellgate.probes.gate_word import GateHealth
 from cellgate.probes.grpc_health import GrpcProbe
-from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.known_answer import KnownAnswer
-from cellgate.probes.models import ModelList
-from cellgate.probes.node import NodeProbe
-from cellgate.probes.quiescence import QuiescenceProbe
-from cellgate.probes.readiness import Readiness
-from cellgate.probes.tcp_accept import TcpProbe
-from cellgate.probes.version import EngineVersion
+from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
+from cellgate.probes.readiness import GateHealth, QuiescenceProbe, Readiness
 
 PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,

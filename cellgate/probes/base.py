@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from cellgate.router.engine_nouns import Build, Urgency
-from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Use, Verdict
+from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

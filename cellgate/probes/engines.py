@@ -7,11 +7,19 @@ OpenAI's API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
+from typing import Any
+from urllib.parse import quote
 
-from cellgate.router.hold_nouns import HoldKind
+import orjson
+
+from cellgate.probes.base import Reply
+from cellgate.router.nouns import HoldKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Engine:
     `ready` are paths in the order in which they are tried: the first that exists counts. Its 200 is good and
     its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
     `metrics` is a path at the port of the API, unless `metrics_port` names another one.
-    `canaries` are APIs (see probes/apis.py) in the order in which they are tried.
+    `canaries` are APIs (see probes/engines.py) in the order in which they are tried.
     `version` is the page that shows its version, and the name of the version there.
     `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
     `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
@@ -212,3 +220,231 @@ METRICS: dict[str, MetricRole] = {
     "llamacpp:prompt_tokens_total": MetricRole.PROGRESS,
     "llamacpp:tokens_predicted_total": MetricRole.PROGRESS,
 }
+
+
+# Requests for one token through each API of engines, and what a good answer to them is.
+#
+# Prompts are unique and shorter than a KV block, so that no cache can answer; no request carries a
+# priority,
+# because vLLM refuses one by default. Shapes: OpenAI's API, Anthropic's messages, Jina's rerank, vLLM's
+# pooling, Triton's KServe v2; audio as a second of silence (WAV, 8 kHz, 16 bits).
+
+
+_ELEMENTS_MAX = 1 << 18
+"""Larger tensors are not made: an image of 3 x 224 x 224 is well below."""
+
+_TEXT_MAX = 128
+"""Characters of a version or a fingerprint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """`body` makes a request from a model (empty: unknown) and a prompt; a reply that answers has `answer`.
+
+    `{model}` in `path` and `about` stands for the model. `about` is a page that is read first and given to
+    `body` (as None when it is no JSON), which returns None when no request can be made for such a model.
+    `generates`: something must have been generated; `streams`: it has a stream as well. `is_form`: a form
+    with a file, whose other fields are the body; `is_file`: the answer is one, and no JSON. `is_costly`: even
+    the smallest request is work for seconds.
+    """
+
+    path: str
+    body: Callable[[str, str, Any], dict[str, Any] | None]
+    answer: str
+    about: str = ""
+    generates: bool = False
+    streams: bool = False
+    is_form: bool = False
+    is_file: bool = False
+    is_costly: bool = False
+
+
+def at(path: str, model: str) -> str:
+    """`path` for `model`."""
+    return path.replace("{model}", quote(model, safe=""))
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON in `body`; None when there is none."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def fingerprint_of(body: bytes) -> str:
+    """`system_fingerprint` in an answer of OpenAI's API; empty when there is none, or an absurd one."""
+    reply = parsed(body)
+    found = reply.get("system_fingerprint") if isinstance(reply, dict) else None
+    return short_text(found)
+
+
+def short_text(found: Any) -> str:
+    """`found`, if it is a text of one short line, else empty."""
+    is_short = isinstance(found, str) and len(found) <= _TEXT_MAX and found.isprintable()
+    return found if is_short else ""
+
+
+def has_answer(api: Api, body: bytes) -> bool:
+    """True for a JSON object that has what this API answers with, and no error."""
+    reply = parsed(body)
+    if isinstance(reply, list):
+        # SGLang's rerank has no object around its list.
+        return api.answer == "results" and bool(reply) and isinstance(reply[0], dict) and "score" in reply[0]
+    if not isinstance(reply, dict) or reply.get("error"):
+        return False
+    answer = reply.get(api.answer)
+    return bool(answer) if isinstance(answer, list) else isinstance(answer, str)
+
+
+# What carries something generated, in any of the shapes; or a count of tokens: the only one may be the end.
+_GENERATED = re.compile(
+    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|delta)"\s*:\s*"(?!")'
+    rb'|"tool_calls"\s*:\s*\[\s*\{'
+    rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
+    rb'|"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"'
+    rb'|"status"\s*:\s*"incomplete"'
+)
+
+_ENDED = re.compile(
+    rb'"(?:completion_tokens|output_tokens)"\s*:\s*0|"(?:finish_reason|stop_reason)"\s*:\s*"(?:stop|end_turn)"'
+)
+
+
+def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
+    """What is wrong with a 200; empty when it is a good answer."""
+    said = reply.headers.get("content-type", "").lower()
+    if "html" in said or reply.body.lstrip()[:1] == b"<":
+        return "a page of HTML"
+    if api.is_file:
+        return "no file" if "json" in said or not reply.body else ""
+    is_shown = not api.generates or _GENERATED.search(reply.body) is not None
+    if stream:
+        if said and "event-stream" not in said:
+            return "no event stream"
+        if any(_is_error(line[5:]) for line in reply.body.splitlines() if line.startswith(b"data:")):
+            return "an error in the stream"
+        return "" if is_shown else "nothing generated"
+    if not has_answer(api, reply.body):
+        return "no token"
+    # A token may be one that is not shown; but an end without any is an answer of nothing.
+    return "nothing generated" if not is_shown and _ENDED.search(reply.body) else ""
+
+
+def _is_error(data: bytes) -> bool:
+    event = parsed(data.strip())
+    return isinstance(event, dict) and bool(event.get("error"))
+
+
+def _named(model: str, **rest: Any) -> dict[str, Any]:
+    # Without a known model the field is left out: engines then take their own.
+    return {"model": model, **rest} if model else rest
+
+
+def _chat(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, messages=[{"role": "user", "content": prompt}], max_tokens=1)
+
+
+def _completion(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, prompt=prompt, max_tokens=1)
+
+
+def _input(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, input=prompt)
+
+
+def _rerank(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, query=prompt, documents=[prompt])
+
+
+def _messages(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, messages=[{"role": "user", "content": prompt}], max_tokens=1)
+
+
+def _response(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, input=prompt, max_output_tokens=1, store=False)
+
+
+def _speech(model: str, _prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, input="a", voice="alloy")
+
+
+def _image(model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model, prompt=prompt, n=1, size="256x256")
+
+
+def _silence(model: str, _prompt: str, _: Any) -> dict[str, Any]:
+    return _named(model)
+
+
+def encoded(api: Api, body: dict[str, Any]) -> tuple[bytes, str]:
+    """A body as it is sent, and its content type."""
+    if not api.is_form:
+        return orjson.dumps(body), "application/json"
+    fields = "".join(
+        f'--{_BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in body.items()
+    )
+    file = (
+        f'--{_BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="silence.wav"\r\n'
+        "content-type: audio/wav\r\n\r\n"
+    )
+    end = f"\r\n--{_BOUNDARY}--\r\n"
+    return (fields + file).encode() + _WAV + end.encode(), f"multipart/form-data; boundary={_BOUNDARY}"
+
+
+_BOUNDARY = "cellgate-canary"
+_RATE = 8000
+_SAMPLES = bytes(2 * _RATE)
+_WAV = (
+    struct.pack(
+        "<4sI4s4sIHHIIHH", b"RIFF", 36 + len(_SAMPLES), b"WAVE", b"fmt ", 16, 1, 1, _RATE, 2 * _RATE, 2, 16
+    )
+    + struct.pack("<4sI", b"data", len(_SAMPLES))
+    + _SAMPLES
+)
+
+
+def _generate(_model: str, prompt: str, _: Any) -> dict[str, Any]:
+    return {"text_input": prompt, "max_tokens": 1}
+
+
+def _infer(_model: str, prompt: str, metadata: Any) -> dict[str, Any] | None:
+    """The smallest tensors of zeros that fit the model's inputs; texts hold the prompt."""
+    try:
+        inputs = [_tensor(entry, prompt) for entry in metadata["inputs"]]
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return None
+    return {"inputs": inputs}
+
+
+def _tensor(entry: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """Raises TypeError, KeyError, ValueError or OverflowError for what is no tensor, or too large a one."""
+    shape, datatype = [max(1, int(size)) for size in entry["shape"]], entry["datatype"]
+    if prod(shape) > _ELEMENTS_MAX:
+        raise ValueError(f"{prod(shape)} elements")
+    zero = {"BYTES": prompt, "BOOL": False}.get(datatype, 0)
+    return {"name": entry["name"], "shape": shape, "datatype": datatype, "data": [zero] * prod(shape)}
+
+
+CANARIES: dict[str, Api] = {
+    "chat": Api("/v1/chat/completions", _chat, "choices", generates=True, streams=True),
+    "completions": Api("/v1/completions", _completion, "choices", generates=True, streams=True),
+    "embeddings": Api("/v1/embeddings", _input, "data"),
+    "rerank": Api("/v1/rerank", _rerank, "results"),
+    "pooling": Api("/pooling", _input, "data"),
+    "generate": Api("/v2/models/{model}/generate", _generate, "text_output"),
+    "infer": Api("/v2/models/{model}/infer", _infer, "outputs", about="/v2/models/{model}"),
+}
+"""By the name that `canary:` has in the configuration."""
+APIS: dict[str, Api] = {
+    **CANARIES,
+    "messages": Api("/v1/messages", _messages, "content", generates=True, streams=True),
+    "responses": Api("/v1/responses", _response, "output", generates=True, streams=True),
+    "audio": Api("/v1/audio/transcriptions", _silence, "text", is_form=True),
+    "speech": Api("/v1/audio/speech", _speech, "", is_file=True),
+    "images": Api("/v1/images/generations", _image, "data", is_costly=True),
+}
+"""All that canaries can ask for, by the name that the gate has for the path (proxy/request/routes.py)."""
+MEDIA = ("audio", "speech")
+"""APIs of engines that serve no text."""

@@ -17,7 +17,7 @@ from h2.connection import H2Connection
 from h2.exceptions import H2Error
 
 from cellgate.probes.base import FetchError, Trouble
-from cellgate.probes.node import NodeReport, NodeState
+from cellgate.probes.nodes import NodeReport, NodeState
 
 _HEADERS = (
     (":method", "POST"),

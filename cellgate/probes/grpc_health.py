@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cellgate.probes.base import FetchError, ProbeContext, Trouble
-from cellgate.probes.node import NodeReport, NodeTalk
+from cellgate.probes.nodes import NodeReport, NodeTalk
 
 _LATE_S = 0.1
 """A timeout that fires this late shows that the gate's event loop was blocked."""
@@ -28,9 +28,7 @@ class GrpcProbe(NodeTalk):
 
     async def ask(self, context: ProbeContext) -> NodeReport:
         """The answer of the health service."""
-        from cellgate.probes.grpc_call import (
-            HealthCall,
-        )
+        from cellgate.probes.grpc_call import HealthCall
 
         deadline = context.now() + self.timeout_s
         transport, call = await context.net.connect(

@@ -1,6 +1,6 @@
 """The known answer: one fixed greedy prompt, always the same, and what the unit says to it.
 
-It proves nothing by itself: router/known_answers.py compares it with what the unit and others have said. Only
+It proves nothing by itself: router/judge.py compares it with what the unit and others have said. Only
 an idle unit is asked, because the batch that a prompt is computed in changes the last digits.
 The API of completions is preferred, because a chat template may have the date in it.
 Wire formats: OpenAI's API; log probabilities of completions in OpenAI's own form (vLLM, SGLang), and in that
@@ -16,12 +16,10 @@ from typing import Any, ClassVar
 
 import orjson
 
-from cellgate.probes.apis import fingerprint_of, parsed
 from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
-from cellgate.probes.engines import engine
-from cellgate.router.engine_nouns import Answered, AnswerToken, Build, Built, Urgency
-from cellgate.router.nouns import Finding, Verdict
+from cellgate.probes.engines import engine, fingerprint_of, parsed
+from cellgate.router.nouns import Answered, AnswerToken, Build, Built, Finding, Urgency, Verdict
 
 PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""

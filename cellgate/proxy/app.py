@@ -3,54 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cellgate.proxy.admin.admin_view import AdminView
+import uvloop
+
+from cellgate.proxy.admin.health_process import SharedStatus
+from cellgate.proxy.admin.pages import AdminView
 from cellgate.proxy.admin.port import AdminPort
-from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import RedisAccess, Reload, Settings, after_reload
+from cellgate.proxy.control.explain import RoutingExplain
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.control.routing_explain import RoutingExplain
+from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.discovery.follow import Discovery
-from cellgate.proxy.discovery.redis import Feed
-from cellgate.proxy.discovery.start import discover
-from cellgate.proxy.handover.inheritance import Inheritance
-from cellgate.proxy.handover.open_listeners import ADMIN, AGENT_CHECK, Listeners, listening_for
-from cellgate.proxy.handover.successor import HandoverError, hand_over
-from cellgate.proxy.handover.view import InheritedView, drained, view_of
-from cellgate.proxy.ingress.alb_weight import AlbWeight
-from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
-from cellgate.proxy.kv_events.start import follow_kv_events
-from cellgate.proxy.logs.defects import DEFECTS, report_defect
-from cellgate.proxy.logs.events import Action
-from cellgate.proxy.logs.log import log_line
-from cellgate.proxy.metrics.collectors import AgentCheckMetrics, AlbMetrics
-from cellgate.proxy.process import descriptors, reloads
-from cellgate.proxy.process.garbage import Garbage, calm_the_collector
-from cellgate.proxy.process.interpreter import slow_build
-from cellgate.proxy.process.signals import OnSignal, Signals
-from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.discovery.start import discover, preload
+from cellgate.proxy.extras.kv_events.start import follow_kv_events
+from cellgate.proxy.extras.operator.actions import action_runner
+from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight
+from cellgate.proxy.extras.operator.plan import Acting, Alone
+from cellgate.proxy.extras.operator.recovery import attend
+from cellgate.proxy.extras.operator.roll_plan import OwnRoll, RollStore
+from cellgate.proxy.extras.operator.roller import roll_units
+from cellgate.proxy.gate import make_gate
+from cellgate.proxy.handover import (
+    ADMIN,
+    AGENT_CHECK,
+    LISTEN,
+    HandoverError,
+    Inheritance,
+    InheritedView,
+    Listeners,
+    drained,
+    hand_over,
+    inherit,
+    listeners_of,
+    listening_for,
+    view_of,
+)
+from cellgate.proxy.ingress.haproxy import HaproxyAgent
+from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
+from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.exposition import AgentCheckMetrics
+from cellgate.proxy.observe.log import DEFECTS, configure, log_line, report_defect
+from cellgate.proxy.process import listeners as descriptors
+from cellgate.proxy.process import signals
+from cellgate.proxy.process.malloc import return_large_blocks
+from cellgate.proxy.process.memory import Garbage, calm_the_collector, slow_build
+from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.process.watched_files import WatchedFiles
-from cellgate.proxy.recovery.acting import Acting, Alone
-from cellgate.proxy.recovery.run_action import action_runner
-from cellgate.proxy.recovery.start import attend
-from cellgate.proxy.request.model_choice import choice_of
-from cellgate.proxy.rolling.shared import OwnRoll, RollStore
-from cellgate.proxy.rolling.start import roll_units
-from cellgate.proxy.sharing.address import gate_name
-from cellgate.proxy.tracing.start import send_metrics
+from cellgate.proxy.redis.address import gate_name
+from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.request.models import choice_of
+from cellgate.proxy.telemetry import send_metrics, trace
 
 if TYPE_CHECKING:
-    from cellgate.proxy.kv_events.followers import KvEventFollowers
-    from cellgate.proxy.sharing.redis_link import RedisLink
-    from cellgate.proxy.tracing.metrics_sender import MetricsSender
+    from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
+    from cellgate.proxy.redis.link import RedisLink
+    from cellgate.proxy.tracing import MetricsSender
+    from cellgate.proxy.workers.supervisor import ControlStart
+
 
 WARM_LOOK_S = 0.05
 
@@ -266,7 +285,7 @@ class App:
             try:
                 settings = await asyncio.to_thread(self._reload)
             except ConfigError as error:
-                reloads.refused("configuration", *error.problems)
+                signals.refused("configuration", *error.problems)
                 raise
             self._settings = after_reload(self._settings, settings)
             self._secrets = WatchedFiles(settings.secret_files)
@@ -275,7 +294,7 @@ class App:
             changed = self._plane.reload(settings, by)
             self._recovery.configure(settings.remedies)
             self._starter.reloaded()
-            reloads.taken("configuration")
+            signals.taken("configuration")
             return changed
 
     def _announce(self) -> None:
@@ -326,11 +345,11 @@ class App:
 def _agreement(plane: Plane, gate: str) -> tuple[Acting, RollStore]:
     # Imported late, as below.
     if plane.settings.redis is not None:
-        from cellgate.proxy.sharing.start import agree
+        from cellgate.proxy.redis.start import agree
 
         return agree(plane, plane.settings.redis, gate)
     if plane.settings.leases is not None:
-        from cellgate.proxy.recovery.lease_start import agree_by_leases
+        from cellgate.proxy.extras.operator.leases import agree_by_leases
 
         return agree_by_leases(plane, plane.settings.leases, gate), OwnRoll()
     return Alone(), OwnRoll()
@@ -340,6 +359,112 @@ def _shared(
     plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str
 ) -> RedisLink | None:
     # Imported late: the client takes a quarter of a second and ten megabytes, which most gates do not need.
-    from cellgate.proxy.sharing.start import share
+    from cellgate.proxy.redis.start import share
 
     return share(plane, port, access, feed, gate)
+
+
+# The entry: starts the processes of a gate from its settings, and creates the parts of each.
+
+
+def serve(settings: Settings, reload: Reload) -> int:
+    """Run a gate until it is told to stop; returns the exit code. What signals mean: process/signals.py.
+
+    Raises ConfigError when there are too few file descriptors, OSError when it cannot listen,
+    NoInheritanceError when the inheritance from the previous gate did not arrive.
+    """
+    descriptors.check(settings.workers)
+    configure("json" if settings.access_log == "json" else "console")
+    return_large_blocks()
+    preload(settings)
+    if settings.workers > 1:
+        from cellgate.proxy.workers.supervisor import (
+            supervise,  # Imported late, because a gate of one process does not need it.
+        )
+
+        return supervise(settings, reload, inherit(), run_control)
+    return uvloop.run(_serve(settings, reload, inherit()))
+
+
+async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
+    """Run a gate of one process until it is told to end."""
+    listeners = await listeners_of(settings, heritage)
+    large, shared_status, tracing = LargeBodies(), SharedStatus(), trace(settings.tracing)
+    tls = LiveTls(settings.tls)
+    gate = make_gate(
+        settings,
+        asyncio.get_running_loop(),
+        random.Random(),
+        events=EventLog(time.time, settings.rules.passes),
+        access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
+        read=large.read,
+        publish=shared_status.publish,
+        unit_tls=tls.units,
+    )
+    if tracing is not None:
+        tracing.watch(gate.gateway)
+
+    async def let_clients_in(_: Signals) -> bool:
+        await gate.gateway.listen(tls.clients(), listening_for(listeners, LISTEN))
+        return True
+
+    app = App(settings, reload, tls, listeners, gate, shared_status, let_clients_in)
+    try:
+        return await live(app, heritage)
+    finally:
+        await large.close()
+        if tracing is not None:
+            tracing.close()
+
+
+async def run_control(start: ControlStart) -> int:
+    """Run the control process of a gate with workers until it is told to end."""
+    from cellgate.proxy.workers.control_process import ControlProcess, WorkerMetrics
+    from cellgate.proxy.workers.worker import SupervisorChannel
+
+    loop, listeners = asyncio.get_running_loop(), start.listeners
+    settings = _read_anew(start.settings, start.reload) if start.reloaded else start.settings
+    shared_status, channel = SharedStatus(), SupervisorChannel(start.channel)
+    plane = Plane(
+        settings,
+        loop,
+        random.Random(),
+        Ticker(loop),
+        events=EventLog(time.time, settings.rules.passes),
+        publish=shared_status.publish,
+        unit_tls=start.tls.units,
+    )
+    held = listening_for(listeners, LISTEN)
+    control = ControlProcess(plane, loop, listeners=held, is_first=not start.restarts)
+
+    async def let_clients_in(life: Signals) -> bool:
+        control.let_clients_in()
+        await life.wait_for(control.all_accept)
+        # It may have been told to end already.
+        return control.all_accept.is_set()
+
+    starter = Starter(channel.notify, channel.ready, channel.reloaded, channel.on_signal, os.getppid())
+    app = App(settings, start.reload, start.tls, listeners, control, shared_status, let_clients_in, starter)
+    plane.metrics.include(WorkerMetrics(control, start.restarts))
+    plane.ticker.looks.append(start.beat)
+    start.beat(plane.now())
+    meetings: set[asyncio.Task[None]] = set()
+
+    def meet(worker: int, sock: socket.socket) -> None:
+        task = loop.create_task(control.meet(worker).connect(sock))
+        meetings.add(task)
+        task.add_done_callback(meetings.discard)
+
+    channel.on_socket = meet
+    channel.open()
+    return await live(app, start.heritage)
+
+
+def _read_anew(settings: Settings, reload: Reload) -> Settings:
+    """The settings after a reload by the previous control process."""
+    try:
+        anew = reload()
+    except ConfigError as error:
+        log_line("error", f"the units of the start are kept: {'; '.join(error.problems)}")
+        return settings
+    return after_reload(settings, anew)

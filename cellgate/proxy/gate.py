@@ -6,21 +6,19 @@ import asyncio
 import random
 import ssl
 
+from cellgate.proxy.admission.limits import LimitedDispatcher
+from cellgate.proxy.admission.usage import make_door
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.control.local_dispatcher import LocalDispatcher
-from cellgate.proxy.control.local_reports import LocalReports
-from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.control.readiness_page import Publish
-from cellgate.proxy.doors.accounting import make_door
-from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
+from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
+from cellgate.proxy.control.plane import Plane, Publish
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.metrics.collectors import AccessLogMetrics
-from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.request.dispatcher import Dispatcher
-from cellgate.proxy.request.large_reads import ReadBody
-from cellgate.proxy.wire.pool import MakeTls
+from cellgate.proxy.http.unit import MakeTls
+from cellgate.proxy.observe.access_log import AccessLog
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.observe.exposition import AccessLogMetrics
+from cellgate.proxy.process.signals import Ticker
+from cellgate.proxy.request.large_bodies import ReadBody
+from cellgate.proxy.request.ports import Dispatcher
 
 
 class Gate:

@@ -13,46 +13,31 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 
+from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.trusted_peers import Peers, payer_at
-from cellgate.proxy.guardrail.guardrail import make_guardrail
-from cellgate.proxy.ingress.envoy_health import response_line
-from cellgate.proxy.ingress.orca import FORMAT_FIELD, LoadLines
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.logs.defects import report_defect
-from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.process.descriptors import Descriptors, allowed
-from cellgate.proxy.process.listeners import BACKLOG, Entrance
+from cellgate.proxy.config.settings import Peers, Settings, payer_at
+from cellgate.proxy.extras.realtime import RealtimeSession
+from cellgate.proxy.extras.reconnect import Reconnects
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.fetch import UnitPools
+from cellgate.proxy.http.heads import KEY_FIELDS
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.server import ClientConnection, first_to_close
+from cellgate.proxy.http.turns import Backlogs, BodyMemory, ClientExchange, ReadScheduler, ResponseClient
+from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
+from cellgate.proxy.observe.access_log import AccessLog, Finished
+from cellgate.proxy.observe.log import report_defect
+from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed
 from cellgate.proxy.process.malloc import SmallBlocks
-from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.realtime.realtime_session import RealtimeSession
-from cellgate.proxy.reconnect.reconnects import Reconnects
-from cellgate.proxy.request.cors import FIELDS as CORS_FIELDS
-from cellgate.proxy.request.cors import cors_rules
-from cellgate.proxy.request.dispatcher import Dispatcher
-from cellgate.proxy.request.door import Door
+from cellgate.proxy.process.signals import Ticker
+from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.guard import Guard
-from cellgate.proxy.request.large_reads import LargeReads, ReadBody, WhyNot
-from cellgate.proxy.request.local_endpoints import LocalEndpoints
-from cellgate.proxy.request.model_choice import choice_of
-from cellgate.proxy.request.observer import Observer
-from cellgate.proxy.request.orphans import Orphans
-from cellgate.proxy.request.reports import Reports
-from cellgate.proxy.request.routing_headers import RoutingHeaders
-from cellgate.proxy.request.services import Payer
-from cellgate.proxy.request.table import TABLE
-from cellgate.proxy.wire.body_memory import BodyMemory
-from cellgate.proxy.wire.client import ClientExchange, ResponseClient
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import KEY_FIELDS
-from cellgate.proxy.wire.idle import first_to_close
-from cellgate.proxy.wire.reach import UnitPools
-from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import ReadScheduler
-from cellgate.proxy.wire.slow_reader import Backlogs
+from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
+from cellgate.proxy.request.models import LocalEndpoints, choice_of
+from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports
+from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
+from cellgate.proxy.request.routes import RoutingHeaders, cors_rules
+from cellgate.proxy.request.services import Door, Orphans, Payer
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.opinions import Opinions
@@ -348,7 +333,7 @@ class Gateway:
             self._make_room(too_many)
 
     def _make_room(self, most: int) -> int:
-        """Close up to `most` connections that may be closed (see wire/idle.py); returns how many."""
+        """Close up to `most` connections that may be closed (see http/server.py); returns how many."""
         going = first_to_close(self.clients, most, self.now())
         for client in going:
             client.close_idle()

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cellgate.router.board import Board
-from cellgate.router.node_nouns import AGENT
-from cellgate.router.nouns import Evidence, Sign, Strength
+from cellgate.router.nouns import AGENT, Evidence, Sign, Strength
 from cellgate.router.unit_state import UnitState
 
 TOGETHER_S = 10.0

@@ -8,19 +8,22 @@ Every method is synchronous and does no I/O: callers act on what is returned. Ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from cellgate.router import panic, peers
-from cellgate.router.answers import AnswerLengths
-from cellgate.router.cost import Expected
-from cellgate.router.engine_nouns import UNKNOWN_BUILD
-from cellgate.router.flip import Flip, flip_of
-from cellgate.router.judge import STALL_SOURCE, judge, open_case
+from cellgate.router import outliers
+from cellgate.router.cost import COSTS, AnswerLengths, Expected, forecast
+from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere, expected_s
+from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
+from cellgate.router.learning import Peer, learn_of_peers
 from cellgate.router.nouns import (
+    UNKNOWN_BUILD,
     Ask,
+    Case,
     Evidence,
     Fleet,
     Load,
@@ -32,14 +35,174 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.other_gates import Elsewhere
-from cellgate.router.outliers import Outlier
-from cellgate.router.pairs import Pairs
-from cellgate.router.pools import Pools
-from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
-from cellgate.router.shared_prefixes import SharedPrefixes
+from cellgate.router.outliers import Outlier, Speed, compare, fade
+from cellgate.router.prefill_decode import Pairs
+from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
+from cellgate.router.queue import Pools
 from cellgate.router.unit_state import Lease, UnitState, Usable
 from cellgate.router.uses import Uses
+
+# A change of verdict, and why a unit went DOWN, in one word for alerts. Pure.
+
+
+HEALTH_SOURCE = "readiness"
+"""The source of evidence about the engine's own health check (probes/readiness.py)."""
+
+
+class DownCause(Enum):
+    """Label of `cellgate_unit_downs_total`."""
+
+    WEDGED = "wedged"
+    """Its health check was good all the while, and it generated nothing."""
+    REFUSED = "refused"
+    """Nothing accepts connections at its address, or its engine says that it is dead."""
+    NODE = "node"
+    """An agent or a source of units reported that one of its nodes is gone or stands still."""
+    UNHEALTHY = "unhealthy"
+    """Its health check failed as well, or gave no answer."""
+    WRONG_ANSWERS = "wrong_answers"
+
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A change of verdict, with its reason: what /events and the log show. `cause` is of one to DOWN."""
+
+    unit: str
+    cell: str
+    before: Verdict
+    after: Verdict
+    at: float
+    evidence: Evidence
+    cause: DownCause | None = None
+
+
+def flip_of(state: UnitState, before: Case, evidence: Evidence) -> Flip:
+    """What `evidence` has made of the case `before` of a unit."""
+    after, cause = state.case.verdict, None
+    if after is Verdict.DOWN:
+        cause = down_cause(before, evidence, state.last_evidence.get((None, HEALTH_SOURCE)))
+    return Flip(state.unit.name, state.unit.cell, before.verdict, after, evidence.at, evidence, cause)
+
+
+def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> DownCause:
+    """Why `evidence` moved the case `before` to DOWN; `health` is the last evidence of the health check.
+
+    A health check that has said nothing since the suspicion began proves nothing: a leader that was killed
+    was healthy a second ago as well.
+    """
+    if evidence.source == ANSWER_SOURCE:
+        return DownCause.WRONG_ANSWERS
+    if evidence.node is not None:
+        return DownCause.NODE
+    if evidence.strength is Strength.FATAL:
+        return DownCause.REFUSED
+    is_healthy = health is not None and health.sign is Sign.GOOD and health.at >= before.since
+    return DownCause.WEDGED if is_healthy else DownCause.UNHEALTHY
+
+
+# Compares units: their costs, estimates from peers, and units that are slower than their cell.
+
+
+PEERS_S = 1.0
+"""How often units take over estimates from their peers."""
+AT_ONCE = 64
+"""Up to so many units, costs are computed anew whenever one comes up. When the units of a larger fleet come
+up together, that would take the loop for seconds: they wait for the next tick.
+"""
+TURNS = 4
+"""A unit without requests in a larger fleet is priced once in so many ticks."""
+
+
+class Learning:
+    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
+    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
+    burst would go to this one.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._guesses = 0
+        """How many rates of units were never measured, the last time."""
+
+    def tick(self, states: Collection[UnitState], now: float) -> None:
+        """Learn, if it is due. To be called before costs are computed."""
+        guesses = self._guesses
+        if len(states) <= AT_ONCE:
+            guesses = sum(len(state.costs.guessed()) for state in states)
+        if now - self._at >= PEERS_S or guesses < self._guesses:
+            _watch(states)
+            learn_of_peers([_peer(state) for state in states], now - self._at)
+            self._at = now
+        self._guesses = guesses
+
+
+def _peer(state: UnitState) -> Peer:
+    return Peer((state.base_models(), state.unit.prefill_tokens_s), state.weight, state.costs.rates)
+
+
+def _watch(states: Iterable[UnitState]) -> None:
+    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
+    first answers may take a minute.
+    """
+    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
+    for state in islice(new, AT_ONCE):
+        if (speed := state.speed()) is not None:
+            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
+
+
+def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
+    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
+
+    Of a large fleet, units without requests take turns.
+    """
+    share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
+    others_s = _others_s(states, others, now) if others else {}
+    due, facts = [], []
+    for place, state in enumerate(states):
+        costs, there = state.costs, others.get(state.unit.name)
+        in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
+        if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
+            costs.size(state.unit, state.load, share)
+            costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
+            due.append((place, costs))
+        facts.append(costs.facts)
+    for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
+        costs.set_forecast(one)
+
+
+def _others_s(states: Iterable[UnitState], others: Mapping[str, Elsewhere], now: float) -> dict[str, float]:
+    """Seconds of other gates' prompts at each unit that is in rotation."""
+    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
+    for state in states:
+        if state.is_usable():
+            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
+    found: dict[str, float] = {}
+    for pool in pools.values():
+        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
+        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
+    return found
+
+
+def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
+    """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
+    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
+    for state in states:
+        if (speed := state.speed()) is not None:
+            cells.setdefault(state.unit.cell, []).append((state, speed))
+    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
+    for state in changed:
+        state.outlier = fade(state.outlier)
+    changed = [state for state in changed if not state.outlier.degraded]
+    for rows in cells.values():
+        for state, speed in rows if len(rows) > 1 else ():
+            others = [other for known, other in rows if known is not state]
+            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
+            if bool(before.degraded) is not bool(state.outlier.degraded):
+                changed.append(state)
+    return changed
+
 
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
@@ -101,7 +264,7 @@ class Board:
         """Since when the gate is in panic; None: it is not."""
         self.agents_doubted_at = -inf
         """When agents last said of too many units that they are gone (see agent_words.py)."""
-        self._learning = peers.Learning()
+        self._learning = Learning()
 
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
@@ -167,7 +330,7 @@ class Board:
                 state.costs.on_up()
             elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
-            if len(self.units) <= peers.AT_ONCE:
+            if len(self.units) <= AT_ONCE:
                 self.forecast(evidence.at)
         flip = flip_of(state, before, evidence)
         if after.verdict is Verdict.DOWN:
@@ -230,7 +393,7 @@ class Board:
             if state.is_usable():
                 rotation += 1
                 unreachable += state.is_unreachable(now)
-        if self.panic_at is not None and not panic.hold(unreachable, rotation, 0.0, self.rules):
+        if self.panic_at is not None and not outliers.hold(unreachable, rotation, 0.0, self.rules):
             self.panic_at = None
         if self.remote:
             self.remote.expire(now)
@@ -239,7 +402,7 @@ class Board:
     def forecast(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
         self._learning.tick(self.units.values(), now)
-        peers.foresee(self.units.values(), self.elsewhere, now)
+        foresee(self.units.values(), self.elsewhere, now)
 
     def set_models(self, models: Models) -> None:
         """Set the reported models of a unit that has none configured."""
@@ -383,7 +546,7 @@ class Board:
         rotation = [d for d in self if d.is_usable()]
         unreachable = sum(d.is_unreachable(now) for d in rotation)
         held_s = now - self.panic_at if self.panic_at is not None else 0.0
-        if not panic.hold(unreachable, len(rotation), held_s, self.rules):
+        if not outliers.hold(unreachable, len(rotation), held_s, self.rules):
             return False
         self.panic_at = self.panic_at if self.panic_at is not None else now
         return True

@@ -21,9 +21,73 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from cellgate.router.answers import FIRST_ANSWER_TOKENS
 from cellgate.router.backlog import Backlog
-from cellgate.router.rates import Rates
+from cellgate.router.learning import Rates
+from cellgate.router.nouns import Load
+
+# The length of answers by model: the cost of decoding is computed from it. Pure.
+#
+# The mean and not the median: costs are sums of waits, and the long answers make most of them.
+
+
+FIRST_ANSWER_TOKENS = 128.0
+"""Before any answer has ended."""
+GAIN = 0.02
+"""The weight of one answer in the mean, once there were many."""
+MODELS_MAX = 256
+"""The most models that are kept: clients may name any while the models of units are unknown."""
+
+
+class _Mean:
+    """A mean; `share` is the weight of the next answer: that of all so far alike, and then GAIN."""
+
+    __slots__ = ("seen", "share", "value")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.seen, self.share = 0, 1.0
+
+    def settle(self) -> None:
+        """One more was added, and the next one counts less."""
+        self.seen += 1
+        self.share = max(1.0 / (self.seen + 1), GAIN)
+
+
+class AnswerLengths:
+    """Mean tokens of recent answers, by model."""
+
+    __slots__ = ("_all", "_means")
+
+    def __init__(self) -> None:
+        self._all = _Mean(FIRST_ANSWER_TOKENS)
+        self._means: dict[str | None, _Mean] = {}
+
+    @property
+    def mean(self) -> float:
+        """Of all models."""
+        return self._all.value
+
+    def expected(self, model: str | None, limit: int = 0) -> float:
+        """Expected tokens of an answer of `model`, at most `limit` (`max_tokens`; 0: none was set)."""
+        mean = (self._means.get(model) or self._all).value
+        return limit if 0 < limit < mean else mean
+
+    def learn(self, model: str | None, tokens: int) -> None:
+        """A whole answer has ended. One without tokens (an embedding) counts as one."""
+        if tokens < 1:
+            tokens = 1
+        every, of_model = self._all, self._means.get(model)
+        every.value += (tokens - every.value) * every.share
+        if every.share > GAIN:
+            every.settle()
+        if of_model is None:
+            if len(self._means) >= MODELS_MAX:
+                return
+            of_model = self._means[model] = _Mean(0.0)
+        of_model.value += (tokens - of_model.value) * of_model.share
+        if of_model.share > GAIN:
+            of_model.settle()
+
 
 KV_MAX_S = 60.0
 """The longest predicted wait for KV cache: for an ask that does not fit at all."""
@@ -371,3 +435,40 @@ def _waiting_tokens(report: OtherLoad, rules: CostRules) -> float:
 
 def _blend(trust: float, own: float, others: float) -> float:
     return trust * own + (1.0 - trust) * others
+
+
+# The number of decode slots of an engine (vLLM's `--max-num-seqs`), measured from its reports. Pure.
+#
+# An engine at that limit has requests that wait, and as many that run in one report as in the next, and
+# never
+# had more. While its KV cache is full it looks alike, but what fits there changes with every request.
+
+
+KV_FULL = 0.95
+"""With so large a share in use, requests may wait for KV cache."""
+
+
+class Seats:
+    """The limit of one engine; infinite until it was met."""
+
+    __slots__ = ("_most", "_running", "limit")
+
+    def __init__(self) -> None:
+        self.limit = inf
+        self._running = self._most = 0
+
+    def learn(self, load: Load) -> None:
+        """Take over a report."""
+        if load.running > self.limit:
+            self.limit = inf
+        self._most = max(self._most, load.running)
+        if not load.waiting or load.kv_use >= KV_FULL:
+            self._running = 0
+            return
+        if load.running == self._running == self._most > 0:
+            self.limit = float(load.running)
+        self._running = load.running
+
+    def reset(self) -> None:
+        """The engine has restarted, maybe with another limit."""
+        self.limit, self._running, self._most = inf, 0, 0

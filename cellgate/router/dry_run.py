@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from cellgate.router.backlog import Backlog
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, adapter_s, find_candidates
 from cellgate.router.cost import Cost, Expected, terms
-from cellgate.router.deficit_round_robin import Entry
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
-from cellgate.router.pairs import Weighed
-from cellgate.router.router import Router
+from cellgate.router.pick import Bounds, Router, adapter_s, find_candidates
+from cellgate.router.prefill_decode import Weighed
+from cellgate.router.queue import Entry
 from cellgate.router.unit_state import Lease, UnitState
 
 

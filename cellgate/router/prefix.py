@@ -11,8 +11,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain, islice
+from typing import NamedTuple
+
+from cellgate.router.kv_index import Cleared, Event, KvIndex, Lessons, Taught
 
 MAX_BLOCKS = 1 << 18
 """The most that is kept of one unit: 40 MB for 32 million tokens."""
@@ -140,3 +144,428 @@ class PrefixCache:
         spare = len(held) - self.limit + self.limit // _EVICT_SHARE
         for block in list(islice(held, spare)):
             del held[block]
+
+
+# How often prompts share a prefix: the cost of computing a prefix once more is divided by it. Pure.
+#
+# A shared system prompt is computed once on a unit and reused there by all later requests. Charging it to
+# each
+# of them would keep all requests where it is cached, and the other units idle.
+
+
+HALF_LIFE_S = 60.0
+"""What was shared so long ago counts half. Engines keep what is used for longer than that."""
+STEP_S = 0.5
+"""What fades in a minute need not be faded more often."""
+BEGINNINGS_MAX = 65_536
+"""So many beginnings are counted at most (10 MB); the one not seen for longest goes first."""
+
+
+class Reuses:
+    """How many prompts that share one beginning, and no more, came of late (`count`, as of `at`)."""
+
+    __slots__ = ("at", "count")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.count = 0.0
+
+
+class SharedPrefixes:
+    """By the last block that a prompt had in common with one before it: how many had, of late."""
+
+    __slots__ = ("_beginnings",)
+
+    def __init__(self) -> None:
+        self._beginnings: dict[int, Reuses] = {}
+
+    def __len__(self) -> int:
+        return len(self._beginnings)
+
+    def of(self, block: int, now: float) -> Reuses:
+        """How often the beginning up to `block` came of late. Who sends one more counts it there."""
+        known = self._beginnings.get(block)
+        if known is None:
+            known = self._beginnings[block] = Reuses(now)
+            if len(self._beginnings) > BEGINNINGS_MAX:
+                del self._beginnings[next(iter(self._beginnings))]
+        elif now - known.at > STEP_S:
+            known.count *= 0.5 ** ((now - known.at) / HALF_LIFE_S)
+            known.at = now
+            # The one not seen for longest comes first.
+            self._beginnings[block] = self._beginnings.pop(block)
+        return known
+
+
+# What the prefix cache of a unit that publishes KV events holds: known by its events, else believed. Pure.
+#
+# Rules:
+# 1. Events decide about blocks of which they tell: a block that was stored is held, one that was removed is
+# not. About all others, and about prompts that the unit is computing now, belief (prefix.py) decides.
+# 2. Events count only while they prove true: the prompts that this gate sends must appear in them. Those of
+# another unit or of another model do not, and change nothing.
+# 3. A rank whose events are interrupted has no say. A unit has a prompt if one of its ranks has it.
+
+
+PROVEN = 0.5
+"""The share of prompts that must have appeared in the events of late."""
+LATE_S = 0.25
+"""Events of a prompt come at most so much later than its first token."""
+KNOWN_PENDING_MAX = 64
+PER_TICK = 16
+"""So many prompts are looked for at once; one takes 50 us for 1,000 blocks."""
+
+_STEP = 0.2
+
+
+class Computed(NamedTuple):
+    """A prompt that the unit has computed between two times. It is `length` blocks of bytes long, of which
+    `blocks` are the full ones; `cached` tokens of it were found in its cache (None: not reported).
+    """
+
+    blocks: Sequence[int]
+    length: float
+    tokens: int
+    cached: int | None
+    since: float
+    until: float
+
+
+class KnownPrefixes:
+    """The indexes of all ranks of one unit, beside what is believed of it. `proven` (0 to 1) is the share of
+    its prompts that have appeared in its events of late.
+    """
+
+    __slots__ = (
+        "_indexes",
+        "_lessons",
+        "_live",
+        "_live_ranks",
+        "_pending",
+        "believed",
+        "found",
+        "incarnation",
+        "missed",
+        "proven",
+    )
+
+    def __init__(self, believed: PrefixCache, lessons: Lessons) -> None:
+        self.believed = believed
+        self.proven = 0.0
+        self.incarnation = 0
+        """How many times the unit has restarted."""
+        self.found = 0
+        self.missed = 0
+        """How many prompts have appeared in the events, and how many have not."""
+        self._lessons = lessons
+        self._indexes: dict[int, KvIndex] = {}
+        self._live_ranks: frozenset[int] = frozenset()
+        self._live: tuple[tuple[KvIndex, Taught], ...] = ()
+        self._pending: deque[Computed] = deque(maxlen=KNOWN_PENDING_MAX)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._indexes.values()))
+
+    @property
+    def strange(self) -> int:
+        """How many events could not be applied."""
+        return sum(index.strange for index in self._indexes.values())
+
+    # -- for routing ---------------------------------------------------------------------------------------
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """How many blocks at the beginning of a prompt the unit holds."""
+        believed = self.believed.match(blocks)
+        if not self.is_used():
+            return believed
+        known = max([_held(blocks, taught, index.held) for index, taught in self._live])
+        if known >= believed or self.believed.is_awaited(blocks[believed - 1]):
+            return max(known, believed)
+        return known if self._lacks(blocks[known]) else believed
+
+    def lacks(self, block: int) -> bool:
+        """Whether a block is known not to be held."""
+        return self.is_used() and self._lacks(block)
+
+    def is_used(self) -> bool:
+        """Whether its events decide."""
+        return bool(self._live) and self.proven >= PROVEN
+
+    def _lacks(self, block: int) -> bool:
+        return all(taught.get(block) in index.gone for index, taught in self._live)
+
+    # -- from events ---------------------------------------------------------------------------------------
+
+    def rank(self, rank: int, limit: int) -> KvIndex:
+        """The index of a rank, made when it is first asked for; it holds at most `limit` blocks."""
+        index = self._indexes.setdefault(rank, KvIndex(limit))
+        index.limit = limit
+        return index
+
+    def apply(self, rank: int, event: Event, now: float) -> None:
+        """An event of a rank has come."""
+        index = self._indexes[rank]
+        is_new = not index.block_tokens
+        index.apply(event, now)
+        if is_new and index.block_tokens:
+            self._set_live(self._live_ranks)
+        if type(event) is Cleared and len(self._indexes) == 1:
+            self.believed.purge()
+
+    def resume(self, rank: int) -> None:
+        """The events of a rank are complete, as far back as its index goes."""
+        self._set_live(self._live_ranks | {rank})
+
+    def suspend(self, rank: int) -> None:
+        """The events of a rank are interrupted."""
+        self._set_live(self._live_ranks - {rank})
+
+    def _set_live(self, ranks: frozenset[int]) -> None:
+        self._live_ranks = ranks
+        sized = ((self._indexes[rank], self._indexes[rank].block_tokens) for rank in sorted(ranks))
+        self._live = tuple((index, self._lessons.of(size)) for index, size in sized if size)
+
+    def forget(self) -> None:
+        """The unit has restarted: it holds nothing, and who publishes must prove it again."""
+        for index in self._indexes.values():
+            index.clear()
+        self._pending.clear()
+        self.proven = 0.0
+        self.incarnation += 1
+
+    # -- from answers --------------------------------------------------------------------------------------
+
+    def note(self, computed: Computed) -> None:
+        """An answer has told how many tokens its prompt had."""
+        if self._live:
+            self._pending.append(computed)
+
+    def tick(self, now: float) -> None:
+        """Look for the prompts whose events must have come by now."""
+        pending = self._pending
+        for _ in range(PER_TICK):
+            if not pending or now < pending[0].until + LATE_S:
+                return
+            self._learn(pending.popleft())
+
+    def _learn(self, computed: Computed) -> None:
+        must = False
+        for index, _ in self._live:
+            size = index.block_tokens
+            full = computed.tokens // size
+            chain = index.prompt(full, computed.since, computed.until + LATE_S) if full else None
+            if chain is not None:
+                self.found += 1
+                self.proven += _STEP * (1.0 - self.proven)
+                if chain and computed.blocks:
+                    self._lessons.teach(
+                        size, computed.blocks, computed.tokens / size / computed.length, chain
+                    )
+                return
+            must = must or (computed.cached is not None and full > computed.cached // size)
+        if must:
+            self.missed += 1
+            self.proven -= _STEP * self.proven
+
+
+def _held(blocks: Sequence[int], taught: Taught, held: Mapping[int, int]) -> int:
+    """How many blocks at the beginning of a prompt are held, by halving, as PrefixCache.match."""
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if taught.get(blocks[middle - 1]) in held:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# Prefixes that other gates have proven at units, and what this gate has to tell them of its own. Pure.
+#
+# The hash of a block covers everything before it. So a few hashes represent a whole prompt: the position of
+# a
+# known hash in another prompt is the length of the common prefix.
+#
+# Like `PrefixCache` it is an estimate that only makes a unit cheaper. It is limited in number and time; a
+# restarted unit is forgotten. A gate that has ended is not, because the prompts that it has seen computed
+# are
+# still cached.
+
+
+EXPIRES_S = 600.0
+"""What was reported is believed for at most so long, and for half of it at least unless there is too much of
+it."""
+HASHES_MAX = 1 << 16
+"""So many hashes are kept at most (10 MB)."""
+REPORT_AGAIN_S = 120.0
+"""What is proven again is reported again after so long, or up to twice that: others still know it."""
+REMOTE_PENDING_MAX = 256
+"""So many proven prompts wait to be reported; the newest ones count."""
+
+Proven = tuple[str, Sequence[int], int]
+"""A unit, the blocks of a prompt, and how many of them an earlier one had."""
+
+_NOWHERE: Mapping[str, int] = {}
+_STEPS = tuple(sorted({size for power in range(13) for size in (1 << power, 3 << power >> 1)}))
+"""1, 2, 3, 4, 6, 8, 12, ...: who shares a beginning for the first time knows two thirds of it or more."""
+
+
+class RemotePrefixes:
+    """By block hash: the units where another gate has proven a prompt that has it.
+
+    In two generations, of which the older one is dropped as a whole. What a unit has lost by a restart stays
+    there under a number that stands for no unit any more. So nothing here walks over all that is known.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_bits",
+        "_free",
+        "_gone",
+        "_gone_before",
+        "_names",
+        "_older",
+        "_recent",
+        "_turned_at",
+    )
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        """By number of a bit: the unit; empty: it stands for none any more."""
+        self._bits: dict[str, int] = {}
+        self._free: list[int] = []
+        self._gone: list[int] = []
+        self._gone_before: list[int] = []
+        """Numbers that are free when what they may occur in has been dropped."""
+        self._recent: dict[int, int] = {}
+        """The units of a block, a bit for each."""
+        self._older: dict[int, int] = {}
+        self._turned_at = 0.0
+        self._asked: Sequence[int] | None = None
+        self._answer = _NOWHERE
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
+
+    def take(self, unit: str, blocks: Iterable[int], now: float) -> None:
+        """Another gate tells that `unit` holds all that these blocks stand for."""
+        self.expire(now)
+        self._asked = None
+        bit, recent = self._bit(unit), self._recent
+        for block in blocks:
+            recent[block] = recent.get(block, 0) | bit
+
+    def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
+        """By unit: how many blocks at the beginning of a prompt are there; units with none are left out."""
+        if blocks is self._asked:
+            # The same prompt is looked for in several steps of one choice.
+            return self._answer
+        recent, older = self._recent, self._older
+        hits = recent.keys() & blocks
+        if older:
+            hits |= older.keys() & blocks
+        self._asked, self._answer = blocks, self._held(blocks, hits) if hits else _NOWHERE
+        return self._answer
+
+    def _held(self, blocks: Sequence[int], hits: Set[int]) -> Mapping[str, int]:
+        recent, older, names, known = self._recent, self._older, self._names, 0
+        held: dict[str, int] = {}
+        for place in reversed([place for place, block in enumerate(blocks, 1) if block in hits]):
+            block = blocks[place - 1]
+            units = (recent.get(block, 0) | older.get(block, 0)) & ~known
+            known |= units
+            while units:
+                if name := names[(units & -units).bit_length() - 1]:
+                    held[name] = place
+                units &= units - 1
+        return held
+
+    def forget(self, unit: str) -> None:
+        """The unit has started anew, or is no more: it holds nothing."""
+        if (bit := self._bits.pop(unit, None)) is not None:
+            self._names[bit.bit_length() - 1] = ""
+            self._asked = None
+            self._gone.append(bit)
+
+    def expire(self, now: float) -> None:
+        """Drop what is too old, or too much."""
+        age_s = now - self._turned_at
+        if age_s >= EXPIRES_S / 2 or len(self._recent) >= HASHES_MAX // 2:
+            # What came while nobody looked may be too old already.
+            self._older = self._recent if age_s < EXPIRES_S else {}
+            self._recent, self._turned_at, self._asked = {}, now, None
+            self._free += self._gone_before
+            self._gone_before, self._gone = self._gone, []
+
+    def _bit(self, unit: str) -> int:
+        bit = self._bits.get(unit)
+        if bit is None:
+            if not self._free:
+                self._names.append("")
+                self._free.append(1 << (len(self._names) - 1))
+            bit = self._bits[unit] = self._free.pop()
+            self._names[bit.bit_length() - 1] = unit
+        return bit
+
+
+class ProvenPrefixes:
+    """What this gate has newly proven at units, until it is reported."""
+
+    __slots__ = ("_count", "_pending", "_reported", "_reported_before", "_turned_at")
+
+    def __init__(self) -> None:
+        self._pending: deque[Proven] = deque(maxlen=REMOTE_PENDING_MAX)
+        self._reported: dict[str, set[int]] = {}
+        self._reported_before: dict[str, set[int]] = {}
+        """By unit: what was reported in this generation, and in the one before."""
+        self._count = 0
+        self._turned_at = 0.0
+
+    def record(self, unit: str, blocks: Sequence[int], shared: int) -> None:
+        """A prompt was computed at `unit`; its first `shared` blocks were of an earlier one, wherever."""
+        self._pending.append((unit, blocks, shared))
+
+    def forget(self, unit: str) -> None:
+        """The unit has started anew, or is no more: what it held is not reported, and may be
+        reported again.
+        """
+        self._pending = deque((row for row in self._pending if row[0] != unit), maxlen=REMOTE_PENDING_MAX)
+        self._reported.pop(unit, None)
+        self._reported_before.pop(unit, None)
+
+    def take(self, most: int, now: float) -> dict[str, list[int]]:
+        """By unit: at most `most` hashes that were not reported of late. The newest prompts come first: where
+        they branched off from others and where they end; then steps on the way, for who branches off there.
+        """
+        if now - self._turned_at >= REPORT_AGAIN_S or self._count >= HASHES_MAX // 2:
+            self._reported_before, self._reported, self._count, self._turned_at = self._reported, {}, 0, now
+        news: dict[str, list[int]] = {}
+        rows = list(reversed(self._pending))
+        self._pending.clear()
+        for unit, block in chain(_ends(rows), _steps(rows)):
+            reported = self._reported.setdefault(unit, set())
+            if block in reported or block in self._reported_before.get(unit, ()):
+                continue
+            reported.add(block)
+            news.setdefault(unit, []).append(block)
+            most -= 1
+            self._count += 1
+            if most <= 0:
+                break
+        return news
+
+
+def _ends(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
+    for unit, blocks, shared in rows:
+        if shared:
+            yield unit, blocks[shared - 1]
+        yield unit, blocks[-1]
+
+
+def _steps(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
+    for unit, blocks, _ in rows:
+        for size in _STEPS:
+            if size >= len(blocks):
+                break
+            yield unit, blocks[size - 1]

@@ -6,15 +6,387 @@ the others.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil, inf
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
 
-from cellgate.router.deficit_round_robin import Entry
-from cellgate.router.fair_queue import FairQueue, FairRules, NoEntry
 from cellgate.router.nouns import Ask, Refusal
 from cellgate.router.shares import Waiting
 from cellgate.router.unit_state import Lease
+
+# Deficit round robin among tenants, in tokens (Shreedhar and Varghese, 1995). Pure.
+#
+# Each visit of the round adds a quantum to the deficit of a tenant; one with enough for its first ask is
+# served. While two tenants wait, they get the same service except for a quantum and the largest ask of
+# each. A
+# tenant without waiting asks keeps no deficit. Names of tenants may be anybody's word, so the tenants of
+# one
+# payer share a quantum.
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry(Generic[T]):
+    """A place in the queue, for `item`. `tokens` is its uncached work (at least 1), `size` its bytes.
+
+    `group` says which units could serve it: where one of a group finds no room, no other of it does.
+    `due` is where it stands among those of its tenant.
+    """
+
+    item: T
+    tenant: str
+    priority: int
+    tokens: int
+    size: int
+    entered_at: float
+    deadline_at: float
+    group: Hashable
+    due: tuple[float, int]
+    payer: str = ""
+
+    @property
+    def of(self) -> tuple[str, str]:
+        """Whose it is: a tenant of a payer."""
+        return self.payer, self.tenant
+
+
+@dataclass(slots=True, eq=False)
+class Tenant(Generic[T]):
+    """One tenant's places, in their order, and what it may spend."""
+
+    name: tuple[str, str]
+    deficit: float = 0.0
+    count: int = 0
+    tokens: int = 0
+    size: int = 0
+    entries: list[Entry[T]] = field(default_factory=list)
+
+    def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
+        """The first place whose group is not blocked."""
+        return next((entry for entry in self.entries if entry.group not in blocked), None)
+
+    def tokens_before(self, entry: Entry[T]) -> int:
+        """The work that comes before `place`."""
+        return sum(other.tokens for other in self.entries if other.due < entry.due)
+
+
+class Ring(Generic[T]):
+    """The tenants of one class, in the order of the round. The first is being visited, or will be next."""
+
+    __slots__ = ("_is_visiting", "_named", "_payers", "quantum", "tenants")
+
+    def __init__(self, quantum: int) -> None:
+        self.quantum = quantum
+        self.tenants: list[Tenant[T]] = []
+        self._named: dict[tuple[str, str], Tenant[T]] = {}
+        self._payers: Counter[str] = Counter()
+        self._is_visiting = False
+
+    def tenant(self, name: tuple[str, str]) -> Tenant[T] | None:
+        """The tenant of that payer and name, if it waits."""
+        return self._named.get(name)
+
+    def add(self, entry: Entry[T]) -> None:
+        """A new tenant comes last in the round."""
+        tenant = self.tenant(entry.of)
+        if tenant is None:
+            tenant = self._named[entry.of] = Tenant(entry.of)
+            self._payers[entry.payer] += 1
+            self.tenants.append(tenant)
+        insort(tenant.entries, entry, key=lambda other: other.due)
+        tenant.count += 1
+        tenant.tokens += entry.tokens
+        tenant.size += entry.size
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take a place out that is there."""
+        tenant = self.tenant(entry.of)
+        assert tenant is not None
+        tenant.entries.remove(entry)
+        tenant.count -= 1
+        tenant.tokens -= entry.tokens
+        tenant.size -= entry.size
+        if not tenant.entries:
+            if tenant is self.tenants[0]:
+                self._is_visiting = False
+            self.tenants.remove(tenant)
+            del self._named[tenant.name]
+            self._payers[entry.payer] -= 1
+            if not self._payers[entry.payer]:
+                del self._payers[entry.payer]
+
+    def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
+        """The one to be served next, of those that are not blocked; nothing changes by asking."""
+        turns = [
+            (self._turn(at, entry), entry)
+            for at, tenant in enumerate(self.tenants)
+            if (entry := tenant.first(blocked)) is not None
+        ]
+        return min(turns, key=lambda turn: turn[0])[1] if turns else None
+
+    def take(self, entry: Entry[T]) -> None:
+        """Serve one: the round goes on to its tenant as often as it needs, and the tenant pays."""
+        at = next(at for at, tenant in enumerate(self.tenants) if tenant.name == entry.of)
+        turn = self._turn(at, entry)
+        for number, tenant in enumerate(self.tenants):
+            visits = turn[0] if self._stands(number) <= turn[1] else turn[0] - 1
+            tenant.deficit += max(visits, 0) * self._quantum(tenant)
+            if number != at:
+                # A tenant that was blocked for lack of a unit does not accumulate deficit.
+                tenant.deficit = min(tenant.deficit, max(tenant.entries[0].tokens, self._quantum(tenant)))
+        self.tenants = self.tenants[at:] + self.tenants[:at]
+        self._is_visiting = True
+        self.tenants[0].deficit -= entry.tokens
+        self.remove(entry)
+
+    def _turn(self, at: int, entry: Entry[T]) -> tuple[int, int]:
+        """In which pass of the round a tenant can pay for a place, and where in that pass. (0, 0): now."""
+        tenant = self.tenants[at]
+        visits = ceil((entry.tokens - tenant.deficit) / self._quantum(tenant))
+        if self._stands(at) == at:
+            return max(visits, 1), at
+        return (visits, self._stands(at)) if visits > 0 else (0, 0)
+
+    def _quantum(self, tenant: Tenant[T]) -> float:
+        """What a visit of a tenant is worth."""
+        payer = tenant.name[0]
+        return self.quantum / self._payers[payer] if payer else self.quantum
+
+    def _stands(self, at: int) -> int:
+        """Where in a pass a tenant is visited: the one that is being visited comes last again."""
+        return len(self.tenants) if at == 0 and self._is_visiting else at
+
+
+# The fair queue: which asks wait for a unit, and in which order they are served. Pure; times are passed in.
+#
+# Rules:
+# 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py).
+# 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
+# 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces
+# the
+# last ask of the tenant with most, one for one, so a flood takes only its own share. Between payers that
+# holds before all else, because a client may name any tenant and any priority.
+
+
+_COUNT, _SIZE = attrgetter("count"), attrgetter("size")
+
+
+@dataclass(frozen=True, slots=True)
+class FairRules:
+    """limit (1024), limit_bytes (256 MiB): what may wait; max_wait_s (60): for how long at most.
+
+    backlog_s (0.25): a unit that has so many seconds of prompts to compute gets no more of them: what comes
+    waits for whichever unit is the best when it is its turn.
+
+    quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
+    visits are counted, not made, and cost nothing.
+    age_s (8): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
+    """
+
+    limit: int = 1024
+    limit_bytes: int = 256 << 20
+    max_wait_s: float = 60.0
+    backlog_s: float = 0.25
+    quantum_tokens: int = 64
+    age_s: float = 8.0
+    age_tokens: int = 32768
+
+    def due_at(self, tokens: int, now: float) -> float:
+        """The time after which new asks no longer overtake an ask of `tokens` that came `now`."""
+        return now + self.age_s * min(tokens / self.age_tokens, 1.0)
+
+
+class NoEntry(Enum):
+    """Why an ask may not wait."""
+
+    FULL = "full"
+    HOPELESS = "hopeless"
+    """It would be served after its deadline."""
+
+
+class Entered(NamedTuple, Generic[T]):
+    """An ask waits now; `displaced` was removed for it."""
+
+    entry: Entry[T]
+    displaced: Entry[T] | None = None
+
+
+class FairQueue(Generic[T]):
+    """All waiting places, by priority."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self.rules = rules
+        self.size = 0
+        """Bytes of all waiting asks."""
+        self.tokens = 0
+        """Their uncached work."""
+        self._rings: dict[int, Ring[T]] = {}
+        self._entries: dict[Entry[T], None] = {}
+        self._entered = 0
+        self._payers: dict[str, list[int]] = {}
+        """How many asks of each payer wait, and their bytes."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries)
+
+    def add(
+        self,
+        item: T,
+        now: float,
+        *,
+        tokens_s: float,
+        tenant: str = "",
+        priority: int = 0,
+        tokens: int = 1,
+        size: int = 0,
+        deadline_at: float = inf,
+        group: Hashable = None,
+        payer: str = "",
+    ) -> Entered[T] | NoEntry:
+        """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
+        tokens = max(tokens, 1)
+        self._entered += 1
+        due = (self.rules.due_at(tokens, now), self._entered)
+        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer)
+        # An ask that would be in time even as the last needs no position.
+        is_in_time = now + self.drain_s(tokens_s) <= deadline_at
+        if not is_in_time and now + self.wait_s(entry, tokens_s) > deadline_at:
+            return NoEntry.HOPELESS
+        displaced = None
+        if not self._fits(entry):
+            displaced = self._displaced_by(entry)
+            if displaced is None:
+                return NoEntry.FULL
+            self.remove(displaced)
+        self._rings.setdefault(priority, Ring(self.rules.quantum_tokens)).add(entry)
+        self._entries[entry] = None
+        self.tokens += tokens
+        self.size += size
+        self._count_payer(entry, 1)
+        return Entered(entry, displaced)
+
+    def first(self, blocked: Container[Hashable] = ()) -> Entry[T] | None:
+        """The one to be served next, of those whose group is not `blocked`; nothing changes by asking."""
+        for priority in sorted(self._rings):
+            entry = self._rings[priority].first(blocked)
+            if entry is not None:
+                return entry
+        return None
+
+    def take(self, entry: Entry[T]) -> None:
+        """One is served: its tenant pays for it, and the turn passes on."""
+        self._rings[entry.priority].take(entry)
+        self._left(entry)
+
+    def remove(self, entry: Entry[T]) -> bool:
+        """Remove a place without serving it. False: it was removed already."""
+        if entry not in self._entries:
+            return False
+        self._rings[entry.priority].remove(entry)
+        self._left(entry)
+        return True
+
+    def hopeless(self, now: float, tokens_s: float) -> list[Entry[T]]:
+        """Those that would miss their deadline even if a unit of this prefill rate took them now.
+
+        At a rate of 0 only those whose deadline has passed.
+        """
+        token_s = 1.0 / tokens_s if tokens_s > 0.0 else 0.0
+        return [entry for entry in self._entries if now + entry.tokens * token_s > entry.deadline_at]
+
+    def drain_s(self, tokens_s: float) -> float:
+        """How long until all waiting asks are served, at `tokens_s` tokens a second; infinite at 0."""
+        return _seconds(self.tokens, tokens_s)
+
+    def wait_s(self, entry: Entry[T], tokens_s: float) -> float:
+        """How long until `place` is served if no ask comes after it, at `tokens_s` tokens a second."""
+        ahead = 0
+        for priority, ring in self._rings.items():
+            if priority < entry.priority:
+                ahead += sum(tenant.tokens for tenant in ring.tenants)
+            elif priority == entry.priority:
+                own = ring.tenant(entry.of)
+                mine = own.tokens_before(entry) if own is not None else 0
+                # While the own ones are served, each other tenant gets as much, if it has as much.
+                due = mine + entry.tokens
+                ahead += mine + sum(min(tenant.tokens, due) for tenant in ring.tenants if tenant is not own)
+        return _seconds(ahead, tokens_s)
+
+    def _left(self, entry: Entry[T]) -> None:
+        del self._entries[entry]
+        self.tokens -= entry.tokens
+        self.size -= entry.size
+        self._count_payer(entry, -1)
+        if not self._rings[entry.priority].tenants:
+            del self._rings[entry.priority]
+
+    def _fits(self, entry: Entry[T], instead_of: Entry[T] | None = None) -> bool:
+        count, size = (1, instead_of.size) if instead_of is not None else (0, 0)
+        rules = self.rules
+        return len(self) - count < rules.limit and self.size - size + entry.size <= rules.limit_bytes
+
+    def _displaced_by(self, entry: Entry[T]) -> Entry[T] | None:
+        """The last ask of the tenant that holds most of the last class; None when that would not be fair."""
+        if (hog := self._hog_for(entry)) is not None:
+            victim = next(each for each in reversed(self._entries) if each.payer == hog)
+            return victim if self._fits(entry, instead_of=victim) else None
+        last = max(self._rings, default=entry.priority - 1)
+        if last < entry.priority:
+            return None
+        ring = self._rings[last]
+        # Of thousands of tenants: with what is compared in C, a hundred times a turn.
+        most = max(max(ring.tenants, key=_COUNT), max(ring.tenants, key=_SIZE), key=self._held)
+        if last == entry.priority:
+            own = ring.tenant(entry.of) or Tenant(entry.of)
+            if self._held(most) <= self._held(own, also=entry):
+                return None
+        victim = most.entries[-1]
+        return victim if self._fits(entry, instead_of=victim) else None
+
+    def _count_payer(self, entry: Entry[T], by: int) -> None:
+        counted = self._payers.setdefault(entry.payer, [0, 0])
+        counted[0] += by
+        counted[1] += by * entry.size
+        if not counted[0]:
+            del self._payers[entry.payer]
+
+    def _hog_for(self, entry: Entry[T]) -> str | None:
+        """The payer that holds most of the queue, if it is another one and holds more than this one would."""
+        if not entry.payer or not self._payers:
+            return None
+        rules = self.rules
+
+        def part(counted: list[int], more: int = 0, size: int = 0) -> float:
+            return max(
+                (counted[0] + more) / max(rules.limit, 1), (counted[1] + size) / max(rules.limit_bytes, 1)
+            )
+
+        hog = max(self._payers, key=lambda payer: part(self._payers[payer]))
+        own = part(self._payers.get(entry.payer, [0, 0]), 1, entry.size)
+        return hog if hog not in ("", entry.payer) and part(self._payers[hog]) > own else None
+
+    def _held(self, tenant: Tenant[T], also: Entry[T] | None = None) -> float:
+        """The share of the queue that a tenant holds: of its places or of its bytes, whichever is larger."""
+        count, size = (1, also.size) if also is not None else (0, 0)
+        count_share = (tenant.count + count) / max(self.rules.limit, 1)
+        return max(count_share, (tenant.size + size) / max(self.rules.limit_bytes, 1))
+
+
+def _seconds(tokens: int, tokens_s: float) -> float:
+    if tokens_s > 0.0:
+        return tokens / tokens_s
+    return inf if tokens else 0.0
+
 
 MOVED_S = 30.0
 """How long a request that lost its unit may wait; it has waited for its answer once already."""
@@ -183,3 +555,64 @@ class Queue:
 
     def __contains__(self, ticket: Ticket) -> bool:
         return ticket in self._moved or ticket in self.pool(ticket.pool).entries
+
+
+# Pools: units with common models, which can replace each other. Pure.
+#
+# Requests of one pool wait in one queue, and do not wait for those of other pools.
+
+
+ANY = ""
+"""The pool of requests without a model, if there are several pools."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Units that share models with each other, as far as all units have been looked at."""
+
+    names: list[str] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
+    takes_any: bool = False
+
+    def shares(self, models: frozenset[str]) -> bool:
+        """Whether a unit of these models belongs to it; none are any."""
+        return self.takes_any or not models or not models.isdisjoint(self.models)
+
+
+class Pools:
+    """The pools of a fleet, named by their first unit. A unit whose models are not known may serve any."""
+
+    __slots__ = ("_of_model", "_of_unit", "_other")
+
+    def __init__(self, units: Iterable[tuple[str, frozenset[str]]] = ()) -> None:
+        groups: list[_Group] = []
+        for unit, models in units:
+            joined = [group for group in groups if group.shares(models)]
+            if not joined:
+                joined = [_Group()]
+                groups += joined
+            first, *others = joined
+            for group in others:
+                first.names += group.names
+                first.models |= group.models
+                first.takes_any |= group.takes_any
+                groups.remove(group)
+            first.names.append(unit)
+            first.models |= models
+            first.takes_any |= not models
+        self._of_unit = {name: group.names[0] for group in groups for name in group.names}
+        self._of_model = {model: group.names[0] for group in groups for model in group.models}
+        alone = groups[0].names[0] if len(groups) == 1 else ANY
+        self._other = next((group.names[0] for group in groups if group.takes_any), alone)
+
+    def of(self, model: str | None) -> str:
+        """Where a request for `model` waits."""
+        return self._of_model.get(model, self._other) if model is not None else self._other
+
+    def of_unit(self, unit: str) -> str:
+        """The pool of a unit."""
+        return self._of_unit.get(unit, ANY)
+
+    def has(self, pool: str, unit: str) -> bool:
+        """Whether a unit is of a pool."""
+        return pool == ANY or self._of_unit.get(unit) == pool

@@ -11,10 +11,8 @@ from math import ceil
 
 from cellgate.router.board import Board
 from cellgate.router.cost_model import BLOCK_BYTES
-from cellgate.router.known_prefixes import KnownPrefixes
-from cellgate.router.kv_index import BLOCKS_MAX, Event
-from cellgate.router.kv_lessons import Lessons
-from cellgate.router.prefix import PrefixCache
+from cellgate.router.kv_index import BLOCKS_MAX, Event, Lessons
+from cellgate.router.prefix import KnownPrefixes, PrefixCache
 from loadtests.gym.prompts import Blocks
 from loadtests.gym.world import World
 

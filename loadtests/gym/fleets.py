@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cellgate.router.nouns import Cell, Unit
-from cellgate.router.split_nouns import ServingRole
+from cellgate.router.nouns import Cell, ServingRole, Unit
 from loadtests.gym.nouns import Change, Fleet, Place
 from loadtests.gym.sequences import Model
 

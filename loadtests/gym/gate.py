@@ -13,20 +13,17 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.sharing.prefixes import PrefixSharing
-from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.unit_report import UnitReport
+from cellgate.proxy.redis.reports import Roster, UnitReport
+from cellgate.proxy.redis.sharing import PrefixSharing
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Usage
-from cellgate.router.fair_queue import FairRules
+from cellgate.router.cost_model import Elsewhere, Usage
 from cellgate.router.judge import nothing_to_learn
+from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
-from cellgate.router.other_gates import Elsewhere
-from cellgate.router.queue import Queue, Ticket
-from cellgate.router.router import Router
-from cellgate.router.step_times import GAPS_MS
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue, Ticket
+from cellgate.router.scaling import AnsweredRequest
 from cellgate.router.unit_state import Lease
-from cellgate.router.wait_forecast import AnsweredRequest
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
 from loadtests.gym.splitting import Leg
@@ -303,7 +300,7 @@ class _Search:
 
 
 def ask_of(call: Call, now: float) -> Ask:
-    """What proxy/request/ask.py and proxy/request/routing_headers.py make of the request."""
+    """What proxy/request/body.py and proxy/request/routes.py make of the request."""
     request = call.request
     prompt = request.prompt
     return Ask(

@@ -1,4 +1,4 @@
-"""A split request in the gym, as proxy/request/prefill_leg.py and splitting.py do it.
+"""A split request in the gym, as proxy/request/prefill_decode.py and splitting.py do it.
 
 Nothing breaks here: no prefiller is lost in the middle of a leg, and all blocks arrive.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask
-from cellgate.router.router import Router
-from cellgate.router.split_nouns import TRANSFERRED, SplitPlan, SplitStep
+from cellgate.router.nouns import TRANSFERRED, Ask, SplitPlan, SplitStep
+from cellgate.router.pick import Router
 from cellgate.router.unit_state import Lease
 from loadtests.gym.nouns import Call
 from loadtests.gym.world import World

@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from cellgate.router.board import Board, Consequence
+from cellgate.router.board import Board, Consequence, compare_speeds
+from cellgate.router.health import find_stall, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
-from cellgate.router.peers import compare_speeds
-from cellgate.router.stall import find_stall, still_s
 from cellgate.router.unit_state import UnitState
 from loadtests.gym.world import World
 

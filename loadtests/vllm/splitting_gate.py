@@ -5,9 +5,9 @@ It shows that both legs work with real engines, not when they are worth it.
 
 import sys
 
-from cellgate.proxy.cli.commands import main
-from cellgate.router import pairs
+from cellgate.proxy.cli.main import main
+from cellgate.router import prefill_decode
 
 if __name__ == "__main__":
-    pairs.PAYS = float("inf")
+    prefill_decode.PAYS = float("inf")
     sys.exit(main())

@@ -13,15 +13,13 @@ from typing import Any, cast
 
 import orjson
 
-from cellgate.proxy.admin.admin_view import AdminView
-from cellgate.proxy.admin.application import admin_server
-from cellgate.proxy.admin.http_server import AdminServer
-from cellgate.proxy.config.trusted_peers import Peers
-from cellgate.proxy.logs.events import Action, EventLog
-from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.rolling.document import roll_view
-from cellgate.proxy.rolling.nouns import Phase, Roll, RollStatus, UnitRoll
-from cellgate.proxy.rolling.roller import Roller
+from cellgate.proxy.admin.http import AdminServer
+from cellgate.proxy.admin.pages import AdminView, admin_server
+from cellgate.proxy.config.settings import Peers
+from cellgate.proxy.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
+from cellgate.proxy.extras.operator.roller import Roller
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 from tests.browser.chromium import Page, chromium

@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.logs.events import Action
-from cellgate.router.nouns import Ask, Cell, Fleet, Sign, Strength, Unit
-from cellgate.router.split_nouns import LINK_FAILED, TRANSFERRED, ServingRole, SplitStep
+from cellgate.proxy.observe.events import Action
+from cellgate.router.nouns import (
+    LINK_FAILED,
+    TRANSFERRED,
+    Ask,
+    Cell,
+    Fleet,
+    ServingRole,
+    Sign,
+    SplitStep,
+    Strength,
+    Unit,
+)
 from tests.browser.stage import FAILED_ROLL, TOKEN, Stage, fleet, leave, show
 
 DESK = (1280, 860)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.gate import make_gate
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.rota import ReadScheduler
-from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.server import ClientConnection
+from cellgate.proxy.http.turns import ReadScheduler
+from cellgate.proxy.http.unit import UnitConnection
+from cellgate.proxy.observe.access_log import AccessLog
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 
 UNITS = 2

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.ask import is_large, read_ask, read_large_ask
+from cellgate.proxy.request.body import is_large, read_ask, read_large_ask
 from cellgate.router.nouns import Ask
 from tests.cost.bench import counted
 

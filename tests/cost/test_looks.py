@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.nodes import HttpProbe
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.plane import Front, Plane
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.process.signals import Ticker
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Unit, Verdict
 from loadtests.kit.mock_fleet import page
 from loadtests.wire.messages import whole

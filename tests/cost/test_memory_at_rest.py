@@ -24,7 +24,7 @@ FOR_FEW = {
 _REST = """
 import os, sys, asyncio
 from cellgate.proxy import app
-from cellgate.proxy.cli import commands
+from cellgate.proxy.cli import main
 
 def end():
     print(*sys.modules)
@@ -32,7 +32,7 @@ def end():
     os._exit(0)
 
 app.calm_the_collector = lambda: asyncio.get_running_loop().call_soon(end)
-commands.main(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--unit=http://127.0.0.1:1"])
+main.main(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--unit=http://127.0.0.1:1"])
 """
 
 

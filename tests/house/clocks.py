@@ -50,7 +50,7 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/unit/probes/test_agent_stream.py": 4,
     "tests/unit/process/test_signals.py": 1,
     "tests/unit/request/test_large_bodies.py": 1,
-    "tests/unit/sharing/test_closing.py": 1,
+    "tests/unit/redis/test_closing.py": 1,
     "tests/unit/tracing/test_otlp_metrics.py": 2,
 }
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""

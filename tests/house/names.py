@@ -18,11 +18,15 @@ from tests.house.source import Source, product
 ALLOWED_FILES: dict[str, str] = {
     "__init__": "every folder has one",
     "base": "what the files of a registry have in common",
-    "nouns": "the nouns of a room",
     "start": "what a room does when a gate starts; imported by gates that use the room alone",
-    "metrics": "the numbers of a room",
-    "bans": "prompts that are refused: router/ keeps them, sharing/ tells other gates",
-    "recovery": "recovery/ does it, config/ has its keys",
+    "actions": "on units: extras/operator does them, config/ has their keys",
+    "comparisons": "router/ compares units, control/ acts on what it finds",
+    "keys": "admission/ checks them, a command of cli/ makes them",
+    "limits": "config/ has bounds of a gate, admission/ what clients may use",
+    "plan": "extras/operator plans what is done about a unit, cli/ has the command that plans a fleet",
+    "prefill_decode": "router/ pairs units, request/ sends a request to both",
+    "reports": "what is told: to load balancers, to Redis",
+    "scaling": "router/ computes it, control/ counts",
 }
 """Names of files that mean one thing wherever they are, with the reason."""
 

@@ -41,9 +41,11 @@ class Source:
 
     @property
     def room(self) -> str:
-        """A folder of proxy/ or one beside it; a file on top of proxy/ is a room of its own."""
+        """A folder of proxy/ or one beside it; a file on top of proxy/, or of extras/, is one too."""
         _, folder, *rest = self.path.with_suffix("").parts
-        return rest[0] if folder == "proxy" else folder
+        if folder != "proxy":
+            return folder
+        return "/".join(rest[:2]) if rest[0] == "extras" else rest[0]
 
     def imports(self) -> Iterator[str]:
         """The full names of all that is imported, wherever in the file, for type checkers alone included."""

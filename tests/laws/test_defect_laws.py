@@ -15,26 +15,23 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.control.local_dispatcher import LocalDispatcher
-from cellgate.proxy.control.local_reports import LocalReports
+from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening
-from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.request import RequestReader
+from cellgate.proxy.http.server import ClientConnection
+from cellgate.proxy.http.unit import Pool, UnitConnection
+from cellgate.proxy.process.signals import Ticker
+from cellgate.proxy.request import answers, failures, start
+from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.attempt import Attempt
+from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.continuation import Continuation
-from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.large_reads import LargeReads
+from cellgate.proxy.request.exchange import Exchange, Transition
+from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.selection import Selection
-from cellgate.proxy.request.states import Transition
-from cellgate.proxy.request.table import TABLE
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.reader import RequestReader
-from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
 from tests.wire.replies import MalformedError
@@ -58,7 +55,7 @@ CLASSES = (
     ),
     *(LocalDispatcher, LocalReports, LargeReads, Gateway, Plane),
 )
-ACTIONS = (answering, asking, breaking, clocks, ending, opening)
+ACTIONS = (answers, start, failures, failures, start, start)
 ACTION_MODULES = {module.__name__ for module in ACTIONS}
 _CALLED_BY_THE_LOOP = (
     # By way of the read scheduler.

@@ -22,9 +22,7 @@ from cellgate.probes import NODE_PROBES
 from cellgate.probes.base import Fetch, FetchError, Net, P, ProbeContext, Trouble
 from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
-from cellgate.probes.http_status import HttpProbe
-from cellgate.probes.node import NodeProbe, NodeReport, NodeState, NodeTalk
-from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.probes.nodes import HttpProbe, NodeProbe, NodeReport, NodeState, NodeTalk, TcpProbe
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, findings_of, reply
 

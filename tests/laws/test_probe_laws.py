@@ -18,8 +18,18 @@ from hypothesis import strategies as st
 
 from cellgate.probes import PROBES
 from cellgate.probes.base import Probe, Trouble
-from cellgate.router.engine_nouns import Answered, Built
-from cellgate.router.nouns import Evidence, Finding, Load, Models, Served, Sign, Strength, Verdict
+from cellgate.router.nouns import (
+    Answered,
+    Built,
+    Evidence,
+    Finding,
+    Load,
+    Models,
+    Served,
+    Sign,
+    Strength,
+    Verdict,
+)
 from tests.patient import Answer, FakePatient, look, reply
 
 every_probe = pytest.mark.parametrize("probe", [kind() for kind in PROBES.values()], ids=list(PROBES))

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Transition
-from cellgate.proxy.request.table import IMPOSSIBLE, TABLE
+from cellgate.proxy.request.answers import IMPOSSIBLE, TABLE
+from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Transition
 from tests.laws.test_defect_laws import SCENES, run
 
 PAIRS = list(product(ExchangeState, ExchangeEvent))

@@ -13,17 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.resume.blocks import BlockTranscript
-from cellgate.proxy.resume.blocks_stitch import BlockStitch, Dialect, last_of
-from cellgate.proxy.resume.messages_stream import Messages
-from cellgate.proxy.resume.passage import Passage
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.resume.blocks import BlockStitch, BlockTranscript, Dialect, last_of
+from cellgate.proxy.resume.messages import Messages
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-from cellgate.proxy.resume.responses_stream import Responses
+from cellgate.proxy.resume.replay import Passage, ReplayBuffer
+from cellgate.proxy.resume.responses import Responses
+from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.streams import STREAMS
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.sse import payload, split
 from loadtests.simunit.blocks import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 
 PROMPT = 7

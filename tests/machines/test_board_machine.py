@@ -14,8 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
-from cellgate.router.candidates import usable_of
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import (
     Ask,
@@ -31,8 +29,8 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router, usable_of
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease, UnitState
 
 NAMES = ("a", "b", "c", "d")

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
+from cellgate.proxy.http.sse import BOM
+from cellgate.proxy.resume.chat import Stitch, ending
+from cellgate.proxy.resume.eligible import stops_of, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
-from cellgate.proxy.resume.stitch import Stitch, ending
-from cellgate.proxy.resume.stop_strings import stops_of, token_start
+from cellgate.proxy.resume.replay import TAIL_BYTES, Passage, ReplayBuffer, plain
+from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.sse import BOM
 from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
 from tests.machines.test_wire_fuzz import fuzz
 

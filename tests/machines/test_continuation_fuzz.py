@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.resume.chat import Stitch, ending
+from cellgate.proxy.resume.eligible import BoundaryStops, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
-from cellgate.proxy.resume.stitch import Stitch, ending
-from cellgate.proxy.resume.stop_strings import BoundaryStops, token_start
+from cellgate.proxy.resume.replay import ReplayBuffer, plain
+from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.sse import payload, split
 
 WORDS = st.lists(
     st.sampled_from(

@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cellgate.router.deficit_round_robin import Entry
-from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoEntry
+from cellgate.router.queue import Entered, Entry, FairQueue, FairRules, NoEntry
 
 RULES = FairRules(limit=12, limit_bytes=1000, quantum_tokens=10, age_s=10.0, age_tokens=100)
 TOKENS_S = 5.0

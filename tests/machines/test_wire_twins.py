@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.settings import Limits
-from cellgate.proxy.wire.reader import RequestReader
-from cellgate.proxy.wire.reply_reader import ReplyHead, ReplyReader
-from cellgate.proxy.wire.request import Request
+from cellgate.proxy.http.reply import ReplyHead, ReplyReader
+from cellgate.proxy.http.request import Request, RequestReader
 from tests.machines.heads import EACH_ODD_LINE, LINES, REPLY_LINES, REQUEST_HEADS, TARGETS
 from tests.machines.test_wire_fuzz import fuzz
 from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged
@@ -32,8 +31,8 @@ ROUTING = frozenset({b"x-session", b"authorization", b"x-request-id", b"host", b
 def parser_only() -> Iterator[None]:
     """Nothing is read without the parser."""
     with (
-        patch("cellgate.proxy.wire.reader.plain_request", lambda *_, **__: None),
-        patch("cellgate.proxy.wire.reply_reader.ReplyReader._take_plain", lambda *_: None),
+        patch("cellgate.proxy.http.request.plain_request", lambda *_, **__: None),
+        patch("cellgate.proxy.http.reply.ReplyReader._take_plain", lambda *_: None),
     ):
         yield
 

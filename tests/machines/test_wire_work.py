@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.cost.bench import counted
 from tests.machines.test_wire_fuzz import fuzz
-from tests.unit.wire.test_bounds import TURN
+from tests.unit.http.test_bounds import TURN
 from tests.wire.door import Door
 from tests.wire.noise import CUTS, Cuts
 from tests.wire.rig import Rig

@@ -22,12 +22,11 @@ from typing import Any, cast
 import pytest
 
 from cellgate.probes import agent
-from cellgate.probes.agenda import Agenda
-from cellgate.probes.agent_link import AgentLink
+from cellgate.probes.agents import AgentLink
 from cellgate.probes.base import Net
-from cellgate.probes.runner import Runner
-from cellgate.proxy.cli import commands
-from cellgate.proxy.wire.net import UnitNet
+from cellgate.probes.runner import Agenda, Runner
+from cellgate.proxy.cli import main as commands
+from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.patient import FakePatient, reply
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.handover.successor import HandoverError, hand_over
+from cellgate.proxy.handover import HandoverError, hand_over
 from loadtests.kit.processes import is_running
 from tests.wire.stage import live
 

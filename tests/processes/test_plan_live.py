@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.capacity.live import LiveError, ask_cache
+from cellgate.proxy.extras.planner.capacity import LiveError, ask_cache
 from loadtests.simunit.process import SimUnit
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from cellgate.proxy.cli.commands import COMMANDS
+from cellgate.proxy.cli.main import COMMANDS
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 

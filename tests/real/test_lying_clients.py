@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.wire.heads import INTERNAL_REPLY_FIELDS, MEANINGS, Said
+from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, MEANINGS, Said
 from tests.real.asking import post, until
 from tests.real.envoy import envoy
 from tests.real.haproxy import haproxy

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.recovery.acting import Claim, NotActingError
-from cellgate.proxy.sharing.claims import ClaimSharing
-from cellgate.proxy.sharing.connect import connector
-from cellgate.proxy.sharing.leadership import LEASE_S, RENEW_S, SETTLE_S, Leadership
-from cellgate.proxy.sharing.unit_report import Names
+from cellgate.proxy.extras.operator.plan import Claim, NotActingError
+from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.leadership import LEASE_S, RENEW_S, SETTLE_S, ClaimSharing, Leadership
+from cellgate.proxy.redis.reports import Names
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import live_for

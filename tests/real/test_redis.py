@@ -15,14 +15,14 @@ import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cellgate.proxy.config.settings import RedisAccess, Tls
-from cellgate.proxy.sharing.connect import connector, in_words
-from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
-from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.unit_report import (
+from cellgate.proxy.redis.commands import connector, in_words
+from cellgate.proxy.redis.link import LinkState, RedisLink
+from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     Names,
+    Roster,
     Seen,
     UnitReport,
     written,

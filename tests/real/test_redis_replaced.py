@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.sharing.redis_link import LinkState
+from cellgate.proxy.redis.link import LinkState
 from cellgate.router.nouns import Verdict
 from loadtests.kit.waiting import until as waits_until
 from tests.real.redis_server import cluster, sentinels

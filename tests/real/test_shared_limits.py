@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cellgate.proxy.config.keys import Key, KeyRing, LimitRules, TenantRules
+from cellgate.proxy.admission.limits import DoorCounts, LimitLedger
+from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.doors.ledger import LimitLedger
-from cellgate.proxy.doors.metrics import DoorCounts
-from cellgate.proxy.logs.events import Action
-from cellgate.proxy.sharing.connect import connector
-from cellgate.proxy.sharing.shared_limits import SharedLimits
-from cellgate.proxy.sharing.unit_report import Names
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.reports import Names
+from cellgate.proxy.redis.sharing import SharedLimits
 from cellgate.router.nouns import Ask
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import live

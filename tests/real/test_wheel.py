@@ -95,7 +95,7 @@ def test_it_lives_beside_packages_called_proxy_and_router(wheel: Path, tmp_path:
         f"import sys; sys.path.insert(0, {str(tmp_path / 'theirs')!r})\n"
         "import proxy, router, policies, probes, cellgate\n"
         "print({each.OWNER for each in (proxy, router, policies, probes)}, cellgate.__file__)\n"
-        "from cellgate.proxy.cli.commands import main; main(['--version'])\n"
+        "from cellgate.proxy.cli.main import main; main(['--version'])\n"
     )
     said = run(sys.executable, "-c", code, cwd=tmp_path)
     assert said.startswith(f"{{'others'}} {tmp_path}")

@@ -8,13 +8,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.ingress.balancers import Balancers
-from cellgate.proxy.ingress.envoy_health import readyz_headers, response_line, unit_headers
-from cellgate.proxy.ingress.haproxy_agent import GATE, HaproxyAgent
-from cellgate.proxy.ingress.orca import Orca
-from cellgate.proxy.ingress.ready import readiness, unit_health
+from cellgate.proxy.http.heads import Fields
+from cellgate.proxy.ingress.haproxy import GATE, Balancers, HaproxyAgent
+from cellgate.proxy.ingress.reports import (
+    Orca,
+    readiness,
+    readyz_headers,
+    response_line,
+    unit_headers,
+    unit_health,
+)
 from cellgate.proxy.process.listeners import listen
-from cellgate.proxy.wire.heads import Fields
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 

@@ -14,14 +14,12 @@ from random import Random
 from typing import Any
 
 from cellgate.proxy.config.settings import Address, Settings
-from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.process.listeners import Entrance
-from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.workers.control_process import ControlProcess
-from cellgate.proxy.workers.neighbours import Neighbours
-from cellgate.proxy.workers.socket_link import Link
-from cellgate.proxy.workers.worker import Worker
+from cellgate.proxy.workers.protocol import Link
+from cellgate.proxy.workers.worker import Neighbours, Page, Worker
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 from tests.scenarios.harness import GATE_PORT, Stage

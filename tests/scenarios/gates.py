@@ -13,13 +13,12 @@ from typing import Any
 
 from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.ingress.ready import readiness
-from cellgate.proxy.sharing.bans import SharedBans
-from cellgate.proxy.sharing.redis_link import RedisLink
-from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.sync import Sharing
-from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Names
-from cellgate.router.flip import Flip
+from cellgate.proxy.ingress.reports import readiness
+from cellgate.proxy.redis.commands import SharedBans
+from cellgate.proxy.redis.link import RedisLink
+from cellgate.proxy.redis.reports import HEARTBEAT_S, Names, Roster
+from cellgate.proxy.redis.sharing import Sharing
+from cellgate.router.board import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
 from tests.scenarios.observed import ObservedGate
 from tests.sim.client import ORDINARY, Client, Manner
@@ -108,7 +107,7 @@ class GatesStage(Stage):
         await self.links.pop(gate).close()
 
     def _share(self, gate: ObservedGate, name: str) -> RedisLink:
-        """What sharing/start.py does, with another Redis and a known chance."""
+        """What redis/start.py does, with another Redis and a known chance."""
         roster = Roster(name, self.heartbeat_s)
         sharing = Sharing(
             gate.board,

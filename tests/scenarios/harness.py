@@ -20,12 +20,11 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.nodes import HttpProbe
 from cellgate.probes.runner import JITTER
 from cellgate.proxy.config.settings import Address, Settings
-from cellgate.proxy.logs.events import EventLog
-from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit, Verdict
-from cellgate.router.split_nouns import ServingRole, Transfer
+from cellgate.proxy.observe.events import EventLog
+from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, ServingRole, Transfer, Unit, Verdict
 from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner

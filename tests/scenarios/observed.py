@@ -14,23 +14,22 @@ from random import Random
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.control.local_dispatcher import LocalDispatcher
+from cellgate.proxy.control.dispatcher import LocalDispatcher
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.gate import Gate, local_gateway
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.process.ticker import Ticker
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.turns import ClientExchange, ResponseClient
+from cellgate.proxy.observe.access_log import AccessLog, Finished
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.process.signals import Ticker
+from cellgate.proxy.request.answers import TABLE
+from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.table import TABLE
-from cellgate.proxy.wire.client import ClientExchange, ResponseClient
-from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.request import Request
+from cellgate.proxy.request.ports import Pending, PickRequest, Waiter
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
-from cellgate.router.router import Best, Router
+from cellgate.router.pick import Best, Router
 from cellgate.router.unit_state import Lease, UnitState
 from tests.scenarios.visit import Visit
 

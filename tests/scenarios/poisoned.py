@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.request.prompt import read_prompt
+from cellgate.proxy.request.body import read_prompt
 from cellgate.router.poison import Ledger
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit, chat, encode

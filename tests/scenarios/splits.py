@@ -7,7 +7,7 @@ import gc
 from dataclasses import replace
 from random import Random
 
-from cellgate.proxy.request.prefill_leg import PrefillLeg
+from cellgate.proxy.request.prefill_decode import PrefillLeg
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit
 from tests.sim.timing import Timing

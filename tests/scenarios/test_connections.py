@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 
 from cellgate.proxy.config.settings import TICK_S
+from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.http.unit import EARLY_S
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.wire.failure import FailureKind
-from cellgate.proxy.wire.pool import EARLY_S
 from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.engine import PORT

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.shown import MismatchError
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users

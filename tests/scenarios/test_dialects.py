@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from tests.scenarios.harness import BACK_S, MESSAGES, RESPONSES, Stage
 from tests.scenarios.test_continuation import BREAKS, on, results
 from tests.scenarios.visit import Visit

@@ -10,8 +10,8 @@ import pytest
 
 from cellgate.probes.canary import Canary
 from cellgate.probes.runner import JITTER
-from cellgate.proxy.admin.unit_view import unit_page
-from cellgate.router.known_answers import KnownAnswerRules
+from cellgate.proxy.admin.why import unit_page
+from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, RULES, Stage
 from tests.scenarios.seeds import seeds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from cellgate.proxy.gateway import LINGER_S
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Fleet, Verdict
+from cellgate.router.queue import FairRules
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
 from tests.sim.conversation import End

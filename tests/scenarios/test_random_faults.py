@@ -11,7 +11,7 @@ import pytest
 
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.control.local_dispatcher import COOL_S
+from cellgate.proxy.control.dispatcher import COOL_S
 from tests.scenarios.harness import BACK_S, CHAT, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.visit import Visit, chat

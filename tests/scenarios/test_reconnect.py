@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.reconnect import reconnects, resumable_stream
+from cellgate.proxy.extras import reconnect
 from tests.scenarios.harness import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Stage
 from tests.scenarios.returning import ON, ask_returning, joined, last_id, whole_events
 from tests.scenarios.seeds import seeds
@@ -214,7 +214,7 @@ def test_who_does_not_ask_for_it_gets_no_ids_and_what_is_no_stream_passes_unchan
 
 
 def test_a_stream_that_grows_too_much_while_its_client_is_away_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resumable_stream, "LIMITS", replace(LIMITS, kept_stream_bytes=4000))
+    monkeypatch.setattr(reconnect, "LIMITS", replace(LIMITS, kept_stream_bytes=4000))
     stage = make_stage()
 
     async def scenario() -> None:
@@ -229,7 +229,7 @@ def test_a_stream_that_grows_too_much_while_its_client_is_away_ends(monkeypatch:
 def test_a_client_that_is_here_reads_all_though_the_begin_is_kept_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resumable_stream, "LIMITS", replace(LIMITS, kept_stream_bytes=1000))
+    monkeypatch.setattr(reconnect, "LIMITS", replace(LIMITS, kept_stream_bytes=1000))
     stage = make_stage()
 
     async def scenario() -> None:
@@ -247,7 +247,7 @@ def test_all_streams_together_are_bounded_and_those_longest_away_end_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bound = 30_000
-    monkeypatch.setattr(reconnects, "LIMITS", replace(LIMITS, kept_streams_bytes=bound))
+    monkeypatch.setattr(reconnect, "LIMITS", replace(LIMITS, kept_streams_bytes=bound))
     stage = make_stage()
 
     async def scenario() -> None:

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.config.remedy import Remedy
-from cellgate.proxy.config.unit_actions import RunCommand
-from cellgate.proxy.recovery.acting import Alone
-from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
+from cellgate.proxy.config.action_settings import Remedy, RunCommand
+from cellgate.proxy.extras.operator.plan import Alone, Incident, RecoveryReport, RecoveryResult
+from cellgate.proxy.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cellgate.proxy.config.roll_policy import RollPolicy
-from cellgate.proxy.config.unit_actions import RunCommand
-from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
-from cellgate.proxy.rolling.nouns import Phase
-from cellgate.proxy.rolling.orders import Order
-from cellgate.proxy.rolling.roller import Roller
-from cellgate.proxy.rolling.shared import OwnRoll
-from cellgate.proxy.rolling.start import roll_units
+from cellgate.proxy.config.action_settings import RollPolicy, RunCommand
+from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
+from cellgate.proxy.extras.operator.roll_plan import Order, OwnRoll, Phase
+from cellgate.proxy.extras.operator.roller import Roller, roll_units
 from cellgate.router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, Stage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.router.fair_queue import FairRules
+from cellgate.router.queue import FairRules
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
 from tests.sim.timing import Timing

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.wire.downstream import PIPELINED_BYTES
+from cellgate.proxy.http.server import PIPELINED_BYTES
 from cellgate.router.nouns import Outcome
 from tests.scenarios.harness import CHAT, LATENCY_S, Stage
 from tests.scenarios.visit import chat, encode

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cellgate.router.split_nouns import LINK_FAILED, PREFILLED
+from cellgate.router.nouns import LINK_FAILED, PREFILLED
 from tests.scenarios.harness import COMPLETIONS, Stage
 from tests.scenarios.splits import (
     LONG,

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 from typing import Any
 
-from cellgate.proxy.admin.explain import explain
-from cellgate.proxy.admin.rotation import Moment
+from cellgate.proxy.admin.views import Moment
+from cellgate.proxy.admin.why import explain
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.scenarios.users import Users

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cellgate.proxy.workers.control_client import WITHOUT_CONTROL_S
-from cellgate.router.fair_queue import FairRules
+from cellgate.proxy.workers.remote import WITHOUT_CONTROL_S
 from cellgate.router.nouns import Outcome, Verdict
+from cellgate.router.queue import FairRules
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import seeds

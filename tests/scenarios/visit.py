@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import orjson
 
+from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.request.routes import RouteKind, find_route
-from cellgate.proxy.wire.failure import FailureKind
 from tests.scenarios.agent_answers import unlike
 from tests.sim.agent_speech import is_for_agents
 from tests.sim.behaviour import Behaviour

@@ -13,22 +13,19 @@ import aiohttp
 import uvloop
 
 from cellgate.policies.prefix_affinity import PrefixAffinity
-from cellgate.proxy.admin.admin_view import AdminView
-from cellgate.proxy.admin.application import admin_server
-from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.admin.pages import AdminView, admin_server
+from cellgate.proxy.config.settings import HeaderNames, Peers
 from cellgate.proxy.control.containment import Containment
-from cellgate.proxy.control.routing_explain import RoutingExplain
-from cellgate.proxy.control.scaling_signals import Scaling
-from cellgate.proxy.control.stored_responses import StoredResponses
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.metrics.exposition import Exposition
-from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.control.explain import RoutingExplain
+from cellgate.proxy.control.plane import StoredResponses
+from cellgate.proxy.control.scaling import Scaling
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.observe.exposition import Exposition
 from cellgate.router.board import Board
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
 FLEET = Fleet(

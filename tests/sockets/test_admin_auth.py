@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.admin.auth import refusal
-from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.admin.http import refusal
+from cellgate.proxy.config.settings import Peers
 from tests.sockets.admin_stage import NOBODY, RELAYED, Port, run
 
 

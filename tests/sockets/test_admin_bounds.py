@@ -12,10 +12,8 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from cellgate.proxy.admin import bodies, connection
-from cellgate.proxy.admin.bodies import BODY_BYTES, Bodies
-from cellgate.proxy.admin.http_server import AdminServer, Handler
-from cellgate.proxy.admin.responses import Stream, reply
+from cellgate.proxy.admin import http
+from cellgate.proxy.admin.http import BODY_BYTES, AdminServer, Bodies, Handler, Stream, reply
 
 GET = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: gate\r\n%b\r\n"
@@ -116,8 +114,8 @@ def test_a_body_that_says_no_length_is_refused_when_it_becomes_too_large() -> No
 def test_a_body_that_does_not_come_is_given_up_and_so_is_the_wait_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "BODY_S", 0.05)
-    monkeypatch.setattr(bodies, "BODIES_AT_ONCE", 1)
+    monkeypatch.setattr(http, "BODY_S", 0.05)
+    monkeypatch.setattr(http, "BODIES_AT_ONCE", 1)
     half = POST % b"Content-Length: 2\r\n" + b"h"
 
     async def check(port: Port) -> None:
@@ -141,7 +139,7 @@ def test_a_line_that_is_too_long_is_refused() -> None:
 
 
 def test_a_page_that_nobody_reads_is_cut_off_and_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.05)
 
     async def check(port: Port) -> None:
         caller = port.dial_deaf(GET)
@@ -154,7 +152,7 @@ def test_a_page_that_nobody_reads_is_cut_off_and_is_no_defect(monkeypatch: pytes
 
 
 def test_a_large_page_is_whole_for_who_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.2)
     size = 16 * 1024 * 1024
 
     async def check(port: Port) -> None:
@@ -197,8 +195,8 @@ def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
         caller.sendall(GET[:-2] + b"Connection: close\r\n\r\n")
         await until(lambda: any(each.is_idle() for each in port.server.clients))
         await asyncio.sleep(0.05)
-        port.server.tick(port.server.now() + connection.IDLE_S + 1.0)
-        port.server.tick(port.server.now() + connection.IDLE_S + connection.CLOSE_S + 2.0)
+        port.server.tick(port.server.now() + http.IDLE_S + 1.0)
+        port.server.tick(port.server.now() + http.IDLE_S + http.CLOSE_S + 2.0)
         await until(lambda: not port.server.clients)
         caller.close()
 
@@ -208,7 +206,7 @@ def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
 def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
 
     async def endless() -> AsyncGenerator[bytes, None]:
         while True:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from cellgate.proxy.admin import connection, event_stream
-from cellgate.proxy.logs.events import Action
+from cellgate.proxy.admin import http, pages
+from cellgate.proxy.observe.events import Action
 from cellgate.router.nouns import Sign, Strength
 from tests.sockets.admin_stage import Port, run
 
@@ -39,7 +39,7 @@ def test_stopping_does_not_wait_for_followers() -> None:
 
 
 def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(pages, "HEARTBEAT_S", 0.005)
 
     async def check(port: Port) -> None:
         async with port.client.get(port.url + "/events?follow=1") as reply:
@@ -63,7 +63,7 @@ def test_a_follower_that_leaves_is_forgotten_at_once() -> None:
 
 
 def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.02)
 
     async def check(port: Port) -> None:
         host, number = port.url.removeprefix("http://").split(":")

@@ -10,8 +10,7 @@ from email.utils import parsedate
 import uvloop
 from aiohttp import web
 
-from cellgate.proxy.admin.http_server import AdminServer
-from cellgate.proxy.admin.responses import Stream, reply
+from cellgate.proxy.admin.http import AdminServer, Stream, reply
 
 GET = b"GET %b HTTP/1.%d\r\nHost: gate\r\n\r\n"
 

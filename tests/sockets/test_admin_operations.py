@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cellgate.router.bans import Ban
 from cellgate.router.nouns import Sign, Strength
+from cellgate.router.poison import Ban
 from tests.sockets.admin_stage import RELAYED, Port, run
 
 

@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from cellgate.proxy.admin.admin_view import AdminView
+from cellgate.proxy.admin.health_process import SharedStatus
+from cellgate.proxy.admin.pages import AdminView
 from cellgate.proxy.admin.port import BACKLOG, AdminPort
-from cellgate.proxy.admin.shared_status import SharedStatus
-from cellgate.proxy.config.settings import Address
-from cellgate.proxy.config.trusted_peers import Peers
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.metrics.exposition import Exposition
-from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.config.settings import Address, Peers
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.observe.exposition import Exposition
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules

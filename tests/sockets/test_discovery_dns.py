@@ -14,10 +14,10 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from cellgate.proxy.config.sources import DnsSource
-from cellgate.proxy.discovery import dns as source_of_dns
+from cellgate.proxy.config.settings import DnsSource
+from cellgate.proxy.discovery import sources
 from cellgate.proxy.discovery.base import Found, SourceError
-from cellgate.proxy.discovery.dns import LATER, Endpoint, units_at, weighed
+from cellgate.proxy.discovery.sources import LATER, Endpoint, units_at, weighed
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
@@ -76,9 +76,7 @@ def test_each_address_is_a_unit(record: str, rows: list[str], units: list[str]) 
     async def main() -> None:
         async with name_server() as (server, at):
             server.records[record] = rows
-            async with aclosing(
-                source_of_dns.follow(DnsSource(LIKE, NAME, record, 8000, server=at))
-            ) as follow:
+            async with aclosing(sources.follow_dns(DnsSource(LIKE, NAME, record, 8000, server=at))) as follow:
                 assert [url for url, _ in (await told(follow)).values()] == units
 
     asyncio.run(main())
@@ -89,7 +87,7 @@ def test_a_record_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None
         async with name_server() as (server, at):
             server.records["A"] = ["127.0.0.1"]
             source = DnsSource(LIKE, NAME, "A", 8000, server=at, period_s=0.01)
-            async with aclosing(source_of_dns.follow(source)) as follow:
+            async with aclosing(sources.follow_dns(source)) as follow:
                 assert list(await told(follow)) == ["127.0.0.1-8000"]
                 server.records["A"] = ["127.0.0.3", "127.0.0.2"]
                 assert list(await told(follow)) == ["127.0.0.2-8000", "127.0.0.3-8000"]
@@ -106,7 +104,7 @@ def test_srv_records_have_ports_and_weights_of_their_own() -> None:
                 "1 5 8003 late.example.",
             ]
             async with aclosing(
-                source_of_dns.follow(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at))
+                sources.follow_dns(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at))
             ) as follow:
                 assert await told(follow) == {
                     "a.example-8001": ("https://a.example:8001", 1.0),
@@ -121,19 +119,19 @@ def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
     async def main() -> None:
         async with name_server() as (_, at):
             with pytest.raises(SourceError, match="not resolved: The DNS query name does not exist"):
-                await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
+                await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
 
 
 def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_of_dns, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(sources, "PATIENCE_S", 0.2)
 
     async def main() -> None:
         async with name_server() as (server, at):
             server.silent = True
             with pytest.raises(SourceError, match="not resolved: The resolution lifetime expired"):
-                await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
+                await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
 

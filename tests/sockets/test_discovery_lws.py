@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
-from cellgate.proxy.config.sources import LwsSource
-from cellgate.proxy.discovery import kubernetes, lws
+from cellgate.proxy.config.settings import LwsSource
+from cellgate.proxy.discovery import kubernetes
+from cellgate.proxy.discovery import kubernetes as lws
 from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.orchestrators import kubernetes_api
 from cellgate.router.nouns import Unit
@@ -62,7 +63,7 @@ def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) 
         async with cluster() as api:
             await add_group(api, 0)
             await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 found = await told(follow)
         (unit,) = found.units
         assert (unit.name, unit.cell, unit.url) == ("big-0", "c", "http://127.0.0.1:8000")
@@ -80,7 +81,7 @@ def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 await told(follow)
                 await api.delete("big-0-1")
                 assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
@@ -106,7 +107,7 @@ def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
     async def main() -> None:
         async with cluster(bookmark_s=0.2) as api:
             await add_group(api, 0)
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 await told(follow)
                 # What others have done moves the version, and only a bookmark tells it.
                 await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
@@ -128,7 +129,7 @@ def test_a_version_that_is_gone_is_answered_with_a_new_list(
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -151,7 +152,7 @@ def test_a_watch_that_is_cut_off_goes_on_where_it_was(
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -167,7 +168,7 @@ def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
+            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -185,10 +186,10 @@ def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path
             the_set = source(api, tmp_path)
             api.refuse_with = 403
             with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
-                await told(lws.follow(the_set))
+                await told(lws.follow_lws(the_set))
             await api.stop()
             with pytest.raises(SourceError, match="cannot be reached"):
-                await told(lws.follow(the_set))
+                await told(lws.follow_lws(the_set))
 
     asyncio.run(main())
 
@@ -209,7 +210,7 @@ def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
         try:
             await add_group(api, 0)
-            async with aclosing(lws.follow(LwsSource(LIKE, "big", 8000))) as follow:
+            async with aclosing(lws.follow_lws(LwsSource(LIKE, "big", 8000))) as follow:
                 assert urls(await told(follow)) == {"big-0": "http://127.0.0.1:8000"}
         finally:
             await api.stop()
@@ -223,7 +224,7 @@ def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
         (tmp_path / "empty").write_text("")
         the_set = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
         with pytest.raises(SourceError, match="no way to the API server is configured"):
-            await told(lws.follow(the_set))
+            await told(lws.follow_lws(the_set))
 
     asyncio.run(main())
 
@@ -241,7 +242,7 @@ async def placed(api: FakeKubernetes, folder: Path) -> list[list[tuple[str, ...]
         made["spec"]["nodeName"] = f"n-{number}"
         await api.put(made)
     found = []
-    async with aclosing(lws.follow(source(api, folder, places=True))) as follow:
+    async with aclosing(lws.follow_lws(source(api, folder, places=True))) as follow:
         for _ in range(2):
             found.append([node.place for unit in (await told(follow)).units for node in unit.nodes])
             await api.ready("big-0", False)

@@ -14,7 +14,7 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
-from cellgate.proxy.process.tallies import GUARDRAIL, TALLIES
+from cellgate.proxy.observe.counters import GUARDRAIL, TALLIES
 from tests.wire.client import Client, chat
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Received, ScriptedUnit, chunk, listening, whole

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import KeySettings
-from cellgate.proxy.request.large_reads import WhyNot
-from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.request.large_bodies import WhyNot
 from cellgate.router.nouns import Ask, Fleet
 from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
 from tests.unit.request.test_form_model import field, form, lines

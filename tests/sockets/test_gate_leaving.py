@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.http.errors import Failure
 from cellgate.router.nouns import Ask
 from tests.sim.loop import SimLoop
 from tests.wire.client import Client, chat, post
@@ -204,7 +204,7 @@ async def test_many_come_and_go_and_nothing_is_left() -> None:
 async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)

@@ -23,7 +23,7 @@ DECLARED = post(b"x" * 800)[:-800]
 
 @pytest.fixture(autouse=True)
 def _quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
 
 async def refused(client: Client, status: int) -> dict[str, object]:
@@ -106,7 +106,7 @@ async def test_a_second_request_that_stays_incomplete_gets_408_after_the_answer_
 
 @live
 async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.downstream.CLOSE_S", SHORT_S)
+    monkeypatch.setattr("cellgate.proxy.http.server.CLOSE_S", SHORT_S)
     async with stage(STREAM) as here, here.client() as client:
         client.send(b"GET /\r\n\r\n")
         assert (await client.reply()).status == 400
@@ -184,7 +184,7 @@ async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
 
 @live
 async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.intake.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
+    monkeypatch.setattr("cellgate.proxy.http.server.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
         await asyncio.sleep(3 * SHORT_S)
@@ -196,7 +196,7 @@ async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch
 
 @live
 async def test_a_body_that_stands_still_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.intake.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
+    monkeypatch.setattr("cellgate.proxy.http.server.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
     limits = replace(SLOW_BODY, body_timeout_s=2 * SHORT_S)
     async with stage(STREAM, limits=limits) as here, here.client() as client:
         # By its size alone it would have 16 s.

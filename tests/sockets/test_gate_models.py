@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import orjson
 
-from cellgate.proxy.process.tallies import FALLBACKS, NAMED, TALLIES
+from cellgate.proxy.observe.counters import FALLBACKS, NAMED, TALLIES
 from cellgate.router.nouns import Fleet
 from tests.unit.request.test_form_model import field, file, form, lines
 from tests.wire.client import chat, get, post

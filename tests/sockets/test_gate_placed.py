@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from cellgate.proxy.config.trusted_peers import gates_token
+from cellgate.proxy.config.settings import gates_token
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply

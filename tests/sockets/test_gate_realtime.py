@@ -16,8 +16,8 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import KeySettings
-from cellgate.proxy.realtime import realtime_session
-from cellgate.proxy.realtime.tunnel import FrameEnds, close_frame
+from cellgate.proxy.extras import realtime
+from cellgate.proxy.extras.realtime import FrameEnds, close_frame
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 from tests.wire.client import Client, chat, get
 from tests.wire.stage import Stage, live, stage
@@ -135,7 +135,7 @@ async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What counts is when it got a unit, not when it came."""
-    monkeypatch.setattr(realtime_session, "SWITCH_S", 0.3)
+    monkeypatch.setattr(realtime, "SWITCH_S", 0.3)
     async with stage(echo, realtime=True) as here, here.client() as first:
         state = next(iter(here.plane.board))
         state.unit = replace(state.unit, max_in_flight=1)
@@ -211,9 +211,7 @@ def _drained_soon(here: Stage) -> Any:
 async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    monkeypatch.setattr(
-        "cellgate.proxy.realtime.realtime_session.LIMITS", replace(LIMITS, realtime_sessions=1)
-    )
+    monkeypatch.setattr("cellgate.proxy.extras.realtime.LIMITS", replace(LIMITS, realtime_sessions=1))
     async with stage(echo, STREAM, realtime=True) as here, here.client() as client, here.client() as other:
         await begun(client)
         assert (await other.ask(ASK)).status == 503

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.wire.pool import ONE_OFFS
+from cellgate.proxy.http.unit import ONE_OFFS
 from cellgate.router.board import Board
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
@@ -288,8 +288,8 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The unit's kernel never acknowledged it."""
-    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
-    monkeypatch.setattr("cellgate.proxy.wire.upstream.took_all", lambda _: False)
+    monkeypatch.setattr("cellgate.proxy.http.unit.EARLY_S", 0.0)
+    monkeypatch.setattr("cellgate.proxy.http.unit.took_all", lambda _: False)
 
     async def play(request: Received) -> None:
         if request.connection.requests == 2:
@@ -324,7 +324,7 @@ async def test_a_free_try_is_not_given_once_the_unit_has_begun_to_answer() -> No
 async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
+    monkeypatch.setattr("cellgate.proxy.http.unit.EARLY_S", 0.0)
     async with stage(STREAM) as here, here.client() as client:
         pool = here.gateway.pool(here.plane.board.units["u0"])
         for count in range(1, 4):
@@ -339,7 +339,7 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 
 @live
 async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
     begin = asyncio.Event()
 
     async def play(request: Received) -> None:
@@ -360,7 +360,7 @@ async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch:
 
 @live
 async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -383,7 +383,7 @@ async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: py
 async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -401,7 +401,7 @@ async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
 async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
     async def silent(request: Received) -> None:
         await asyncio.sleep(60.0)
@@ -415,7 +415,7 @@ async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
 async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
     async def silent(request: Received) -> None:
         await asyncio.sleep(60.0)

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from cellgate.proxy.ingress.orca import encoded
+from cellgate.proxy.ingress.reports import encoded
 from cellgate.router.nouns import Load
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage

@@ -29,7 +29,7 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
     async with stage(failing, begin, rules=rules) as here, AsyncExitStack() as stack:
         # As of a gate that lags, and does not trust its eyes: the failing unit stays in rotation.
         monkeypatch.setattr(here.plane.prober, "observe", lambda _evidence: None)
-        monkeypatch.setattr("cellgate.proxy.control.local_dispatcher.COOL_S", 0.0)
+        monkeypatch.setattr("cellgate.proxy.control.dispatcher.COOL_S", 0.0)
         for _ in range(4 * RETRIES):
             client = await stack.enter_async_context(here.client())
             client.send(chat())

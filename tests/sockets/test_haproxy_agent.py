@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.ingress import haproxy_agent
-from cellgate.proxy.ingress.balancers import Balancers
-from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
+from cellgate.proxy.ingress import haproxy
+from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
@@ -102,7 +101,7 @@ def test_what_is_no_question_gets_no_answer_least_of_all_down(question: bytes) -
 
 @live
 async def test_who_says_nothing_is_told_of_the_gate_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haproxy_agent, "QUESTION_WAIT_S", 0.05)
+    monkeypatch.setattr(haproxy, "QUESTION_WAIT_S", 0.05)
     async with port() as here:
         assert await here.ask() == GATE_UP
         assert await here.ask(b"u1") == UNIT_UP
@@ -134,7 +133,7 @@ async def test_a_gate_that_stops_drains_itself_and_says_of_its_units_what_is_so(
 
 @live
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haproxy_agent, "VISITORS_MAX", 2)
+    monkeypatch.setattr(haproxy, "VISITORS_MAX", 2)
     async with port() as here:
         held = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(2)]
         assert await here.ask(b"u1\n") == b""

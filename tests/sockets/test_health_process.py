@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellgate.proxy.admin import health_process
-from cellgate.proxy.admin.health_process import HealthProcess
-from cellgate.proxy.admin.shared_status import SharedStatus
+from cellgate.proxy.admin.health_process import HealthProcess, SharedStatus
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: gate\r\n\r\n"
 READYZ = b"GET /readyz HTTP/1.1\r\nHost: gate\r\n\r\n"

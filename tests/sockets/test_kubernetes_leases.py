@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.config.remedy import LeasePlace
+from cellgate.proxy.config.action_settings import LeasePlace
+from cellgate.proxy.extras.operator import leases
+from cellgate.proxy.extras.operator.leases import KubernetesLeases
+from cellgate.proxy.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.orchestrators.kubernetes_api import ApiError, connected
-from cellgate.proxy.recovery import kubernetes_leases
-from cellgate.proxy.recovery.acting import Claim, NotActingError
-from cellgate.proxy.recovery.kubernetes_leases import KubernetesLeases
 from loadtests.kit.fake_kubernetes import FakeKubernetes
 from tests.sockets.test_recovery_pods import rights_given, rights_used
 
@@ -62,8 +62,8 @@ Scenario = Callable[[FakeKubernetes, list[Gate]], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_leases, "RENEW_S", 0.05)
-    monkeypatch.setattr(kubernetes_leases, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(leases, "RENEW_S", 0.05)
+    monkeypatch.setattr(leases, "LEASE_S", LEASE_S)
 
 
 def among(folder: Path, gates: int, scenario: Scenario) -> None:

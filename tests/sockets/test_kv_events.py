@@ -14,10 +14,10 @@ import pytest
 import zmq
 
 from cellgate.probes.base import Reply
-from cellgate.proxy.kv_events.followers import KvEventFollowers
+from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
 from cellgate.router.board import Board
-from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
+from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
 from tests.patient import FakePatient
 from tests.wire.stage import until

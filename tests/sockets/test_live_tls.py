@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.process.tallies import RELOADS, TALLIES
+from cellgate.proxy.observe.counters import RELOADS, TALLIES
 from cellgate.proxy.process.tls import LiveTls
 from tests.real.certificates import Certificate, authority, signed_by
 from tests.wire.stage import live

@@ -14,10 +14,8 @@ from h2.events import StreamEnded
 from cellgate.probes.base import Net
 from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
-from cellgate.probes.http_status import HttpProbe
-from cellgate.probes.node import NodeProbe
-from cellgate.probes.tcp_accept import TcpProbe
-from cellgate.proxy.wire.net import UnitNet
+from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
+from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import FakePatient, findings_of, reply
 

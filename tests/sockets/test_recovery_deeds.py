@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from cellgate.proxy.config.action_settings import CallWebhook, RunCommand
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.config.unit_actions import CallWebhook, RunCommand
+from cellgate.proxy.extras.operator import actions, plan, webhook
+from cellgate.proxy.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
+from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.recovery import audit, command, webhook
-from cellgate.proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
-from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
 from tests.wire.process import eventually
 from tests.wire.stage import live
 
@@ -50,7 +50,7 @@ async def shell(script: str, timeout_s: float = 10.0) -> RecoveryReport:
 
 
 async def run(words: tuple[str, ...], timeout_s: float = 10.0) -> RecoveryReport:
-    return await command.run(RunCommand(words), ABOUT, timeout_s)
+    return await actions.run_command(RunCommand(words), ABOUT, timeout_s)
 
 
 def is_alive(pid: int) -> bool:
@@ -274,7 +274,7 @@ async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
 async def test_the_log_has_a_line_for_each_entry_and_is_only_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text("what was there\n")
-    await asyncio.gather(*(audit.record(str(path), {"n": n, "text": "x" * 5000}) for n in range(20)))
+    await asyncio.gather(*(plan.record(str(path), {"n": n, "text": "x" * 5000}) for n in range(20)))
     first, *lines = path.read_text().splitlines()
     assert first == "what was there"
     assert sorted(json.loads(line)["n"] for line in lines) == list(range(20))
@@ -291,9 +291,9 @@ async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
         synced.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr("cellgate.proxy.recovery.audit.os.fsync", note)
+    monkeypatch.setattr("cellgate.proxy.extras.operator.plan.os.fsync", note)
     path = tmp_path / "audit.jsonl"
-    await audit.record(str(path), {"n": 1})
+    await plan.record(str(path), {"n": 1})
     assert path.stat().st_size == synced[0]
     assert len(synced) == 2, "the folder as well, for a new file"
 
@@ -301,9 +301,9 @@ async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
 @live
 async def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        await audit.record(str(tmp_path / "no" / "audit"), {})
+        await plan.record(str(tmp_path / "no" / "audit"), {})
     with pytest.raises(OSError, match="No space"):
-        await audit.record("/dev/full", {})
+        await plan.record("/dev/full", {})
 
 
 @live
@@ -312,8 +312,8 @@ async def test_a_disk_that_takes_for_ever_does_not_hold_up_the_loop(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setattr("cellgate.proxy.recovery.audit.WRITE_S", 0.1)
+    monkeypatch.setattr("cellgate.proxy.extras.operator.plan.WRITE_S", 0.1)
     with pytest.raises(OSError, match=r"not written within 0\.1 s"):
-        await audit.record(str(pipe), {})
+        await plan.record(str(pipe), {})
     # Lets the thread go.
     os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cellgate.proxy.config.unit_actions import ReplacePods
+from cellgate.proxy.config.action_settings import ReplacePods
+from cellgate.proxy.extras.operator import kubernetes
+from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.orchestrators.kubernetes_api import ApiError, ask, connected
-from cellgate.proxy.recovery import kubernetes_pods
-from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 from tests.sockets.test_recovery_deeds import ABOUT
 
@@ -40,7 +40,7 @@ def cluster(folder: Path, scenario: Callable[[FakeKubernetes, Replace], Awaitabl
 
             def replace(about: Any = UNIT, **keys: Any) -> Awaitable[RecoveryReport]:
                 action = ReplacePods("prod", kubeconfig=api.kubeconfig(folder), **keys)
-                return kubernetes_pods.run(action, about)
+                return kubernetes.replace_pods(action, about)
 
             await scenario(api, replace)
         finally:
@@ -173,7 +173,7 @@ def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) -> Non
         action = ReplacePods("prod", kubeconfig=api.kubeconfig(tmp_path))
         async with connected(action.kubeconfig) as connection:
             with pytest.raises(ApiError, match="409 Precondition failed"):
-                await ask(connection, kubernetes_pods.going(action, "prod", listed))
+                await ask(connection, kubernetes.going(action, "prod", listed))
         assert going(api) == []
 
     cluster(tmp_path, scenario)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.config.unit_actions import SetImage
-from cellgate.proxy.recovery import kubernetes_image
-from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
+from cellgate.proxy.config.action_settings import SetImage
+from cellgate.proxy.extras.operator import kubernetes
+from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod
 from tests.sockets.test_recovery_pods import rights_given, rights_used
 
@@ -44,7 +44,7 @@ class Cluster:
 
     async def roll(self, number: int, image: str = NEW) -> RecoveryReport:
         action = SetImage(image, "prod", kubeconfig=self._kubeconfig)
-        report = await kubernetes_image.run(action, {"unit": f"big-{number}"})
+        report = await kubernetes.set_image(action, {"unit": f"big-{number}"})
         if report.result is RecoveryResult.OK:
             for at in range(self.partition, 3):
                 await self.pod(at, image)
@@ -126,7 +126,7 @@ def test_a_set_that_was_changed_meanwhile_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
-        rolled = kubernetes_image.rolled
+        rolled = kubernetes.rolled
 
         def meddled(before: Any, *rest: Any) -> Any:
             cluster.api.objects.put(
@@ -134,7 +134,7 @@ def test_a_set_that_was_changed_meanwhile_is_left_as_it_is(
             )
             return rolled(before, *rest)
 
-        monkeypatch.setattr(kubernetes_image, "rolled", meddled)
+        monkeypatch.setattr(kubernetes, "rolled", meddled)
         report = await cluster.roll(2)
         assert report.result is RecoveryResult.REFUSED
         assert "409 Operation cannot be fulfilled" in report.detail

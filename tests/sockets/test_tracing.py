@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import TracingSettings
-from cellgate.proxy.tracing.tracing import Tracing
+from cellgate.proxy.tracing import Tracing
 from loadtests.kit.collector import Collector, Seen, collecting
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.request.placement import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD
-from cellgate.proxy.request.routes import RouteKind, find_route
-from cellgate.proxy.wire.failure import TABLE, FailureKind
-from cellgate.proxy.wire.heads import TOKEN_FIELD
+from cellgate.proxy.http.errors import TABLE, FailureKind
+from cellgate.proxy.http.heads import TOKEN_FIELD
+from cellgate.proxy.request.routes import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD, RouteKind, find_route
 from tests.documented import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text()

@@ -16,9 +16,9 @@ from cellgate.probes import NODE_PROBES, PROBES
 from cellgate.probes.engines import ENGINES
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.logs.access_log import json_line
+from cellgate.proxy.observe.access_log import json_line
 from tests.house.rooms import ORDER
-from tests.unit.logs.test_access_log import DONE
+from tests.unit.observe.test_access_log import DONE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -64,8 +64,8 @@ def test_every_decision_is_in_the_list_of_them() -> None:
 
 def test_the_rooms_are_described_in_their_order() -> None:
     page = (DOCS / "architecture.md").read_text()
-    rooms = page[page.index("## Rooms") :].partition("\n\nInside")[0]
-    assert re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE) == [
+    rooms = page[page.index("## Rooms") :].partition("\n\nBeside")[0]
+    assert re.findall(r"^\| `([\w/]+)` \|", rooms, re.MULTILINE) == [
         room for line in ORDER for room in line.split()
     ]
 

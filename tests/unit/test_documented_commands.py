@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.cli.commands import COMMANDS, main, parser_of
+from cellgate.proxy.cli.main import COMMANDS, main, parser_of
 from tests.documented import PAGES, ROOT, Typed, typed
-from tests.unit.capacity.test_plan import LLAMA_8B
+from tests.unit.planner.test_plan import LLAMA_8B
 
 QUICK = ("check", "schema", "completion", "plan")
 MAKEFILE = (ROOT / "Makefile").read_text()

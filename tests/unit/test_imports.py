@@ -13,13 +13,7 @@ from tests.house.source import ROOT, Source, sources
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cellgate": ("cellgate",),
     "cellgate/policies": ("cellgate.policies", "cellgate.router.nouns"),
-    "cellgate/probes": (
-        "cellgate.probes",
-        "cellgate.router.nouns",
-        "cellgate.router.hold_nouns",
-        "cellgate.router.engine_nouns",
-        "cellgate.router.node_nouns",
-    ),
+    "cellgate/probes": ("cellgate.probes", "cellgate.router.nouns"),
     "cellgate/router": ("cellgate.router",),
     "loadtests": ("loadtests",),
     "tests": ("tests", "cellgate", "loadtests"),

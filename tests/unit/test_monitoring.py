@@ -16,27 +16,33 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.probes.agent_link import AgentState
-from cellgate.proxy.control.containment import Containment
-from cellgate.proxy.control.containment_report import PoisonMetrics
-from cellgate.proxy.control.node_facts_metrics import NodeFactsMetrics
+from cellgate.probes.agents import AgentState
+from cellgate.proxy.control.comparisons import NodeFactsMetrics
+from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.start import DiscoveryMetrics
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.metrics.collectors import NodeAgentMetrics
-from cellgate.proxy.metrics.exposition import Exposition
-from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.routing import RoutingMetrics
-from cellgate.proxy.metrics.traffic import Traffic
-from cellgate.proxy.sharing.metrics import RedisMetrics
-from cellgate.proxy.sharing.redis_link import RedisLink
-from cellgate.proxy.workers.worker_metrics import WorkerMetrics, Workers, WorkerTotals
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.observe.exposition import Exposition, NodeAgentMetrics, Traffic
+from cellgate.proxy.observe.routing_metrics import RoutingMetrics
+from cellgate.proxy.redis.link import RedisLink, RedisMetrics
+from cellgate.proxy.workers.control_process import WorkerMetrics, Workers, WorkerTotals
 from cellgate.router.board import Board
-from cellgate.router.fair_queue import FairRules
-from cellgate.router.node_nouns import NodeFacts
-from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from tests.unit.metrics.test_metrics import DONE
+from cellgate.router.nouns import (
+    Ask,
+    Evidence,
+    Fleet,
+    Load,
+    Node,
+    NodeFacts,
+    Role,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+)
+from cellgate.router.queue import FairRules, Queue
+from tests.unit.observe.test_metrics import DONE
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -10,13 +10,11 @@ from typing import cast
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
-from cellgate.proxy.wire.body_memory import BodyMemory
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import own_response
-from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import ReadScheduler
-from cellgate.proxy.wire.slow_reader import Backlogs
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.heads import own_response
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.server import ClientConnection
+from cellgate.proxy.http.turns import Backlogs, BodyMemory, ReadScheduler
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 

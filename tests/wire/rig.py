@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.reply import ReplyHead
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.server import ClientConnection
+from cellgate.proxy.http.turns import ReadScheduler
+from cellgate.proxy.http.unit import Pool, UnitConnection
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.attempt import Attempt
-from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import ReadScheduler
-from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.cost import Expected
 from cellgate.router.judge import open_case
 from cellgate.router.nouns import Ask, Cell, Unit

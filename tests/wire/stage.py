@@ -23,12 +23,11 @@ from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.gate import Gate, make_gate
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.observe.access_log import AccessLog, Finished
+from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 from tests.sim import world
 from tests.wire.client import Client, connected

@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from cellgate.proxy.admin.admin_view import AdminView
-from cellgate.proxy.admin.application import admin_server
-from cellgate.proxy.admin.health_process import RETIRE
-from cellgate.proxy.admin.shared_status import SharedStatus
-from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.admin.health_process import RETIRE, SharedStatus
+from cellgate.proxy.admin.pages import AdminView, admin_server
+from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import tls_options
 
 BACKLOG = 128

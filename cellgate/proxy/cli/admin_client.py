@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from cellgate.proxy.cli.command_error import CommandError
+from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError
 from cellgate.proxy.config.settings import Address
 

@@ -8,27 +8,141 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.errors import dotted, explained, sentence
+from cellgate.proxy.config.actions import SECRET_VARIABLE, remedies, unsigned
+from cellgate.proxy.config.checks import MisfitError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
-from cellgate.proxy.config.recovery import SECRET_VARIABLE, remedies, unsigned
-from cellgate.proxy.config.roles import role_misfits
-from cellgate.proxy.config.schema import SCHEMA, FileKeys
-from cellgate.proxy.config.settings import RedisAccess, Settings
-from cellgate.proxy.config.sources import RedisSource, Source
+from cellgate.proxy.config.schema import SCHEMA, CellKeys, FileKeys
+from cellgate.proxy.config.settings import RedisAccess, RedisSource, Settings, Source
 from cellgate.proxy.config.units import unit_of
-from cellgate.proxy.config.values import MisfitError, token
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import Cell, Fleet
+
+# Which roles of units, and which transfer of their cell, go together. Pure.
+
+
+_ENGINES = {"nixl": "vllm", "sglang": "sglang"}
+
+
+def role_misfits(cells: Sequence[CellKeys]) -> Iterator[Problem]:
+    """What cannot work, with its place."""
+    for number, cell in enumerate(cells):
+        place = ("cells", number)
+        if cell.transfer == "none":
+            for index, unit in enumerate(cell.units):
+                if unit.role != "both":
+                    reason = f"role: {unit.role} requires a transfer of its cell, such as transfer: nixl"
+                    yield (*place, "units", index, "role"), reason
+            continue
+        engine = _ENGINES[cell.transfer]
+        for unit in cell.units:
+            if unit.engine not in ("", engine):
+                reason = f"transfer: {cell.transfer} requires {engine}, and unit {unit.name} is {unit.engine}"
+                yield (*place, "transfer"), reason
+        # What is discovered is not known yet.
+        if cell.discover is None and (reason := _why_no_pair(cell)):
+            yield (*place, "transfer"), reason
+
+
+def _why_no_pair(cell: CellKeys) -> str:
+    """Why no two units of a cell are a pair; empty: some are."""
+    roles = [unit.role for unit in cell.units]
+    if cell.transfer == "sglang":
+        missing = " and none with role: ".join(role for role in ("prefill", "decode") if role not in roles)
+        more = "transfer: sglang requires both; units with role: both get whole requests only"
+        return f"cell {cell.name} has no unit with role: {missing}; {more}" if missing else ""
+    if all(role == "prefill" for role in roles):
+        return f"cell {cell.name} has no unit for answers: give one of its units role: decode or both"
+    if len(roles) < 2 or all(role == "decode" for role in roles):
+        return f"cell {cell.name} has no pair: give it a second unit, with role: prefill or both"
+    return ""
+
+
+# The text of a configuration problem: its place, what was expected, what was found.
+
+
+Schema = Mapping[str, type[BaseModel]]
+"""Every mapping of a file by its place, as in proxy/config/schema.py."""
+
+
+def dotted(key_path: KeyPath) -> str:
+    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
+    parts = (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
+        for key in key_path
+    )
+    return "".join(parts).removeprefix(".")
+
+
+def explained(error: ErrorDetails, schema: Schema) -> Problem:
+    """Where an error of the schema is, and the sentence about it."""
+    key_path, found = error["loc"], error["input"]
+    match error["type"]:
+        case "value_error":
+            wrong = error["ctx"]["error"]
+            return key_path, sentence(wrong, found) if isinstance(wrong, MisfitError) else str(wrong)
+        case "missing":
+            return key_path, "required key is missing"
+        case "extra_forbidden":
+            return key_path, f"unknown key; {_known_keys(key_path, schema)}"
+        case "invalid_key":
+            key = _shown(found)
+            return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
+        case "list_type":
+            return key_path, sentence(MisfitError("a list", "begin each item with '- '"), found)
+        case _:
+            return key_path, sentence(MisfitError("a mapping", _mapping_hint(key_path, found)), found)
+
+
+def sentence(wrong: MisfitError, found: object = None) -> str:
+    """What was expected, what was found, and what may help."""
+    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
+    return f"{text}; {wrong.hint}" if wrong.hint else text
+
+
+def _mapping_hint(key_path: KeyPath, found: object) -> str:
+    """What the item of a list probably means, where it is but a word: most have a name, units a URL."""
+    if not isinstance(found, str) or not isinstance(key_path[-1], int):
+        return ""
+    return f"write {{name: …, url: {found!r}}}" if "://" in found else f"write {{name: {found}, …}}"
+
+
+def _shown(found: object) -> str:
+    """A value in few words, as YAML has it."""
+    match found:
+        case None:
+            return "nothing"
+        case bool():
+            return str(found).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(found) if isinstance(found, str) else str(found)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _known_keys(key_path: KeyPath, schema: Schema) -> str:
+    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
+    level = dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
+    here, key = schema[level].model_fields, str(key_path[-1])
+    elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
+    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
+    return near or f"known here: {', '.join(here)}"
+
 
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"

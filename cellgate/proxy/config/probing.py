@@ -1,15 +1,13 @@
-"""What the values of a configuration that are about probing have to be (see proxy/config/values.py)."""
+"""What the values of a configuration that are about probing have to be (see proxy/config/checks.py)."""
 
 from __future__ import annotations
 
 import re
 
 from cellgate.probes import NODE_PROBES
-from cellgate.probes.apis import CANARIES
-from cellgate.probes.engines import ENGINES
-from cellgate.probes.presets import PRESETS
-from cellgate.probes.rules import RuleError, parse
-from cellgate.proxy.config.values import MisfitError, choice
+from cellgate.probes.engines import CANARIES, ENGINES
+from cellgate.probes.exporter import PRESETS, RuleError, parse
+from cellgate.proxy.config.checks import MisfitError, choice
 
 
 def engine(found: object) -> str:

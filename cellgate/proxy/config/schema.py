@@ -8,31 +8,37 @@ has to be raises MisfitError; nothing is converted that could have been meant ot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, create_model, model_validator
+from pydantic.fields import FieldInfo
 
-from cellgate.proxy.config import entry_values, values
-from cellgate.proxy.config.alb import AlbTarget
-from cellgate.proxy.config.alb_keys import AlbKeys, alb_target
-from cellgate.proxy.config.certificates import check_certificates
-from cellgate.proxy.config.cgroup import quarter_of_memory
-from cellgate.proxy.config.discovery import Discover, DiscoverKeys, LikeKeys, discovered_by
-from cellgate.proxy.config.model_aliases import fallbacks, model_names
-from cellgate.proxy.config.recovery import (
+from cellgate.policies import POLICIES
+from cellgate.probes import NODE_PROBES
+from cellgate.probes.engines import CANARIES, ENGINES
+from cellgate.probes.exporter import PRESETS
+from cellgate.proxy.config import actions, checks, probing, units
+from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
+from cellgate.proxy.config.actions import (
+    AlbKeys,
+    ImageKeys,
     LeaseKeys,
+    PodsKeys,
     RecoveryKeys,
     RollKeys,
+    TasksKeys,
+    alb_target,
     lease_place,
     log_file,
     remedy,
     roll_policy,
 )
-from cellgate.proxy.config.remedy import LeasePlace, Remedy
-from cellgate.proxy.config.roll_policy import RollPolicy
+from cellgate.proxy.config.checks import MisfitError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
+    SOURCES,
     Address,
     Cors,
     GuardrailAnswer,
@@ -54,13 +60,23 @@ from cellgate.proxy.config.settings import (
     Tls,
     TracingSettings,
 )
-from cellgate.proxy.config.unit_action_keys import ImageKeys, PodsKeys, TasksKeys
-from cellgate.proxy.config.units import Keys, KvEventsKeys, NodeKeys, ProbeKeys, UnitKeys, section
-from cellgate.proxy.config.values import MisfitError
-from cellgate.router.fair_queue import FairRules
-from cellgate.router.known_answers import KnownAnswerRules
-from cellgate.router.nouns import Cell, Fleet, Rules
-from cellgate.router.split_nouns import Transfer
+from cellgate.proxy.config.units import (
+    Discover,
+    DiscoverKeys,
+    Keys,
+    KvEventsKeys,
+    LikeKeys,
+    NodeKeys,
+    ProbeKeys,
+    UnitKeys,
+    discovered_by,
+    fallbacks,
+    model_names,
+    section,
+)
+from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.nouns import Cell, Fleet, Role, Rules, ServingRole, Transfer
+from cellgate.router.queue import FairRules
 
 _GIVEN = Settings(fleet=Fleet())
 _CELL = Cell(name="")
@@ -89,16 +105,16 @@ _MAY_BE_ZERO = {
 def _check_of(name: str, kind: object) -> Any:
     """The check for a field of a settings dataclass, by the unit in its name, else by its type."""
     if name.endswith("_bytes"):
-        return values.size
+        return checks.size
     if kind is str:
-        return values.header
+        return checks.header
     if name.endswith("_s"):
-        return values.seconds_or_0 if name in _MAY_BE_ZERO else values.seconds
+        return checks.seconds_or_0 if name in _MAY_BE_ZERO else checks.seconds
     if name.endswith("_ratio"):
-        return values.ratio
+        return checks.ratio
     if kind is int:
-        return values.count_or_0 if name in _MAY_BE_ZERO else values.count
-    return values.share if kind is float else values.readable_file
+        return checks.count_or_0 if name in _MAY_BE_ZERO else checks.count
+    return checks.share if kind is float else checks.readable_file
 
 
 def _keys_of(noun: Any, **derived: Callable[[], object]) -> type[Keys]:
@@ -134,51 +150,51 @@ KnownAnswerKeys = _keys_of(KnownAnswerRules)
 class TracingKeys(Keys):
     """Where spans go, and of which share of the requests."""
 
-    endpoint: Annotated[str, PlainValidator(values.otlp_traces)]
-    sample_ratio: Annotated[float, PlainValidator(values.share)] = _TRACING.sample_ratio
+    endpoint: Annotated[str, PlainValidator(checks.otlp_traces)]
+    sample_ratio: Annotated[float, PlainValidator(checks.share)] = _TRACING.sample_ratio
 
 
 class CorsKeys(Keys):
     """The pages that may use the gate."""
 
-    origins: Annotated[tuple[str, ...], PlainValidator(entry_values.origins)]
-    max_age_s: Annotated[float, PlainValidator(values.seconds_or_0)] = _CORS.max_age_s
+    origins: Annotated[tuple[str, ...], PlainValidator(checks.origins)]
+    max_age_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _CORS.max_age_s
 
 
 class OtlpMetricsKeys(Keys):
     """Where metrics go, and how often."""
 
-    endpoint: Annotated[str, PlainValidator(values.otlp_metrics)]
-    every_s: Annotated[float, PlainValidator(values.seconds)] = _OTLP_METRICS.every_s
+    endpoint: Annotated[str, PlainValidator(checks.otlp_metrics)]
+    every_s: Annotated[float, PlainValidator(checks.seconds)] = _OTLP_METRICS.every_s
 
 
 class JwtKeys(Keys):
     """Whose tokens count."""
 
-    issuer: Annotated[str, PlainValidator(values.text)]
-    audience: Annotated[str, PlainValidator(values.text)]
-    jwks_url: Annotated[str, PlainValidator(values.page)]
-    tenant_claim: Annotated[str, PlainValidator(values.text)] = _JWT.tenant_claim
+    issuer: Annotated[str, PlainValidator(checks.text)]
+    audience: Annotated[str, PlainValidator(checks.text)]
+    jwks_url: Annotated[str, PlainValidator(checks.page)]
+    tenant_claim: Annotated[str, PlainValidator(checks.text)] = _JWT.tenant_claim
 
 
 class KeyFileKeys(Keys):
     """Who may come in. What the file says is checked where it is read, config/key_file.py."""
 
-    file: Annotated[str, PlainValidator(values.readable_file)]
-    on_revoke: Annotated[OnRevoke, PlainValidator(values.on_revoke)] = _KEYS.on_revoke
+    file: Annotated[str, PlainValidator(checks.readable_file)]
+    on_revoke: Annotated[OnRevoke, PlainValidator(checks.on_revoke)] = _KEYS.on_revoke
     jwt: Annotated[JwtSettings | None, section(JwtSettings, JwtKeys)] = None
 
 
 class GuardrailKeys(Keys):
     """A program that is asked about requests and answers."""
 
-    url: Annotated[str, PlainValidator(entry_values.guardrail_url)]
-    request: Annotated[bool, PlainValidator(values.flag)] = _GUARDRAIL.request
-    answer: Annotated[GuardrailAnswer, PlainValidator(entry_values.guardrail_answer)] = _GUARDRAIL.answer
-    window_bytes: Annotated[int, PlainValidator(values.size)] = _GUARDRAIL.window_bytes
-    window_s: Annotated[float, PlainValidator(values.seconds)] = _GUARDRAIL.window_s
-    timeout_s: Annotated[float, PlainValidator(values.seconds)] = _GUARDRAIL.timeout_s
-    fail: Annotated[GuardrailFail, PlainValidator(entry_values.guardrail_fail)] = _GUARDRAIL.fail
+    url: Annotated[str, PlainValidator(checks.guardrail_url)]
+    request: Annotated[bool, PlainValidator(checks.flag)] = _GUARDRAIL.request
+    answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)] = _GUARDRAIL.answer
+    window_bytes: Annotated[int, PlainValidator(checks.size)] = _GUARDRAIL.window_bytes
+    window_s: Annotated[float, PlainValidator(checks.seconds)] = _GUARDRAIL.window_s
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _GUARDRAIL.timeout_s
+    fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)] = _GUARDRAIL.fail
 
 
 # Cells, and the file as a whole.
@@ -187,10 +203,10 @@ class GuardrailKeys(Keys):
 class CellKeys(Keys):
     """One cell. A cell may have no unit for a while, a fleet may not."""
 
-    name: Annotated[str, PlainValidator(values.name)]
-    weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
-    spill_s: Annotated[float, PlainValidator(values.seconds_or_0)] = _CELL.spill_s
-    transfer: Annotated[Transfer, PlainValidator(values.transfer)] = _CELL.transfer
+    name: Annotated[str, PlainValidator(checks.name)]
+    weight: Annotated[float, PlainValidator(checks.weight)] = _CELL.weight
+    spill_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _CELL.spill_s
+    transfer: Annotated[Transfer, PlainValidator(checks.transfer)] = _CELL.transfer
     recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
     discover: Annotated[Discover | None, PlainValidator(discovered_by)] = None
     units: list[UnitKeys]
@@ -202,7 +218,7 @@ class CellKeys(Keys):
 
 
 def fleet_source(found: object, info: ValidationInfo) -> str:
-    found = values.choice("a source of all units", found, ["redis"])
+    found = checks.choice("a source of all units", found, ["redis"])
     if info.data.get("redis") is None:
         raise ValueError("requires the key redis as well")
     return found
@@ -237,31 +253,31 @@ class FileKeys(Keys):
     `redis` may be anything: a gate serves without it, and says what is wrong with it.
     """
 
-    version: Annotated[int, PlainValidator(values.version)] = 1
-    listen: Annotated[Address, PlainValidator(values.address)] = _GIVEN.listen
-    admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
-    workers: Annotated[int, PlainValidator(values.count)] = _GIVEN.workers
-    agent_check: Annotated[Address | None, PlainValidator(values.address)] = _GIVEN.agent_check
+    version: Annotated[int, PlainValidator(checks.version)] = 1
+    listen: Annotated[Address, PlainValidator(checks.address)] = _GIVEN.listen
+    admin: Annotated[Address, PlainValidator(checks.address)] = _GIVEN.admin
+    workers: Annotated[int, PlainValidator(checks.count)] = _GIVEN.workers
+    agent_check: Annotated[Address | None, PlainValidator(checks.address)] = _GIVEN.agent_check
     alb: Annotated[AlbTarget | None, PlainValidator(alb_target)] = _GIVEN.alb
-    trusted: Annotated[tuple[str, ...], PlainValidator(values.networks)] = _GIVEN.trusted
-    redis: Annotated[str | None, PlainValidator(values.text)] = Field(None, repr=False)
-    redis_username: Annotated[str | None, PlainValidator(values.redis_username)] = None
-    redis_password_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
-    redis_prefix: Annotated[str, PlainValidator(values.redis_prefix)] = REDIS_PREFIX
+    trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)] = _GIVEN.trusted
+    redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)
+    redis_username: Annotated[str | None, PlainValidator(checks.redis_username)] = None
+    redis_password_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
     leases: Annotated[LeasePlace | None, PlainValidator(lease_place), AfterValidator(_leases_or_redis)] = None
-    advertise: Annotated[str, PlainValidator(values.url)] = _GIVEN.advertise
+    advertise: Annotated[str, PlainValidator(checks.url)] = _GIVEN.advertise
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
-    admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
-    policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
-    access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log
+    admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    policy: Annotated[str, PlainValidator(checks.policy)] = _GIVEN.policy
+    access_log: Annotated[LogFormat, PlainValidator(checks.log_format)] = _GIVEN.access_log
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)] = _GIVEN.keys
     usage_log: Annotated[str | None, PlainValidator(log_file), AfterValidator(_usage_needs_keys)] = (
         _GIVEN.usage_log
     )
     tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)] = _GIVEN.tracing
     otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)] = _GIVEN.otlp_metrics
-    pool_metrics: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pool_metrics
-    per_unit_metrics: Annotated[PerUnit, PlainValidator(values.per_unit)] = _GIVEN.per_unit_metrics
+    pool_metrics: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.pool_metrics
+    per_unit_metrics: Annotated[PerUnit, PlainValidator(checks.per_unit)] = _GIVEN.per_unit_metrics
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, section(Rules, RulesKeys)] = _GIVEN.rules
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(
@@ -276,15 +292,15 @@ class FileKeys(Keys):
         _GIVEN.guardrail
     )
     cors: Annotated[Cors | None, section(Cors, CorsKeys)] = _GIVEN.cors
-    realtime: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.realtime
-    internal_headers: Annotated[ShownTo, PlainValidator(entry_values.shown_to)] = _GIVEN.internal_headers
+    realtime: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.realtime
+    internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)] = _GIVEN.internal_headers
     roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)] = _GIVEN.roll
-    pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
+    pass_unlisted: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.pass_unlisted
     models: Annotated[Mapping[str, Split], PlainValidator(model_names)] = {}
     fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)] = {}
-    no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation
-    continue_across_builds: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.continue_across_builds
-    resume_s: Annotated[float, PlainValidator(values.seconds_or_0)] = _GIVEN.resume_s
+    no_continuation: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _GIVEN.no_continuation
+    continue_across_builds: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.continue_across_builds
+    resume_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _GIVEN.resume_s
     known_answer: Annotated[KnownAnswerRules, section(KnownAnswerRules, KnownAnswerKeys)] = (
         _GIVEN.known_answer
     )
@@ -323,3 +339,159 @@ SCHEMA: dict[str, type[Keys]] = {
     "otlp_metrics": OtlpMetricsKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
+
+
+# The JSON Schema of the configuration, for editors: made of the models that check it.
+#
+# It knows keys, kinds of values, choices and defaults. What needs the machine or other keys (files, names
+# that
+# must be unique) only `cellgate check` knows, so whatever this schema refuses, the gate refuses as well.
+
+
+Json = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
+"""Any value may come from the environment: config/yaml_file.py."""
+
+
+def _kind(name: str, told: str = "", **bounds: object) -> Json:
+    return {"type": name, **bounds} | ({"description": told} if told else {})
+
+
+def _one_of(words: Sequence[str]) -> Json:
+    return {"enum": list(words)}
+
+
+def _list_of(item: Json) -> Json:
+    return {"type": "array", "items": item}
+
+
+def _map_of(value: Json) -> Json:
+    return {"type": "object", "additionalProperties": value}
+
+
+_STRING = _kind("string")
+_ADDRESS = _kind("string", "HOST:PORT, with an IPv6 host in brackets")
+_PAGE = _kind("string", "http://HOST:PORT/PATH or https://HOST:PORT/PATH")
+_FILE = _kind("string", "a file name")
+_PORT = _kind("integer", "a port", minimum=1, maximum=65535)
+_SIZE: Json = {
+    "description": "bytes, or a string like 64MiB",
+    "anyOf": [_kind("integer", minimum=1), _kind("string", pattern=r"^\d{1,9} ?(KiB|MiB|GiB)$"), _VARIABLE],
+}
+_LOG_FORMATS: Json = {"enum": [*get_args(LogFormat), False], "description": "false is how YAML reads off"}
+
+KINDS: dict[Callable[..., Any], Json] = {
+    checks.version: {"const": 1},
+    checks.seconds: _kind("number", "seconds", exclusiveMinimum=0),
+    checks.seconds_or_0: _kind("number", "seconds", minimum=0),
+    checks.share: _kind("number", "a share from 0 to 1", minimum=0, maximum=1),
+    checks.ratio: _kind("number", "a ratio", exclusiveMinimum=1),
+    checks.weight: _kind("number", "1 is usual", exclusiveMinimum=0),
+    checks.rate: _kind("number", "a number a second", minimum=0),
+    checks.count: _kind("integer", minimum=1),
+    checks.count_or_0: _kind("integer", minimum=0),
+    checks.size: _SIZE,
+    checks.text: _STRING,
+    checks.header: _kind("string", "the name of a header line"),
+    checks.flag: _kind("boolean"),
+    checks.policy: _one_of(sorted(POLICIES)),
+    checks.role: _one_of([role.value for role in Role]),
+    checks.serving_role: _one_of(get_args(ServingRole)),
+    checks.transfer: _one_of(get_args(Transfer)),
+    checks.log_format: _LOG_FORMATS,
+    checks.per_unit: _one_of(get_args(PerUnit)),
+    checks.guardrail_url: _kind("string", "http://HOST:PORT/PATH or unix:///PATH"),
+    checks.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
+    checks.guardrail_fail: _one_of(get_args(GuardrailFail)),
+    checks.shown_to: _one_of(get_args(ShownTo)),
+    checks.origins: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
+    checks.name: _kind("string", "letters, digits, '.', '_' and '-'", pattern=r"^[A-Za-z0-9$]"),
+    checks.models: _list_of(_STRING),
+    checks.place: _list_of(_STRING),
+    units.model_names: _map_of({"anyOf": [_STRING, _map_of(_kind("number", exclusiveMinimum=0))]}),
+    units.fallbacks: _map_of({"anyOf": [_STRING, _list_of(_STRING)]}),
+    checks.address: _ADDRESS,
+    checks.target: _ADDRESS,
+    checks.redis_username: _STRING,
+    checks.redis_prefix: _STRING,
+    checks.networks: _list_of(_kind("string", "a network like 10.0.0.0/8, or an address")),
+    checks.page: _PAGE,
+    checks.otlp_traces: _PAGE,
+    checks.otlp_metrics: _PAGE,
+    checks.url: _kind("string", "http://HOST:PORT or https://HOST:PORT without a path"),
+    checks.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
+    checks.kv_source: _one_of(["vllm", "sglang"]),
+    checks.readable_file: _FILE,
+    actions.log_file: _FILE,
+    checks.on_revoke: _one_of(get_args(OnRevoke)),
+    checks.token_in_file: _kind("string", "a file that holds the secret alone"),
+    probing.engine: _one_of(sorted(ENGINES)),
+    probing.canary: _one_of(sorted(CANARIES)),
+    probing.probe: _one_of(sorted(NODE_PROBES)),
+    probing.preset: _one_of(sorted(PRESETS)),
+    probing.rule: _kind("string", "a rule such as node_load1 > 100"),
+    probing.service: _STRING,
+    probing.statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
+    actions.run_command: _list_of(_STRING),
+    actions.call_webhook: _PAGE,
+    actions.unit_selector: _kind(
+        "string", "labels, with {unit} for the unit's name", pattern=r"\{unit\}|\$\{"
+    ),
+    actions.systemd_service: _kind("string", "a service with {unit}", pattern=r"\{unit\}|\$\{"),
+    units.source: _one_of(sorted(SOURCES)),
+    units.record: _one_of(["A", "AAAA", "SRV"]),
+    units.scheme: _one_of(["http", "https"]),
+    checks.port: _PORT,
+    fleet_source: _one_of(["redis"]),
+}
+"""What each check takes. A new check needs a line here."""
+
+_MADE = {"word.<locals>.check": _STRING, "words.<locals>.check": _list_of(_STRING)}
+"""The same of checks that word_values.py makes."""
+
+
+def json_schema() -> Json:
+    """The schema of the whole file."""
+    return {"$schema": DIALECT, "title": "The configuration of Cellgate", **_mapping("")}
+
+
+def _mapping(place: str) -> Json:
+    """A mapping of `schema.SCHEMA`, by its place."""
+    fields = SCHEMA[place].model_fields
+    made: Json = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: _property(f"{place}.{key}".lstrip("."), field) for key, field in fields.items()},
+    }
+    # The units of a cell may be discovered.
+    required = [key for key, f in fields.items() if f.is_required() and (place, key) != ("cells[]", "units")]
+    return made | ({"required": required} if required else {})
+
+
+def _property(place: str, field: FieldInfo) -> Json:
+    if place in SCHEMA:
+        return _mapping(place)
+    if f"{place}[]" in SCHEMA:
+        return _list_of(_mapping(f"{place}[]"))
+    [check] = [each.func for each in field.metadata if isinstance(each, PlainValidator)]
+    kind = KINDS.get(check) or _MADE[check.__qualname__]
+    takes_variables = kind.get("type") in ("string", "array") or "anyOf" in kind
+    taken = kind if takes_variables else {"anyOf": [kind, _VARIABLE]}
+    default = _shown(field.default)
+    return taken if default is None else taken | {"default": default}
+
+
+def _shown(default: object) -> object:
+    """A default as a file has it; None where there is none to show."""
+    match default:
+        case Address():
+            return str(default)
+        case Enum():
+            return default.value
+        case bool() | int() | float():
+            return default
+        case str() if default:
+            return default
+    return None

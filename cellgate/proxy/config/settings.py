@@ -2,17 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hmac
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import ClassVar, Literal, Protocol
 
-from cellgate.proxy.config.alb import AlbTarget
-from cellgate.proxy.config.remedy import LeasePlace, Remedy
-from cellgate.proxy.config.roll_policy import RollPolicy
-from cellgate.proxy.config.sources import Source
-from cellgate.router.fair_queue import FairRules
-from cellgate.router.known_answers import KnownAnswerRules
-from cellgate.router.nouns import Fleet, Rules
+from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
+from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.nouns import Fleet, Rules, Unit
+from cellgate.router.queue import FairRules
+
+# Where units are discovered, as it is configured: one value for each source. discovery/ follows them.
+#
+# A value is its source: where equal ones are configured again, the source is the same and is followed on.
+
+
+class Source(Protocol):
+    """What is known of every source.
+
+    `kind` is its name in a configuration and that of its evidence. `gone_is_dead`: a unit that is not found
+    any more has no process left, so that requests there need not wait to find out.
+    """
+
+    kind: ClassVar[str]
+    gone_is_dead: ClassVar[bool]
+
+    @property
+    def title(self) -> str:
+        """Which one of its kind it is, in a few words for the log and for a metric's label."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DnsSource:
+    """Resolves `host` for `record` (A, AAAA, SRV); `like` has what all units have, `port` theirs (no SRV).
+
+    `server` is the name server's HOST:PORT; empty: the system's.
+    """
+
+    kind: ClassVar[str] = "dns"
+    gone_is_dead: ClassVar[bool] = False
+
+    like: Unit
+    host: str
+    record: str = "A"
+    port: int = 0
+    scheme: str = "http"
+    server: str = ""
+    period_s: float = 5.0
+
+    @property
+    def title(self) -> str:
+        """The record and the name, and the port where that is ours to say."""
+        return f"dns {self.record} {self.host}" + (f":{self.port}" if self.port else "")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Looks at the file every `period_s`. Units get the cell of `like`, and its API key if they name none."""
+
+    kind: ClassVar[str] = "file"
+    gone_is_dead: ClassVar[bool] = False
+
+    like: Unit
+    path: str
+    period_s: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The file."""
+        return f"file {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class LwsSource:
+    """Watches the pods of the set `name`. `like` has what all units have, `port` is the leaders' API.
+
+    `namespace` empty: the gate's own. `agent_port` 0: there are no agents. `kubeconfig` empty: the pod's own
+    service account, else the user's file. `places`: ask where the nodes of pods stand in the network.
+    """
+
+    kind: ClassVar[str] = "lws"
+    gone_is_dead: ClassVar[bool] = True
+
+    like: Unit
+    name: str
+    port: int
+    namespace: str = ""
+    agent_port: int = 0
+    scheme: str = "http"
+    kubeconfig: str = ""
+    places: bool = False
+
+    @property
+    def title(self) -> str:
+        """The set."""
+        return f"lws {self.namespace}/{self.name}" if self.namespace else f"lws {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class EcsSource:
+    """Asks for the tasks of `cluster` every `period_s`: of these `services`, or of all (none named).
+
+    `like` has what all units have, `port` is the leaders' API. `agent_port` 0: there are no agents.
+    """
+
+    kind: ClassVar[str] = "ecs"
+    gone_is_dead: ClassVar[bool] = True
+
+    like: Unit
+    cluster: str
+    port: int
+    services: tuple[str, ...] = ()
+    region: str = ""
+    agent_port: int = 0
+    scheme: str = "http"
+    period_s: float = 5.0
+
+    @property
+    def title(self) -> str:
+        """The cluster, and which services."""
+        return f"ecs {self.cluster}" + (f" {','.join(self.services)}" if self.services else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSource:
+    """All units that other gates publish in Redis (docs/fleet.md). Where it is, there is no other."""
+
+    kind: ClassVar[str] = "redis"
+    gone_is_dead: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """The only one of its kind."""
+        return "redis"
+
+
+SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource]] = {
+    source.kind: source for source in (DnsSource, EcsSource, FileSource, LwsSource)
+}
+"""Those of one cell: `cells[].discover.from`."""
+
+PACKAGES: dict[str, tuple[str, str]] = {
+    "dns": ("dns", "dns"),
+    "lws": ("kubernetes_asyncio", "k8s"),
+    "ecs": ("boto3", "ecs"),
+}
+"""The module that a source needs beyond what is always there, and the extra that brings it."""
+KV_EVENTS_PACKAGES = ("zmq", "msgpack")
+"""The modules that KV events need, of the extra `kv-events`."""
+
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -287,3 +427,71 @@ def after_reload(running: Settings, anew: Settings) -> Settings:
 
 Reload = Callable[[], Settings]
 """Reads the configuration anew. Raises ConfigError."""
+
+
+# Trusted peers: this machine, the networks that the configuration names, callers with the token. Pure.
+
+
+Network = IPv4Network | IPv6Network
+
+
+class Peers:
+    """Trusts loopback and `networks` (10.0.0.0/8, 2001:db8::/32, or a single address).
+
+    Raises ValueError for what is no network, or has bits beyond its mask.
+    """
+
+    def __init__(self, networks: Iterable[str] = ()) -> None:
+        self._networks: list[Network] = [ip_network(network) for network in networks]
+
+    def trusts(self, peer: str) -> bool:
+        """Whether an address (no port) is trusted. What is no address is not."""
+        try:
+            address = ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        # A socket that speaks both families shows an IPv4 peer like this.
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return address.is_loopback or any(address in network for network in self._networks)
+
+
+def gates_token(token: str) -> str:
+    """What a gate shows to another one that has the same admin token: good for naming a unit, and no more."""
+    return hmac.new(token.encode(), b"x-cellgate-unit", "sha256").hexdigest()
+
+
+def payer_at(peer: str, forwarded_for: str, peers: Peers) -> str:
+    """The address that pays for what came from a peer: its own, or if it is trusted, the last one that it
+    says it speaks for and that is not trusted itself. Of IPv6 the network of a customer (/64).
+    """
+    chain = [each.strip() for each in forwarded_for.split(",")] if forwarded_for else []
+    address = peer
+    while chain and peers.trusts(address):
+        if not _is_address(said := chain.pop()):
+            break
+        address = said
+    return _customer(address)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _customer(text: str) -> str:
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return str(ip_network((address, 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def is_token(given: bytes, token: str) -> bool:
+    """Whether this is the token, compared in constant time."""
+    return hmac.compare_digest(given.strip(), token.encode())

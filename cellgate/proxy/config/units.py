@@ -6,20 +6,20 @@ The same in the configuration and in files that units are discovered from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import MISSING
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
 from cellgate.probes import NODE_PROBES
-from cellgate.probes.node import NodeProbe
-from cellgate.proxy.config import probing, values
-from cellgate.proxy.config.sources import KV_EVENTS_PACKAGES
-from cellgate.proxy.config.values import MisfitError
-from cellgate.router.nouns import KvEvents, Node, Role, Unit
-from cellgate.router.split_nouns import ServingRole
+from cellgate.probes.nodes import NodeProbe
+from cellgate.proxy.config import checks, probing
+from cellgate.proxy.config.checks import MisfitError, choice, weight, word, words
+from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, PACKAGES, SOURCES, Source, Split
+from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ class ProbeKeys(Keys):
     """One probe of a node: its kind, and the fields of that kind as keys."""
 
     probe: Annotated[str, PlainValidator(probing.probe)]
-    url: Annotated[str | None, PlainValidator(values.page)] = None
-    address: Annotated[str | None, PlainValidator(values.target)] = None
+    url: Annotated[str | None, PlainValidator(checks.page)] = None
+    address: Annotated[str | None, PlainValidator(checks.target)] = None
     expect: Annotated[tuple[int, ...] | None, PlainValidator(probing.statuses)] = None
     service: Annotated[str | None, PlainValidator(probing.service)] = None
     rule: Annotated[str | None, PlainValidator(probing.rule)] = None
     preset: Annotated[str | None, PlainValidator(probing.preset)] = None
-    period_s: Annotated[float | None, PlainValidator(values.seconds)] = None
-    timeout_s: Annotated[float | None, PlainValidator(values.seconds)] = None
+    period_s: Annotated[float | None, PlainValidator(checks.seconds)] = None
+    timeout_s: Annotated[float | None, PlainValidator(checks.seconds)] = None
 
 
 def _node_probe(found: object) -> NodeProbe:
@@ -93,21 +93,21 @@ def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
 class NodeKeys(Keys):
     """One node of a unit."""
 
-    name: Annotated[str, PlainValidator(values.name)]
-    role: Annotated[Role, PlainValidator(values.role)]
-    agent: Annotated[str, PlainValidator(values.target)] = _NODE.agent
+    name: Annotated[str, PlainValidator(checks.name)]
+    role: Annotated[Role, PlainValidator(checks.role)]
+    agent: Annotated[str, PlainValidator(checks.target)] = _NODE.agent
     probes: Annotated[
         list[Annotated[NodeProbe, PlainValidator(_node_probe)]], AfterValidator(_each_of_its_own)
     ] = []
-    place: Annotated[tuple[str, ...], PlainValidator(values.place)] = _NODE.place
+    place: Annotated[tuple[str, ...], PlainValidator(checks.place)] = _NODE.place
 
 
 # `from` is no name in Python.
 _kv_fields: dict[str, Any] = {
-    "from": (Annotated[str, PlainValidator(values.kv_source)], ...),
-    "endpoint": (Annotated[str, PlainValidator(values.zmq_endpoint)], ""),
-    "replay_endpoint": (Annotated[str, PlainValidator(values.zmq_endpoint)], ""),
-    "ranks": (Annotated[int, PlainValidator(values.count)], 1),
+    "from": (Annotated[str, PlainValidator(checks.kv_source)], ...),
+    "endpoint": (Annotated[str, PlainValidator(checks.zmq_endpoint)], ""),
+    "replay_endpoint": (Annotated[str, PlainValidator(checks.zmq_endpoint)], ""),
+    "ranks": (Annotated[int, PlainValidator(checks.count)], 1),
 }
 KvEventsKeys = create_model("KvEventsKeys", __base__=Keys, **_kv_fields)
 """Where a unit publishes its KV events."""
@@ -125,20 +125,20 @@ def _kv_events(found: object) -> KvEvents:
 class UnitKeys(Keys):
     """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
 
-    name: Annotated[str, PlainValidator(values.name)]
-    url: Annotated[str, PlainValidator(values.url)]
-    weight: Annotated[float, PlainValidator(values.weight)] = _UNIT.weight
-    max_in_flight: Annotated[int, PlainValidator(values.count)] = _UNIT.max_in_flight
-    models: Annotated[tuple[str, ...], PlainValidator(values.models)] = _UNIT.models
+    name: Annotated[str, PlainValidator(checks.name)]
+    url: Annotated[str, PlainValidator(checks.url)]
+    weight: Annotated[float, PlainValidator(checks.weight)] = _UNIT.weight
+    max_in_flight: Annotated[int, PlainValidator(checks.count)] = _UNIT.max_in_flight
+    models: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _UNIT.models
     engine: Annotated[str, PlainValidator(probing.engine)] = _UNIT.engine
     canary: Annotated[str, PlainValidator(probing.canary)] = _UNIT.canary
-    metrics_url: Annotated[str, PlainValidator(values.page)] = _UNIT.metrics_url
-    prefill_tokens_s: Annotated[float, PlainValidator(values.rate)] = _UNIT.prefill_tokens_s
-    kv_tokens: Annotated[int, PlainValidator(values.count_or_0)] = _UNIT.kv_tokens
+    metrics_url: Annotated[str, PlainValidator(checks.page)] = _UNIT.metrics_url
+    prefill_tokens_s: Annotated[float, PlainValidator(checks.rate)] = _UNIT.prefill_tokens_s
+    kv_tokens: Annotated[int, PlainValidator(checks.count_or_0)] = _UNIT.kv_tokens
     kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)] = _UNIT.kv_events
-    role: Annotated[ServingRole, PlainValidator(values.serving_role)] = _UNIT.role
-    bootstrap_port: Annotated[int, PlainValidator(values.port)] = _UNIT.bootstrap_port
-    api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
+    role: Annotated[ServingRole, PlainValidator(checks.serving_role)] = _UNIT.role
+    bootstrap_port: Annotated[int, PlainValidator(checks.port)] = _UNIT.bootstrap_port
+    api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
 
 
@@ -165,3 +165,156 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
         role=unit.role,
         bootstrap_port=unit.bootstrap_port,
     )
+
+
+# What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.
+
+
+_LIKE = Unit(name="", cell="", url="")
+
+
+class LikeKeys(Keys):
+    """What all units of a source have in common: keys of a unit, under `unit`."""
+
+    weight: Annotated[float, PlainValidator(checks.weight)] = _LIKE.weight
+    max_in_flight: Annotated[int, PlainValidator(checks.count)] = _LIKE.max_in_flight
+    models: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _LIKE.models
+    engine: Annotated[str, PlainValidator(probing.engine)] = _LIKE.engine
+    canary: Annotated[str, PlainValidator(probing.canary)] = _LIKE.canary
+    role: Annotated[ServingRole, PlainValidator(checks.serving_role)] = _LIKE.role
+    bootstrap_port: Annotated[int, PlainValidator(checks.port)] = _LIKE.bootstrap_port
+    api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+
+
+def source(found: object) -> str:
+    return choice("a source", found, sorted(SOURCES))
+
+
+def record(found: object) -> str:
+    return choice("a record type", found, ["A", "AAAA", "SRV"])
+
+
+def scheme(found: object) -> str:
+    return choice("a scheme", found, ["http", "https"])
+
+
+def _given(kind: Any) -> Any:
+    return Annotated[Any, PlainValidator(kind)]
+
+
+_CHECKS: dict[str, Any] = {
+    "host": word("the name to resolve"),
+    "record": record,
+    "server": checks.target,
+    "path": word("a file name"),
+    "name": word("the name of a LeaderWorkerSet"),
+    "namespace": word("the name of a namespace"),
+    "kubeconfig": checks.readable_file,
+    "places": checks.flag,
+    "cluster": word("the name or ARN of a cluster"),
+    "services": words("a list of service names"),
+    "region": word("the name of a region"),
+    "port": checks.port,
+    "agent_port": checks.port,
+    "scheme": scheme,
+    "period_s": checks.seconds,
+}
+
+
+def _default(key: str) -> object:
+    """What the sources that have this key take for it, where they agree; only shown."""
+    given = {f.default for kind in SOURCES.values() for f in dataclasses.fields(kind) if f.name == key}
+    return given.pop() if len(given) == 1 and MISSING not in given else None
+
+
+_fields: dict[str, Any] = {"from": (_given(source), ...)}
+_fields |= {key: (_given(check), _default(key)) for key, check in _CHECKS.items()}
+_fields["unit"] = (LikeKeys, None)
+DiscoverKeys = create_model("DiscoverKeys", __base__=Keys, **_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    """A source whose cell is not set yet."""
+
+    kind: str
+    fields: Mapping[str, object]
+    like: LikeKeys
+
+    def source(self, cell: str, api_key: str) -> Source:
+        """The source of this cell; `api_key` is what probes send where the file names none."""
+        common = {key: value for key, value in self.like if key != "api_key_file"}
+        like = Unit(name="", cell=cell, url="", api_key=self.like.api_key_file or api_key, **common)
+        return SOURCES[self.kind](like, **self.fields)  # type: ignore[arg-type]
+
+
+def discovered_by(found: object) -> Discover:
+    """Reads the mapping under `discover`."""
+    keys = DiscoverKeys.model_validate(found)
+    given = {key: value for key, value in keys if key in keys.model_fields_set}
+    name, like = given.pop("from"), given.pop("unit", LikeKeys.model_validate({}))
+    fields = {f.name: f.default for f in dataclasses.fields(SOURCES[name]) if f.name != "like"}
+    # Units of a file have all their keys there.
+    known = ", ".join(fields if name == "file" else [*fields, "unit"])
+    if strange := [key for key in keys.model_fields_set if key not in known.split(", ") and key != "from"]:
+        raise ValueError(f"from: {name} does not take {', '.join(strange)}; it takes {known}")
+    if missing := [key for key, default in fields.items() if default is MISSING and key not in given]:
+        raise ValueError(f"from: {name} requires {' and '.join(missing)}")
+    if name == "dns" and ("port" in given) == (given.get("record") == "SRV"):
+        raise ValueError(
+            "record: SRV does not take port: each record has its own"
+            if "port" in given
+            else "from: dns requires port, except with record: SRV"
+        )
+    package, extra = PACKAGES.get(name, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"from: {name} requires a package that is not installed: pip install 'cellgate[{extra}]'"
+        )
+    return Discover(name, given, like)
+
+
+# Names that clients use for models: aliases, splits between versions, and what to fall back to.
+
+
+_SPLIT = "the name of a model, or models with weights such as {v1: 95, v2: 5}"
+
+
+def model_names(found: object) -> Mapping[str, Split]:
+    """What serves each name. A name may stand for a model of the same name, and not for another name."""
+    if not isinstance(found, dict) or not all(isinstance(name, str) and name for name in found):
+        raise MisfitError("a mapping of names, each with " + _SPLIT)
+    splits = {name: _split(name, value) for name, value in found.items()}
+    for name, split in splits.items():
+        for model, _ in split:
+            if model != name and model in splits:
+                raise ValueError(
+                    f"{name}: {model!r} is a name of this list as well; name the models of units here"
+                )
+    return splits
+
+
+def _split(name: str, found: object) -> Split:
+    if isinstance(found, str) and found:
+        return ((found, 1.0),)
+    if not isinstance(found, dict) or not found or not all(isinstance(m, str) and m for m in found):
+        raise ValueError(f"{name}: expected {_SPLIT}")
+    try:
+        return tuple((model, weight(share)) for model, share in found.items())
+    except MisfitError as error:
+        raise ValueError(f"{name}: expected {error.expected} for each model") from None
+
+
+def fallbacks(found: object) -> Mapping[str, tuple[str, ...]]:
+    """The models to try, in order, when no unit can serve a name."""
+    if not isinstance(found, dict):
+        raise MisfitError("a mapping of names, each with a list of names to fall back to")
+    made: dict[str, tuple[str, ...]] = {}
+    for name, others in found.items():
+        listed = [others] if isinstance(others, str) else others
+        if not isinstance(listed, list) or not all(isinstance(other, str) and other for other in listed):
+            raise ValueError(f"{name}: expected a list of names")
+        if name in listed or len(set(listed)) != len(listed):
+            raise ValueError(f"{name}: expected each name once, and not {name!r} itself")
+        made[str(name)] = tuple(listed)
+    return made

@@ -1,19 +1,520 @@
-"""All that is found by comparing: other builds or software, a place that failing units share, a rank that is
-behind.
+"""Compares the answers of units to the known prompt, and takes those out that are proven wrong.
+
+router/judge.py decides. This module keeps the groups that are compared, asks again where an answer
+differs, gives the result to the judge as evidence, and tells operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import inf
 
-from cellgate.proxy.control.drift_watch import DriftWatch
-from cellgate.proxy.control.fate_watch import FateWatch
-from cellgate.proxy.control.node_facts_metrics import NodeFactsMetrics
-from cellgate.proxy.control.rank_watch import RankWatch
-from cellgate.proxy.control.stack_watch import StackWatch
-from cellgate.proxy.logs.events import EventLog
-from cellgate.router.board import Board
-from cellgate.router.nouns import Evidence
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.probes.known_answer import KnownAnswer
+from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import counter, gauge
+from cellgate.router.board import Board, Flip
+from cellgate.router.comparisons import Stacks, conclusions, other_builds
+from cellgate.router.health import shared_fates
+from cellgate.router.judge import (
+    ANSWER_SOURCE,
+    AnswerRecord,
+    KnownAnswerRules,
+    alike,
+    condemned,
+    doubted,
+    is_right,
+    outvoted,
+    recorded,
+    why_wrong,
+)
+from cellgate.router.nouns import Answered, Evidence, Place, Sign, Strength, Urgency, Verdict
+from cellgate.router.unit_state import UnitState
+
+CORRUPTED_EVERY_S = 60.0
+"""Corrupted requests of a unit are reported at most once in this time."""
+COMPARED_MAX = 64
+"""Units whose answers are compared with each new one."""
+_TEXT_CHARS = 80
+
+
+class AnswerCheck:
+    """The comparison for one gate. `observe` takes evidence, `look_now` runs a probe of a unit.
+
+    `counts` has the answers by unit and result, `corrupted` the requests that engines reported as corrupted.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        events: EventLog,
+        rules: KnownAnswerRules,
+        observe: Callable[[Evidence], object],
+        look_now: Callable[[str, str], None],
+    ) -> None:
+        self._board = board
+        self._events = events
+        self._rules = rules
+        self._observe = observe
+        self._look_now = look_now
+        self.counts: dict[str, Counter[str]] = {}
+        self.corrupted_counts: Counter[str] = Counter()
+        self._told: set[str] = set()
+        """Units that are reported to differ."""
+        self._corrupted_at: dict[str, float] = {}
+
+    def take(self, state: UnitState, answered: Answered) -> None:
+        """A unit has answered the known prompt."""
+        name, tolerance = state.unit.name, self._rules.tolerance
+        if state.answers is not None and state.held_until >= state.answers.at:
+            # It stood still on purpose: new weights may have been put into it.
+            state.answers = None
+        if state.answers is None:
+            self._told.discard(name)
+            if not answered.tokens:
+                return
+        group = self._group(state, answered.question)
+        state.answers = recorded(_records(group), answered, tolerance)
+        group[name] = state
+        for unit, record in outvoted(name, _records(group), tolerance).items():
+            self._set(group[unit], record, group)
+        self._set(state, state.answers, group)
+        self.counts.setdefault(name, Counter())["differs" if state.answers.differing else "same"] += 1
+        self._judge(group, answered)
+
+    def ask_now(self, state: UnitState) -> None:
+        """Ask a unit, even if it has requests."""
+        self._ask(state, Urgency.NOW)
+
+    def corrupted(self, state: UnitState, count: float) -> None:
+        """An engine has counted `count` more requests whose numbers are none."""
+        name, load = state.unit.name, state.load
+        assert load is not None
+        self.corrupted_counts[name] += int(count)
+        if state.answers is not None:
+            state.answers = doubted(state.answers, load.at)
+            for other in self._group(state, state.answers.question).values():
+                self._ask(other, Urgency.SOON)
+        self.ask_now(state)
+        if load.at - self._corrupted_at.get(name, -CORRUPTED_EVERY_S) >= CORRUPTED_EVERY_S:
+            self._corrupted_at[name] = load.at
+            self._events.add(Action("corrupted", "gate", name, f"{count:.0f} more by its engine's count"))
+
+    def forget(self, unit: str) -> None:
+        """A unit is no longer configured."""
+        self._told.discard(unit)
+        self._corrupted_at.pop(unit, None)
+        self.corrupted_counts.pop(unit, None)
+        self.counts.pop(unit, None)
+
+    def flipped(self, flip: Flip) -> None:
+        """A verdict has changed. What fell may be another process when it comes back, even unnoticed."""
+        state = self._board.units[flip.unit]
+        if flip.after in (Verdict.DOWN, Verdict.STARTING) and flip.evidence.source != ANSWER_SOURCE:
+            state.answers = None
+        state.urgency = Urgency.SOON if state.is_out_for_answers() else Urgency.ROUTINE
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _set(self, state: UnitState, record: AnswerRecord, group: dict[str, UnitState]) -> None:
+        """Take a record of a unit, and ask again where that must tell more."""
+        state.answers = record
+        waits = record.differing > 0 and not record.is_confirmed
+        state.urgency = Urgency.SOON if waits or state.is_out_for_answers() else Urgency.ROUTINE
+        if record.differing == 1:
+            # What it and the others say from now on decides.
+            for other in group.values():
+                self._ask(other, Urgency.SOON)
+
+    def _ask(self, state: UnitState, urgency: Urgency) -> None:
+        state.urgency = max(state.urgency, urgency)
+        self._look_now(state.unit.name, KnownAnswer.name)
+
+    def _group(self, state: UnitState, question: str) -> dict[str, UnitState]:
+        """The units that must give the same answer, and have answered: of one cell, engine and build. Of many
+        those with the latest answers, and those that are out.
+        """
+        found = [
+            other
+            for other in self._board
+            if other.answers is not None
+            and other.answers.question == question
+            and other.unit.cell == state.unit.cell
+            and _are_comparable(state, other)
+            and (other.is_usable() or other.is_out_for_answers())
+        ]
+        if len(found) > COMPARED_MAX:
+            found = sorted(found, key=_importance)[-COMPARED_MAX:]
+        return {other.unit.name: other for other in found}
+
+    def _judge(self, group: dict[str, UnitState], answered: Answered) -> None:
+        """Decide about each unit of a group, of which one has answered."""
+        tolerance, now = self._rules.tolerance, answered.at
+        records, cell = _records(group), group[answered.unit].unit.cell
+        out = {s.unit.name for s in self._board if s.unit.cell == cell and s.is_out_for_answers()}
+        for unit, state in group.items():
+            record = records[unit]
+            if unit in out:
+                if unit == answered.unit and is_right(unit, records, out, tolerance):
+                    self._clear(state, now)
+            elif reason := why_wrong(unit, records, out, tolerance):
+                out.add(unit)
+                self._condemn(state, record, reason, now)
+            elif record.is_confirmed and unit not in self._told:
+                self._told.add(unit)
+                self._report(unit, records)
+            elif not record.differing and unit in self._told:
+                self._told.discard(unit)
+                self._events.add(Action("answers_agree", "gate", unit))
+
+    def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
+        state.answers = condemned(record, self._rules.tolerance)
+        self._told.discard(state.unit.name)
+        reason = f"wrong answers: {why}; it says {_text(record)}"
+        self._observe(Evidence(state.unit.name, Sign.BAD, Strength.FATAL, ANSWER_SOURCE, reason, now))
+
+    def _clear(self, state: UnitState, now: float) -> None:
+        state.urgency = Urgency.ROUTINE
+        reason = "its answer to the known prompt is right"
+        self._observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, ANSWER_SOURCE, reason, now))
+
+    def _report(self, unit: str, records: dict[str, AnswerRecord]) -> None:
+        """Say loudly that nobody can tell whose answer is right."""
+        record, tolerance = records[unit], self._rules.tolerance
+        others = sorted(records.keys() - alike(unit, records, tolerance))
+        than = f"than {', '.join(others[:5])}" if others else "than before"
+        detail = (
+            f"it says {_text(record)} to the known prompt, {record.differing} times in a row, otherwise "
+            f"{than}; nobody can tell which answer is right, so it stays; compare weights, or restart it"
+        )
+        self._events.add(Action("answers_differ", "gate", unit, detail))
+
+
+def _are_comparable(one: UnitState, other: UnitState) -> bool:
+    """Whether both run the same. After a restart that is unknown at first, and a unit that was wrong must not
+    return because of that.
+    """
+    engines, builds = {one.engine, other.engine}, {one.build.key, other.build.key}
+    if one.is_out_for_answers() or other.is_out_for_answers():
+        engines.discard("")
+        builds.discard("")
+    return len(engines) <= 1 and len(builds) <= 1
+
+
+def _records(group: dict[str, UnitState]) -> dict[str, AnswerRecord]:
+    return {unit: state.answers for unit, state in group.items() if state.answers is not None}
+
+
+def _importance(state: UnitState) -> tuple[bool, float]:
+    assert state.answers is not None
+    return state.is_out_for_answers(), state.answers.at
+
+
+def _text(record: AnswerRecord) -> str:
+    """The last answer, for a person to read."""
+    text = "".join(token.token for token in record.latest[:8])[:_TEXT_CHARS]
+    return ascii(text) if text else "nothing"
+
+
+# Metrics of builds and of known answers, by unit.
+
+
+_RESULTS = ("same", "differs")
+
+
+class AnswerMetrics(Collector):
+    """What units say that they are, and whether they say the same."""
+
+    def __init__(self, board: Board, check: AnswerCheck) -> None:
+        self._board = board
+        self._check = check
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        states, labels = list(self._board), ("unit", "cell")
+        yield gauge(
+            "unit_build_info",
+            "Constant 1; the labels are what the unit's engine says that it is.",
+            (*labels, "engine", "version", "fingerprint"),
+            (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
+        )
+        yield gauge(
+            "unit_other_builds",
+            "1 while another unit of its cell and model says that it is another build.",
+            labels,
+            (((s.unit.name, s.unit.cell), bool(s.other_builds)) for s in states),
+        )
+        yield gauge(
+            "unit_answers_differ",
+            "1 while its answers to the known prompt differ, whether or not it is out for them.",
+            labels,
+            (((s.unit.name, s.unit.cell), s.has_odd_answers()) for s in states),
+        )
+        counts, none = self._check.counts, Counter[str]()
+        yield counter(
+            "known_answers",
+            "Answers of a unit to the known prompt, by result.",
+            ("unit", "result"),
+            (
+                ((s.unit.name, result), count)
+                for s in states
+                for result in _RESULTS
+                if (count := counts.get(s.unit.name, none)[result])
+            ),
+        )
+        yield counter(
+            "unit_corrupted_requests",
+            "Requests that the unit's engine reports as corrupted (NaN), since this gate knows the unit.",
+            ("unit",),
+            (((s.unit.name,), count) for s in states if (count := self._check.corrupted_counts[s.unit.name])),
+        )
+
+
+# Reports units of one cell and model that run different builds (engine version or configuration).
+#
+# Such units may answer differently, so a stream that one of them began is not resumed on another.
+
+
+DRIFT_PERIOD_S = 1.0
+
+
+class DriftWatch:
+    """The comparison for one gate."""
+
+    def __init__(self, board: Board, events: EventLog) -> None:
+        self._board = board
+        self._events = events
+        self._compare_at = 0.0
+        self._told: dict[str, frozenset[str]] = {}
+        """The builds of each cell in which they differ, as they were last reported."""
+
+    def tick(self, now: float) -> None:
+        """Compare the builds of all units, now and then."""
+        if now < self._compare_at:
+            return
+        self._compare_at = now + DRIFT_PERIOD_S
+        differing = other_builds(self._board)
+        cells: dict[str, dict[str, str]] = {}
+        for state in self._board:
+            state.other_builds = differing.get(state.unit.name, ())
+            if state.other_builds:
+                # One unit stands for all of its build.
+                cells.setdefault(state.unit.cell, {}).setdefault(state.build.key, state.unit.name)
+        for cell in self._told.keys() - cells.keys():
+            self._events.add(Action("drift_over", "gate", cell=cell))
+        for cell, units in cells.items():
+            if self._told.get(cell) != units.keys():
+                self._report(cell, units)
+        self._told = {cell: frozenset(units) for cell, units in cells.items()}
+
+    def _report(self, cell: str, units: dict[str, str]) -> None:
+        each = ", ".join(f"{unit} runs {key}" for key, unit in list(units.items())[:5])
+        detail = f"{each}; they may answer differently, and broken streams are not resumed across them"
+        self._events.add(Action("drift", "gate", detail=detail, cell=cell))
+
+
+# Reports units that are DOWN together because of a switch, a rack or a zone: one event for each of these.
+
+
+FATE_PERIOD_S = 1.0
+SETTLE_S = 3.0
+"""Units under a lost switch go DOWN one after the other: it is named once they are the same for so long."""
+
+
+class FateWatch:
+    """The look-out of one gate."""
+
+    def __init__(self, board: Board, events: EventLog) -> None:
+        self._board = board
+        self._events = events
+        self._look_at = 0.0
+        self._since: dict[tuple[Place, tuple[str, ...]], float] = {}
+        """Since when a place and its units are as they are."""
+        self._told: set[Place] = set()
+
+    def tick(self, now: float) -> None:
+        """Look at all units, now and then."""
+        if now < self._look_at:
+            return
+        self._look_at = now + FATE_PERIOD_S
+        fates = shared_fates(self._board)
+        keys = [(fate.place, fate.units) for fate in fates]
+        self._since = {key: self._since.get(key, now) for key in keys}
+        self._told &= {fate.place for fate in fates}
+        for fate in fates:
+            is_settled = now - self._since[(fate.place, fate.units)] >= SETTLE_S
+            if is_settled and fate.place not in self._told:
+                self._told.add(fate.place)
+                detail = f"{fate.in_words()}; look at it first, the units may be well"
+                self._events.add(Action("shared_fate", "gate", detail=detail))
+
+
+# Reports nodes of one unit, and units of one cell, that run different software.
+#
+# Nodes of a unit that differ are weak evidence against it, once for each change: that takes no unit out of
+# rotation.
+
+
+STACK_SOURCE = "software"
+STACK_PERIOD_S = 2.0
+STEPS_A_TURN = 32
+"""So many stacks are read or compared in one turn of the loop: about 5 ms at most with 60 flags each."""
+STACK_AGAIN_S = 60.0
+"""A unit whose reports keep changing is evidence, and an event, at most this often."""
+_UNITS_TOLD = 3
+
+
+class StackWatch:
+    """The comparison for one gate. `observe` takes evidence."""
+
+    def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
+        self._board = board
+        self._events = events
+        self._observe = observe
+        self._stacks = Stacks()
+        self._comparing: Iterator[None] | None = None
+        self._compare_at = self._now = 0.0
+        self._told_at: dict[UnitState, float] = {}
+        self._told_cells: dict[str, tuple[str, float]] = {}
+        """What was last reported of each cell, and when."""
+
+    def tick(self, now: float) -> None:
+        """Compare the stacks of all units, now and then, some of them in each turn."""
+        self._now = now
+        if self._comparing is None and now >= self._compare_at:
+            self._compare_at = now + STACK_PERIOD_S
+            self._comparing = self._compare()
+        if (
+            self._comparing is not None
+            and sum(1 for _ in islice(self._comparing, STEPS_A_TURN)) < STEPS_A_TURN
+        ):
+            self._comparing = None
+
+    def _compare(self) -> Iterator[None]:
+        for state in list(self._board):
+            yield from self._stacks.read(state)
+            self._compare_nodes(state, self._now)
+        self._stacks.keep(self._board)
+        odd = {}
+        for state, words in self._stacks.odd(self._board):
+            odd[state] = words
+            yield
+        for state in self._board:
+            state.facts.odd = odd.get(state, "")
+        self._report(self._now)
+
+    def _report(self, now: float) -> None:
+        self._told_at = {state: at for state, at in self._told_at.items() if not state.retired}
+        cells = {cell: list[UnitState]() for cell in self._told_cells}
+        for state in self._board:
+            if state.facts.odd:
+                cells.setdefault(state.unit.cell, []).append(state)
+        for cell, states in cells.items():
+            self._report_cell(cell, states, now)
+
+    def _compare_nodes(self, state: UnitState, now: float) -> None:
+        # A unit that is being restarted differs until all its nodes are new.
+        before = state.facts.mixed
+        state.facts.mixed = self._stacks.mixed(state) if state.is_usable() else ""
+        name = state.unit.name
+        if before and not state.facts.mixed:
+            said = Evidence(
+                name, Sign.NEUTRAL, Strength.WEAK, STACK_SOURCE, "its nodes run the same software", now
+            )
+            self._observe(said)
+        elif state.facts.mixed != before and now - self._told_at.get(state, -inf) >= STACK_AGAIN_S:
+            self._told_at[state] = now
+            reason = f"its nodes run different software: {state.facts.mixed}"
+            self._events.add(Action("stack_drift", "gate", name, reason))
+            self._observe(Evidence(name, Sign.BAD, Strength.WEAK, STACK_SOURCE, reason, now))
+
+    def _report_cell(self, cell: str, states: list[UnitState], now: float) -> None:
+        told = "; ".join(f"{state.unit.name} has {state.facts.odd}" for state in states[:_UNITS_TOLD])
+        more = f"; and {len(states) - _UNITS_TOLD} more units" if len(states) > _UNITS_TOLD else ""
+        before, at = self._told_cells.get(cell, ("", -inf))
+        if told + more == before or (told and now - at < STACK_AGAIN_S):
+            return
+        self._told_cells[cell] = told + more, now
+        self._events.add(
+            Action("stack_drift" if told else "stack_drift_over", "gate", detail=told + more, cell=cell)
+        )
+
+
+# Reports what the ranks of a unit in trouble say: an event and weak evidence, never more than that.
+
+
+RANK_SOURCE = "ranks"
+RANK_PERIOD_S = 0.5
+RANK_AGAIN_S = 10.0
+"""A unit whose ranks keep saying something else is evidence at most this often: too rarely to be a rate."""
+
+
+class RankWatch:
+    """The look-out of one gate. `observe` takes evidence."""
+
+    def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
+        self._board = board
+        self._events = events
+        self._observe = observe
+        self._look_at = 0.0
+        self._told_at: dict[UnitState, float] = {}
+
+    def tick(self, now: float) -> None:
+        """Look at the reports of all units, now and then."""
+        if now < self._look_at:
+            return
+        self._look_at = now + RANK_PERIOD_S
+        for state in list(self._board):
+            if state.facts.nodes:
+                self._look(state, now)
+        self._told_at = {state: at for state, at in self._told_at.items() if not state.retired}
+
+    def _look(self, state: UnitState, now: float) -> None:
+        before, state.facts.ranks = state.facts.ranks, conclusions(state.facts, now)
+        if state.facts.ranks in ((), before) or now - self._told_at.get(state, -inf) < RANK_AGAIN_S:
+            return
+        self._told_at[state] = now
+        name, reason = state.unit.name, "; ".join(state.facts.ranks)
+        self._events.add(Action("ranks", "gate", name, reason))
+        self._observe(Evidence(name, Sign.BAD, Strength.WEAK, RANK_SOURCE, reason, now))
+
+
+# Metrics of what the agents of nodes report of software and ranks.
+
+
+class NodeFactsMetrics(Collector):
+    """Of units with agents that report: whose software differs, whose ranks say something."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        states = [state for state in self._board if state.facts.nodes]
+        yield gauge(
+            "unit_stack_drift",
+            "1 while the software differs: `unit`, of its own nodes; `cell`, from other units of its cell.",
+            ("unit", "cell", "within"),
+            (
+                ((state.unit.name, state.unit.cell, within), bool(words))
+                for state in states
+                for within, words in (("unit", state.facts.mixed), ("cell", state.facts.odd))
+            ),
+        )
+        yield gauge(
+            "unit_rank_findings",
+            "Findings of the agents on ranks, links and devices of the unit that are true now, at most 4.",
+            ("unit", "cell"),
+            (((state.unit.name, state.unit.cell), len(state.facts.ranks)) for state in states),
+        )
+
+
+# All that is found by comparing: other builds or software, a place that failing units share, a rank that is
+# behind.
 
 
 class Comparisons:

@@ -9,44 +9,174 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, cast
 
 from cellgate.probes import GATE_PROBES, PROBES
-from cellgate.probes.agenda import Agenda
-from cellgate.probes.agent_link import AgentLink, AgentState, agent_state
-from cellgate.probes.agent_report import AgentReport
-from cellgate.probes.base import Probe
-from cellgate.probes.canary import Canary
+from cellgate.probes.agents import AgentLink, AgentReport, AgentState, agent_state
+from cellgate.probes.base import Fetch, Net, Probe
+from cellgate.probes.canary import Canary, EngineVersion
 from cellgate.probes.engine_metrics import EngineMetrics
-from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.known_answer import KnownAnswer
-from cellgate.probes.readiness import Readiness
-from cellgate.probes.runner import TOGETHER_S, Runner
-from cellgate.probes.version import EngineVersion
+from cellgate.probes.readiness import VIA_GATE, Readiness
+from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.control.unit_context import UnitContext
-from cellgate.proxy.wire.reach import ProbeTransport
-from cellgate.router import agent_words, hold
+from cellgate.proxy.http.fetch import ProbeTransport
+from cellgate.router import agent_words, health
 from cellgate.router.board import Board, Consequence
-from cellgate.router.engine_nouns import Answered, Built
-from cellgate.router.hold_nouns import Quiescence
-from cellgate.router.node_nouns import NodeFacts
+from cellgate.router.health import hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
+    Answered,
+    Build,
+    Built,
     Evidence,
     Finding,
     Load,
     Models,
     Node,
+    NodeFacts,
+    Quiescence,
+    Rules,
     Served,
     Sign,
     Strength,
     Unit,
+    Urgency,
+    Use,
     Verdict,
 )
 from cellgate.router.unit_state import UnitState
+from cellgate.router.uses import Uses
+
+# What a probe sees of its unit: the `ProbeContext` of probes/base.py, from the unit's state on the Board.
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContext:
+    """What one probe sees of a unit, or of a node of it."""
+
+    unit_state: UnitState
+    node: Node | None
+    rules: Rules
+    fetch: Fetch
+    net: Net
+    now: Callable[[], float]
+    rng: random.Random
+    notes: dict[str, Any]
+    known_uses: Uses
+
+    @property
+    def uses(self) -> Sequence[Use]:
+        return list(self.known_uses.of(self.unit_state, self.now()))
+
+    def takes_turn(self) -> Use | None:
+        use, self.unit_state.asks_next = self.unit_state.asks_next, None
+        return use
+
+    def answers_since(self, since: float) -> bool:
+        return self.known_uses.answers_since(self.unit_state, since)
+
+    @property
+    def unit(self) -> Unit:
+        return self.unit_state.unit
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.unit_state.case.verdict
+
+    @property
+    def in_flight(self) -> int:
+        return self.unit_state.in_flight
+
+    @property
+    def life_at(self) -> float:
+        return self.unit_state.life_at
+
+    @property
+    def answered_at(self) -> float:
+        return self.fetch.answered_at
+
+    @property
+    def is_peers_turn(self) -> bool:
+        return self.unit_state.peer_canary_at >= self.unit_state.life_at
+
+    @property
+    def load(self) -> Load | None:
+        return self.unit_state.load
+
+    @property
+    def ranks(self) -> int:
+        return self.unit_state.ranks.count
+
+    @property
+    def stalled_rank(self) -> int | None:
+        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
+        return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
+
+    @property
+    def stall_limit_s(self) -> float:
+        return stall_limit_s(self.unit_state, self.rules)
+
+    @property
+    def held_down(self) -> bool:
+        return bool(self.unit_state.case.faults)
+
+    @property
+    def is_on_hold(self) -> bool:
+        return health.is_on(self.unit_state.hold)
+
+    def hides_work(self, asked_at: float = inf) -> bool:
+        return hides_work(self.unit_state, self.now(), self.rules, asked_at)
+
+    def still_open(self, since: float) -> int:
+        return self.unit_state.still_open(since)
+
+    def answered_beside(self, requests: int) -> None:
+        self.unit_state.seats_shown = max(self.unit_state.seats_shown, requests)
+
+    def occupied_until(self, at: float) -> None:
+        self.unit_state.occupied_until = at
+
+    @property
+    def is_seen_still(self) -> bool:
+        return is_seen_still(self.unit_state, self.now())
+
+    @property
+    def shows_work(self) -> bool:
+        return self.unit_state.shows_work()
+
+    @property
+    def engine(self) -> str:
+        return self.unit_state.engine
+
+    @property
+    def reborn(self) -> tuple[str, float] | None:
+        return self.unit_state.case.reborn
+
+    @property
+    def build(self) -> Build:
+        return self.unit_state.build
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.unit_state.urgency
+
+    @property
+    def models(self) -> frozenset[str]:
+        return self.unit_state.base_models()
+
+    async def pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(40):010x}"
+
+    def heard(self) -> None:
+        self.unit_state.heard_at = self.now()
+
 
 _LOOK_AT: dict[Verdict, str] = {
     # Whether its health check is good meanwhile tells a wedge from a crash.
@@ -181,7 +311,7 @@ class Prober:
         if evidence.at < self._trust_from and evidence.sign is Sign.BAD:
             evidence = self._distrusted(evidence)
         state = self._board.units.get(evidence.unit)
-        if state is not None and state.hold is not None and hold.explains(state.hold, evidence):
+        if state is not None and state.hold is not None and health.explains(state.hold, evidence):
             reason = f"{evidence.reason}; not counted, because the unit is {state.hold.kind.value}"
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
         weighed = agent_words.weighed(self._board, evidence)

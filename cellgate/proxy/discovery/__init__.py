@@ -1,11 +1,25 @@
-"""Sources of units beside the configuration: a file and a line here for each of config/sources.py."""
+"""Sources of units beside the configuration: a file and a line here for each of config/settings.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 
-from cellgate.proxy.discovery import dns, ecs, file, lws
-from cellgate.proxy.discovery.base import Follow
+from cellgate.proxy.config.settings import LwsSource
+from cellgate.proxy.discovery import sources
+from cellgate.proxy.discovery.base import Follow, Found
 
-FOLLOW: Mapping[str, Follow] = {"dns": dns.follow, "ecs": ecs.follow, "file": file.follow, "lws": lws.follow}
-"""By the kind of the source. Units of Redis are handed on by sharing/."""
+
+def _follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
+    # Imported late: it brings an HTTP client, which other gates and commands do not need.
+    from cellgate.proxy.discovery.kubernetes import follow_lws
+
+    return follow_lws(source)
+
+
+FOLLOW: Mapping[str, Follow] = {
+    "dns": sources.follow_dns,
+    "ecs": sources.follow_ecs,
+    "file": sources.follow_file,
+    "lws": _follow_lws,
+}
+"""By the kind of the source. Units of Redis are handed on by redis/."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.errors import dotted, explained
+from cellgate.proxy.config.load import dotted, explained
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
 from cellgate.proxy.config.yaml_file import Problem
 from cellgate.proxy.discovery.base import SourceError

@@ -14,11 +14,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from cellgate.proxy.config.sources import Source
+from cellgate.proxy.config.settings import Source
 from cellgate.proxy.discovery.base import GROUP, Follow, Found, SourceError, Suspicion
-from cellgate.proxy.discovery.merge import merge
-from cellgate.proxy.logs.events import Action, ActionKind
-from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
+from cellgate.proxy.observe.events import Action, ActionKind
+from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
+
+# Merges configured and discovered units into one fleet. Pure.
+
+
+class MergedFleet(NamedTuple):
+    """The fleet; and of each found, the names of the units that are not in it because others have them."""
+
+    fleet: Fleet
+    left_out: tuple[frozenset[str], ...]
+
+
+def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
+    """The configured units, then the found ones, in this order. The first unit keeps a name."""
+    cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
+    units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
+    left_out = []
+    for one in found:
+        for cell in one.cells:
+            cells.setdefault(cell.name, cell)
+        left_out.append(frozenset(u.name for u in one.units if units.setdefault(u.name, u) is not u))
+    return MergedFleet(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))
+
 
 PAUSE_S = 1.0
 PAUSE_MAX_S = 5.0

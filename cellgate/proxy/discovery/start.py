@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.sources import PACKAGES, RedisSource
+from cellgate.proxy.config.settings import PACKAGES, RedisSource, Settings
 from cellgate.proxy.discovery import FOLLOW
-from cellgate.proxy.discovery.base import Found
+from cellgate.proxy.discovery.base import Feed, Found
 from cellgate.proxy.discovery.follow import Discovery
-from cellgate.proxy.discovery.redis import Feed
-from cellgate.proxy.logs.events import Action
-from cellgate.proxy.metrics.families import gauge
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.observe.families import gauge
 from cellgate.router.nouns import Evidence, Fleet
 
 if TYPE_CHECKING:

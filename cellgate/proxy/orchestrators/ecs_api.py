@@ -7,11 +7,59 @@ both; optional).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
-from cellgate.proxy.orchestrators import aws
+# Amazon's APIs: a client of boto3, and what is wrong in one line.
+#
+# boto3 blocks, so it runs in a thread. It reads credentials, and the region where none is given, as it
+# always
+# does.
+
+
+class Service(NamedTuple):
+    """One API: what people call it, what boto3 does, and what policies do."""
+
+    spoken: str
+    name: str
+    policy: str
+
+
+ECS = Service("ECS", "ecs", "ecs")
+ELB = Service("the load balancer's API", "elbv2", "elasticloadbalancing")
+_DENIED = ("AccessDeniedException", "AccessDenied")
+
+
+class AwsError(Exception):
+    """A call failed; its text is one line."""
+
+
+def client(service: Service, region: str) -> Any:
+    """A client. Raises AwsError."""
+    boto3: Any = importlib.import_module("boto3")
+    config: Any = importlib.import_module("botocore.config")
+    limits = config.Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
+    with told_plainly(service):
+        return boto3.session.Session(region_name=region or None).client(service.name, config=limits)
+
+
+@contextmanager
+def told_plainly(service: Service) -> Iterator[None]:
+    """Turns what boto3 raises into AwsError; what was denied is named as policies name it."""
+    errors: Any = importlib.import_module("botocore.exceptions")
+    try:
+        yield
+    except errors.ClientError as error:
+        text = " ".join(str(error).split())
+        if error.response.get("Error", {}).get("Code") in _DENIED:
+            action = f"{service.policy}:{error.operation_name}"
+            raise AwsError(f"the gate's role lacks a right: allow {action} ({text})") from None
+        raise AwsError(f"{service.spoken} refuses: {text}") from None
+    except errors.BotoCoreError as error:
+        raise AwsError(f"{service.spoken} cannot be reached: {' '.join(str(error).split())}") from None
+
 
 UNIT_TAG, ROLE_TAG, SIZE_TAG = "cellgate:unit", "cellgate:role", "cellgate:size"
 SERVES_TAG = "cellgate:serves"
@@ -24,7 +72,7 @@ Task = Mapping[str, Any]
 
 def connect(region: str) -> Any:
     """A client of boto3. Raises AwsError."""
-    return aws.client(aws.ECS, region)
+    return client(ECS, region)
 
 
 def running_tasks(client: Any, cluster: str, services: Sequence[str]) -> list[Task]:
@@ -53,4 +101,4 @@ def _arns(client: Any, cluster: str, services: Sequence[str]) -> Iterator[str]:
 
 def in_one_line() -> AbstractContextManager[None]:
     """Turns what boto3 raises into AwsError."""
-    return aws.told_plainly(aws.ECS)
+    return told_plainly(ECS)

@@ -9,13 +9,31 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.logs.log import Level, log_line
-from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.config.settings import TICK_S, Timeouts
+from cellgate.proxy.observe.counters import RELOADS, tally
+from cellgate.proxy.observe.log import Level, log_line, report_defect
+
+# Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET).
+
+
+def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Send assignments such as READY=1. Without systemd nothing happens."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # A leading @ means the abstract namespace.
+    place = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(1.0)
+            sock.sendto("\n".join(words).encode(), place)
+    except OSError as error:
+        log_line("warning", f"systemd could not be notified of {' '.join(words)}: {error}")
 
 
 class Stoppable(Protocol):
@@ -142,3 +160,98 @@ class Signals:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+
+
+# What was read again while the gate runs, and whether it was good.
+
+
+def taken(what: str) -> None:
+    """New files are in use."""
+    tally(RELOADS, what, "taken")
+
+
+def refused(what: str, *problems: str) -> None:
+    """New files are not used, and what was in use stays: one line in the log for each reason."""
+    tally(RELOADS, what, "refused")
+    for problem in problems:
+        log_line("error", f"{what} not reloaded, what was in use stays: {problem}")
+
+
+# The one timer of a process: all deadlines are checked a few times a second.
+
+
+class Ticker:
+    """Calls all of `looks` with the time, in order, every TICK_S seconds.
+
+    A failure of one does not stop the others. `lag_s` is how late this tick is.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.looks: list[Callable[[float], object]] = []
+        self.lag_s = 0.0
+        self._loop = loop
+        self._due = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """The first tick is due after one period."""
+        self._due = self._loop.time() + TICK_S
+        self._handle = self._loop.call_at(self._due, self._tick)
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.lag_s = max(0.0, now - self._due)
+        for look in tuple(self.looks):
+            try:
+                look(now)
+            except Exception as error:
+                report_defect(self._loop, "the gate's timer", error)
+        self.start()
+
+
+# Files that others replace while the gate runs: certificates, keys and tokens.
+
+
+Signature = tuple[int, int, int, int] | None
+"""What changes with a file: device, inode, size, and time in nanoseconds; None: there is none."""
+
+
+class WatchedFiles:
+    """Notices that one of these files was replaced or rewritten, also behind symbolic links.
+
+    Kubernetes swaps a link to a folder, cert-manager's volumes as well: so what a path leads to is compared,
+    and not the path's own entry.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = tuple(paths)
+        self._taken = self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Whether they differ from what was taken before, and did not change since the last call; then that
+        is what was taken. So who writes two files one after the other is not caught between them.
+        """
+        if not self._paths:
+            return False
+        seen, self._seen = self._seen, self._look()
+        if self._seen != seen or seen == self._taken:
+            return False
+        self._taken = seen
+        return True
+
+    def _look(self) -> tuple[Signature, ...]:
+        return tuple(map(signature, self._paths))
+
+
+def signature(path: str) -> Signature:
+    """What tells one content of a file from another. Links are followed."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -10,12 +10,11 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, replace
 
-from cellgate.proxy.config.certificates import check_certificates, files_of
+from cellgate.proxy.config.checks import MisfitError, check_certificates, files_of
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.config.values import MisfitError
-from cellgate.proxy.logs.log import log_line
-from cellgate.proxy.process import reloads
-from cellgate.proxy.process.watched_files import WatchedFiles
+from cellgate.proxy.observe.log import log_line
+from cellgate.proxy.process import signals
+from cellgate.proxy.process.signals import WatchedFiles
 
 WHAT = "certificates"
 
@@ -92,11 +91,11 @@ class LiveTls:
             self._contexts = _made(self._tls)
         except (ValueError, OSError) as error:
             if not self.is_quiet:
-                reloads.refused(WHAT, _in_words(error))
+                signals.refused(WHAT, _in_words(error))
             return
         self._webhooks = None
         if not self.is_quiet:
-            reloads.taken(WHAT)
+            signals.taken(WHAT)
             log_line("info", f"{WHAT} reloaded: new connections use them")
 
     def _use_newest(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.proxy.wire.sse import payload, split
+from cellgate.proxy.http.sse import payload, split
 
 _TEXT = re.compile(
     rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|partial_json|delta|output_text'

@@ -15,22 +15,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.reply import ReplyHead
+from cellgate.proxy.http.sse import before_error, carries_data, is_aborted, is_error
+from cellgate.proxy.http.turns import has_unacked
+from cellgate.proxy.http.unit import EVENT_ENDS, Pool, UnitConnection
+from cellgate.proxy.observe.log import guarded
 from cellgate.proxy.request.answer_shape import AnswerShape, are_idle, status_in
-from cellgate.proxy.request.dispatcher import Dispatcher
-from cellgate.proxy.request.first_token import shows_token
-from cellgate.proxy.request.reply_status import NO_PATH, NO_SUCH_PATH
-from cellgate.proxy.request.response import Response
-from cellgate.proxy.request.tokens_with_ids import TokensWithIds
-from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.request.ports import Dispatcher
+from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token
+from cellgate.proxy.resume.replay import Passage, ReplayBuffer, Rewriter, are_whole
 from cellgate.proxy.resume.streams import STREAMS
-from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.sse import before_error, carries_data, is_aborted, is_error
-from cellgate.proxy.wire.tcp import has_unacked
-from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
 

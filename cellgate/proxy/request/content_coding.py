@@ -14,12 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.logs.defects import guarded
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.log import guarded
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.turns import BodyMemory
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.wire.body_memory import BodyMemory
 
 zstd: Any = None
 with suppress(ImportError):

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import orjson
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
-from cellgate.proxy.request.ask import has_more_nodes
-from cellgate.proxy.resume.kinds import kind_of
-from cellgate.proxy.resume.questions import MakeHead
-from cellgate.proxy.resume.replay_buffer import plain
-from cellgate.proxy.resume.resumption import Resuming
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.request.body import has_more_nodes
+from cellgate.proxy.resume.chat import MakeHead, Resuming
+from cellgate.proxy.resume.replay import plain
 from cellgate.proxy.resume.shown import Shown
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, Way
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.resume.transcript import kind_of
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.request import Request
     from cellgate.proxy.request.response import Response
     from cellgate.proxy.request.services import Services
-    from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
     from cellgate.router.unit_state import UnitState
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from cellgate.proxy.request.reply_status import NO_PATH
+from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.response import NO_PATH
 from cellgate.proxy.request.routes import GENERATE
-from cellgate.proxy.request.states import ExchangeState
 from cellgate.router.nouns import Outcome
 from cellgate.router.opinions import Kind
 

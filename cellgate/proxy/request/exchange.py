@@ -1,46 +1,127 @@
-"""One request's life: from a whole request to the end of its response.
-
-It is a state machine of synchronous callbacks, so that no cancellation can come between two of its steps. The
-table (request/table.py) says what each event does in each state. Policy is elsewhere: routes.py has the kinds
-of paths, the dispatcher chooses units, failure.py has the meaning of failures, continuation.py the end of
-broken streams. Rules:
-1. Each lease is released exactly once, before anything else follows from its end.
-2. No exception leaves it: callers use `guarded` (see defects.py), and `crashed` then ends the exchange.
-3. After the commit (`lease.committed`) the request is not sent again: another unit resumes the stream where
-   the text ends, or the client gets an error.
-"""
+"""The states of an exchange, and the events that lead from one to the next (see table.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING, Any
 
-from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.log import guarded
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
-from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.ports import Observer
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.proxy.request.selection import Selection
-from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Table
-from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
-    from cellgate.proxy.request.door import Admission
-    from cellgate.proxy.request.model_choice import Naming
-    from cellgate.proxy.request.nixl import Handoff
-    from cellgate.proxy.request.prefill_leg import PrefillLeg
-    from cellgate.proxy.request.reply_status import Doubt
-    from cellgate.proxy.request.services import Services
-    from cellgate.proxy.request.sglang import Rendezvous
-    from cellgate.proxy.resume.passage import Rewriter
-    from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-    from cellgate.proxy.wire.client import ResponseClient
-    from cellgate.proxy.wire.reply_reader import ReplyHead
-    from cellgate.proxy.wire.request import Request
+    from cellgate.proxy.http.reply import ReplyHead
+    from cellgate.proxy.http.request import Request
+    from cellgate.proxy.http.turns import ResponseClient
+    from cellgate.proxy.request.models import Naming
+    from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
+    from cellgate.proxy.request.response import Doubt
+    from cellgate.proxy.request.services import Admission, Services
+    from cellgate.proxy.resume.replay import ReplayBuffer, Rewriter
     from cellgate.router.opinions import Kind
+
+
+class ExchangeState(IntEnum):
+    """Where a request is."""
+
+    PARSING = 0
+    """It is being parsed."""
+    WAITING = auto()
+    """It waits for a unit: the result may come at once or through the queue."""
+    HOLDING = auto()
+    """It was sent to a unit; nothing of the answer was passed on yet."""
+    RELAYING = auto()
+    """The answer of a unit is being passed on."""
+    PREFILLING = auto()
+    """Another unit computes the prompt, or is about to; the unit of the lease has got nothing yet."""
+    PROVING = auto()
+    """A unit is asked to prove that it can resume a stream that another one broke."""
+    RESUMED = auto()
+    """That unit got the request to resume the stream; nothing of its answer was passed on yet."""
+    OVER = auto()
+    """The response has ended."""
+
+
+class ExchangeEvent(IntEnum):
+    """What happens to an exchange."""
+
+    STARTED = 0
+    """The whole request has arrived."""
+    ASKED = auto()
+    """Its large body is parsed, or cannot be."""
+    GRANTED = auto()
+    """A unit was found."""
+    REFUSED = auto()
+    """No unit was found."""
+    REPLIED = auto()
+    """The unit has sent the head of its reply."""
+    COMMITTED = auto()
+    """The attempt commits."""
+    DONE = auto()
+    """The unit's reply has ended, whole."""
+    FAILED = auto()
+    """The attempt ended without a whole reply."""
+    EVICTED = auto()
+    """The unit went DOWN."""
+    PREFILLED = auto()
+    """The unit of the lease is to get the request: another one has computed its prompt, computes it at this
+    moment, or does not.
+    """
+    PROVEN = auto()
+    """The unit has proven that it can resume the stream."""
+    CONCLUDED = auto()
+    """The text is complete, and the unit has provided what the last events need."""
+    UNPROVEN = auto()
+    """The unit cannot resume the stream, and neither could any other."""
+    LEFT = auto()
+    """The client is gone."""
+    CRASHED = auto()
+    """A callback has failed: a defect of the gate."""
+    TICKED = auto()
+    """Time has passed."""
+    STOPPED = auto()
+    """The gate ends it, for a reason that the client is told: its key was revoked."""
+    SCREENED = auto()
+    """A guardrail has seen the request, and allows, changes or denies it."""
+    DOUBTED = auto()
+    """The unit's answer is not good: it may be the unit, or the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The action for an event, and the states that may follow."""
+
+    action: Callable[..., Any]
+    """Called with the exchange and the arguments of the event."""
+    follows: tuple[ExchangeState, ...]
+
+
+Table = dict[tuple[ExchangeState, ExchangeEvent], Transition]
+
+
+# One request's life: from a whole request to the end of its response.
+#
+# It is a state machine of synchronous callbacks, so that no cancellation can come between two of its steps.
+# The
+# table (request/answers.py) says what each event does in each state. Policy is elsewhere: routes.py has the
+# kinds
+# of paths, the dispatcher chooses units, failure.py has the meaning of failures, continuation.py the end of
+# broken streams. Rules:
+# 1. Each lease is released exactly once, before anything else follows from its end.
+# 2. No exception leaves it: callers use `guarded` (see defects.py), and `crashed` then ends the exchange.
+# 3. After the commit (`lease.committed`) the request is not sent again: another unit resumes the stream
+# where
+# the text ends, or the client gets an error.
+
 
 # A member of an enum is a slow attribute on CPython 3.11.
 PARSING = ExchangeState.PARSING

@@ -17,9 +17,9 @@ import time
 from typing import BinaryIO, NamedTuple
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.process.malloc import return_large_blocks
-from cellgate.proxy.request.ask import read_large_ask
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.request.body import read_large_ask
 from cellgate.router.nouns import Ask
 
 LENGTH_BYTES = 8

@@ -9,46 +9,160 @@ Attempts on units feed it, one after the other; it outlives each of them. Rules:
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
+from re import compile as pattern
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from cellgate.proxy.logs.record import LEFT_STATUS, Finished
-from cellgate.proxy.metrics.continuations import ContinuationResult
-from cellgate.proxy.request.ask import BYTES_PER_TOKEN
-from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
-from cellgate.proxy.request.observer import Observer
-from cellgate.proxy.request.refusal import refusal_lines
-from cellgate.proxy.request.response_host import ResponseHost
-from cellgate.proxy.request.tokens_with_ids import ANY_ENDS
-from cellgate.proxy.request.usage import read_usage, usage_of
-from cellgate.proxy.resume.answer_reader import AnswerReader, told_in
+import orjson
+
+from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
+from cellgate.proxy.http.heads import RANK_FIELD, forwarded_lines, is_request_id, own_response, unit_head
+from cellgate.proxy.http.json_skim import JsonSkim
+from cellgate.proxy.http.reply import CHUNKED, Framing, ReplyHead, framing_of, head_of, without
+from cellgate.proxy.http.sse import WORKING
+from cellgate.proxy.observe.access_log import LEFT_STATUS, Finished
+from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.request.body import BYTES_PER_TOKEN
+from cellgate.proxy.request.ports import Observer, ResponseHost
+from cellgate.proxy.request.routes import ENGINES_LINES, OWN_LINES, gate_refusal, is_final
+from cellgate.proxy.resume.answer_reader import PARSED_BYTES, AnswerReader, told_in
 from cellgate.proxy.resume.eligible import TOKENS
-from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, MakeTranscript, ReplayBuffer
-from cellgate.proxy.resume.token_ids import without_ids, without_prompt
-from cellgate.proxy.wire.error_shapes import shape_of
-from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, without
-from cellgate.proxy.wire.heads import is_request_id, own_response
-from cellgate.proxy.wire.json_skim import JsonSkim
-from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.sse import WORKING
+from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
+from cellgate.proxy.resume.transcript import without_ids, without_prompt
+from cellgate.router.cost_model import Usage
+from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Outcome
-from cellgate.router.step_times import GAPS_MS
+from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.proxy.wire.client import ResponseClient
-    from cellgate.proxy.wire.request import Request
-    from cellgate.router.cost_model import Usage
-    from cellgate.router.unit_state import UnitState
+    from cellgate.proxy.http.request import Request
+    from cellgate.proxy.http.turns import ResponseClient
+
+
+# What the head of a refusal tells the client of when to try again, and why. Pure.
+
+
+def refusal_lines(failure: Failure, reason: str = "") -> bytes:
+    """The header lines of a row of the failure table; `reason`: a better word than the row has."""
+    row, lines = failure.kind.row, failure.lines
+    if row.retry_after_s is not None:
+        lines += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
+    if row.retry_after_s is not None or row.is_final:
+        lines += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
+    if row.is_final:
+        # OpenAI's clients retry twice after any 5xx unless this header says no.
+        lines += b"x-should-retry: false\r\n"
+    return lines
+
+
+# The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
+#
+# It is read where the API has it, at the top of the object that ends the answer, never searched for: an
+# answer
+# repeats what its client has sent.
+
+
+_TOKENS_MAX = 10**9
+_new = tuple.__new__
+# A scalar, or an object or array of scalars; the strings have no escapes.
+_FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
+_USUAL = pattern(
+    rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
+    + _FLAT
+    + rb")*+\}\s*\Z"
+)
+"""The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
+
+
+def usage_of(told: dict[str, Any] | None) -> Usage | None:
+    """The same as numbers; None: it says nothing of tokens.
+
+    https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
+    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
+    have total_tokens alone.
+    """
+    if told is None:
+        return None
+    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
+    details = told.get("prompt_tokens_details")
+    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
+        # The usual case.
+        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
+    answer = _first(told, "completion_tokens", "output_tokens")
+    prompt = _first(told, "prompt_tokens", "input_tokens")
+    if prompt is None and (total := _first(told, "total_tokens")) is not None:
+        prompt = max(0, total - (answer or 0))
+    if prompt is None:
+        return None
+    details = details or told.get("input_tokens_details") or told
+    return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
+
+
+def _first(counts: dict[str, Any], *names: str) -> int | None:
+    """The first of these that is a number of tokens."""
+    for name in names:
+        count = counts.get(name)
+        if type(count) is int and 0 <= count < _TOKENS_MAX:
+            return count
+    return None
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """The usage in a whole answer that is one JSON object; None if there is none."""
+    at = body.rfind(b'"usage":{')
+    if at >= 0 and (usual := _USUAL.match(body, at)) is not None:
+        return usage_of(orjson.loads(usual[1]))
+    if not body[:1].isspace() and not body.startswith(b"{"):
+        return None
+    if len(body) > PARSED_BYTES:
+        skim = JsonSkim()
+        skim.feed(body)
+        return usage_of(told_in(skim.document()))
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return usage_of(told_in(document)) if isinstance(document, dict) else None
+
+
+# Takes the chunks of a stream whose token ids the client has not asked for.
+
+
+ANY_ENDS = (b"\n\n\r\n",)
+"""Of the chunks of a stream that are all read, or none."""
+_END = len(b"\r\n")
+
+
+class TokenReceiver(Protocol):
+    """The response."""
+
+    def count(self, events: int) -> None: ...
+    def pass_on(self, data: bytes, body: bytes) -> None: ...
+
+
+class TokensWithIds:
+    """In the place of the response, which would pass chunks on unchanged."""
+
+    usual_ends = ANY_ENDS
+
+    __slots__ = ("_response",)
+
+    def __init__(self, response: TokenReceiver) -> None:
+        self._response = response
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk with the event of a token."""
+        self._response.count(1)
+        self._response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
+
 
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
 """What HTTP adds to an event that is a chunk."""
 SAME_CHUNKS = 24
 """So many events in a row that are all the same are looked at: the text may be meant to repeat itself."""
-_new = tuple.__new__
-"""What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
 
 
 class Response:
@@ -483,3 +597,104 @@ class Response:
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]
         self._send(data)
+
+
+# Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.
+
+
+_OK = Outcome.OK
+_BUSY = (429, 503)
+_RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
+# The body of engines on FastAPI for an unknown path; clients get OpenAI's error shape with a reason instead.
+NO_SUCH_PATH = b'{"detail":"Not Found"}'
+NO_PATH = "404, it does not serve this path"
+"""What is wrong with that answer. Units of a mixed fleet give it: that is no fault of a unit."""
+
+
+class Doubt(NamedTuple):
+    """What one unit has answered, to be shown where no other has a better answer. `head` None: that was
+    nothing that could be shown.
+    """
+
+    unit: str
+    what: str
+    head: ReplyHead | None
+    own_lines: bytes
+    body: bytes
+    status: int
+
+
+def failure_of(head: ReplyHead, state: UnitState, now: float) -> Failure | None:
+    """The failure of a busy or failing unit; None: the reply is for the client."""
+    status = head.status
+    if (status < 500 and status != 429) or is_final(status, head.fields):
+        return None
+    kind = gate_refusal(status, head.fields)
+    if kind is None:
+        kind = FailureKind.BUSY if status in _BUSY else FailureKind.UNIT_ERROR
+        if status == 503 and state.is_falsely_busy(now):
+            kind = FailureKind.FALSE_BUSY
+    return Failure(kind, f"unit {state.unit.name} answered {status}")
+
+
+def outcome_of(status: int) -> Outcome:
+    """The outcome of a complete reply."""
+    if status < 400:
+        return _OK
+    if status in _BUSY:
+        return Outcome.BUSY
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR
+
+
+def response_id(body: bytes) -> str:
+    """The id of the stored response that begins like this; empty: it has none."""
+    found = _RESPONSE_ID.search(body)
+    return found[1].decode("latin-1") if found is not None else ""
+
+
+# Whether the beginning of an answer shows that anything was generated. Pure.
+#
+# A decoder that could not fetch the blocks of a prompt may say 200, and nothing: a role, an end, no token.
+
+
+# The fields of OpenAI's API that carry what was generated, with something in them.
+_SHOWN = re.compile(
+    rb'"(?:content|text|refusal|reasoning|reasoning_content|arguments)"\s*:\s*"(?!")'
+    rb'|"tool_calls"\s*:\s*\[\s*\{'
+    rb'|"completion_tokens"\s*:\s*[1-9]'
+)
+
+
+def shows_token(answer: bytes) -> bool:
+    """True for text, reasoning or a tool call, and for a count of tokens: the only one may be the end."""
+    return _SHOWN.search(answer) is not None
+
+
+# The head of a request as a unit gets it: the client's lines and the gate's own. Pure.
+
+
+def names_rank(request: Request) -> bool:
+    """Whether the client has chosen the data parallel rank itself."""
+    return any(line.startswith(RANK_FIELD) for line in request.lines)
+
+
+def rank_line(rank: int) -> bytes:
+    """The header line that sends a request to a data parallel rank."""
+    return b"%b: %d\r\n" % (RANK_FIELD, rank)
+
+
+def head_for_unit(
+    request: Request,
+    client: ResponseClient,
+    response: Response,
+    lines: bytes,
+    target: bytes,
+    length: int,
+) -> bytes:
+    """The head of a request for `target` with a body of `length` bytes; it begins with the `lines`."""
+    for observer in response.observers:
+        lines += observer.unit_lines
+    scheme = b"https" if client.secure else b"http"
+    forwarded = forwarded_lines(request.fields, client.peer.encode(), scheme)
+    own = b"%b%bx-request-id: %b\r\n" % (lines, forwarded, response.request_id)
+    return unit_head(request.method, target, request.lines, own=own, length=length)

@@ -10,12 +10,93 @@ not forwarded.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from urllib.parse import quote, unquote, unquote_to_bytes
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
-from cellgate.proxy.request.administration import Standing, standing
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from xxhash import xxh3_64_hexdigest
+
+from cellgate.proxy.config.key_file import PRIORITY_LAST
+from cellgate.proxy.config.settings import Cors, HeaderNames, gates_token, is_token
+from cellgate.proxy.http.errors import Failure, FailureKind, Fault
+from cellgate.proxy.http.heads import TOKEN_FIELD, UNIT_FIELD, Fields
+from cellgate.proxy.http.request import Request
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask
+
+# Which paths of an engine administer it, known by their words. Pure.
+#
+# Engines get new ones with each release: so a path is not looked up, its words are. One with a word of
+# administration is refused; one of words that compute or tell, or below a versioned API, is harmless; of
+# any
+# other nobody knows. What engines serve today is compared in tests/unit/request/test_engine_routes.py.
+
+
+class Standing(Enum):
+    """What is known of a path."""
+
+    ADMINISTERS = auto()
+    HARMLESS = auto()
+    UNKNOWN = auto()
+
+
+_ADMINISTER = frozenset(
+    b"abort aborts activate adapter adapters add admin administration alloc allocate attach begin "
+    b"cache caches checker checkpoint clear close collective commit configure connect continue control "
+    b"copy corpora corpus cors create cuda deactivate debug delete destroy detach disable disconnect "
+    b"down drain dump dumper elastic enable end erase evict exec execute expert experts export fault "
+    b"faults finish flush freeze gc gpu group groups hicache import init initialize initialise inject "
+    b"install internal kill level load lock log logger logging logs lora loras memory migrate mode "
+    b"mount offload open park patch pause paused prefetch profile profiler profiling props proxy pull "
+    b"purge push put quit ray reboot rebalance record recording recover refit refresh register reinit "
+    b"release reload remote remove rename replace repository reset resize restart restore resume rl "
+    b"role roles rollback rotate rpc run save scale scaling schedule scheduler send session sessions "
+    b"set setting settings shell shutdown sleep sleeping slot slots slow snapshot sources spec start "
+    b"state states stop stream streams suspend swap switch sync system tensor tensors terminate tool "
+    b"tools trace tracing train transfer unfreeze uninstall unload unlock unmount unpause unregister "
+    b"unset up update updates upgrade upload wake wakeup warmup weight weights write".split()
+)
+_STEMS = re.compile(
+    rb"abort|adapter|cache|flush|lora|offload|pause|profil|reload|repositor|sharedmem|shutdown|sleep|unload|wakeup"
+    rb"|weight"
+)
+"""The same where words are not kept apart."""
+_WHOLE = frozenset(
+    (b"/server_info", b"/get_server_info", b"/kv_event_sources", b"/models", b"/is_scaling_elastic_ep")
+)
+"""They show addresses, or other models than the gate's; or they administer with another method."""
+_TELLS = frozenset((b"/", b"/load"))
+_HARMLESS = frozenset(
+    b"answer apply ask audio call chat classification classify completion completions count decisions "
+    b"detokenization detokenize docs embed embedding embeddings encode favicon function generate "
+    b"generation generations generative get health healthz ico image images infer inference infill "
+    b"info input invocations json list live livez loads message messages metrics model moderations "
+    b"openapi parse ping pooling predict predictions question ready readyz reasoning redoc rerank "
+    b"reranking response responses score scoring separate size speech stats status template text token "
+    b"tokenize tokenizer tokens transcribe transcriptions translate translations version vertex video "
+    b"videos world".split()
+)
+_VERSIONED = re.compile(rb"/(?:[a-z]+/)?v[0-9][a-z0-9]*/|/api/")
+_WORDS = re.compile(rb"[a-z0-9]+")
+_CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def standing(path: bytes) -> Standing:
+    """What is known of a path that is not in the table, decoded."""
+    plain = path.lower()
+    base = plain.rstrip(b"/") or b"/"
+    if base in _TELLS:
+        return Standing.HARMLESS
+    words = {*_WORDS.findall(plain), *_WORDS.findall(_CAMEL.sub(b"_", path).lower())}
+    if base in _WHOLE or not words.isdisjoint(_ADMINISTER) or _STEMS.search(plain):
+        return Standing.ADMINISTERS
+    if _VERSIONED.match(plain) or words <= _HARMLESS:
+        return Standing.HARMLESS
+    return Standing.UNKNOWN
 
 
 class RouteKind(Enum):
@@ -213,3 +294,271 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
         )
         return Failure(FailureKind.DENIED, reason)
     return None
+
+
+# CORS: which pages of other sites a browser lets use the gate (https://fetch.spec.whatwg.org). Pure.
+
+
+ORIGIN_FIELD = b"origin"
+METHOD_FIELD, NAMES_FIELD = b"access-control-request-method", b"access-control-request-headers"
+FIELDS = frozenset({ORIGIN_FIELD, METHOD_FIELD, NAMES_FIELD})
+ENGINES_LINES = (b"access-control-", b"vary: origin\r\n", b"vary: Origin\r\n")
+"""How lines of a unit begin that the gate's own replace: browsers refuse an answer with both."""
+OWN_LINES = (b"vary: origin\r\n", b"access-control-")
+"""How the gate's own lines begin."""
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+){0,63}")
+_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_EXPOSED = (
+    b"retry-after, x-request-id, x-should-retry, x-cellgate-model, x-cellgate-fallback-from, "
+    b"x-cellgate-reason, x-cellgate-resume, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
+    b"x-ratelimit-reset-tokens"
+)
+"""Header lines of answers that a page may read."""
+
+
+class CorsRules:
+    """The rules of a configuration."""
+
+    def __init__(self, cors: Cors) -> None:
+        self._all = "*" in cors.origins
+        self._origins = frozenset(origin.encode() for origin in cors.origins)
+        self._max_age = b"access-control-max-age: %d\r\n" % cors.max_age_s
+
+    def lines(self, request: Request) -> bytes:
+        """Header lines for the answer to `request`. Units do not learn its origin: they would answer it."""
+        given = dict(request.routing)
+        origin = given.get(ORIGIN_FIELD)
+        vary = b"" if self._all else b"vary: origin\r\n"
+        if origin is None:
+            return vary
+        request.lines = [
+            line for line in request.lines if not line.startswith(tuple(b"%b:" % f for f in FIELDS))
+        ]
+        if not self._all and origin not in self._origins:
+            return vary
+        shown = b"*" if self._all else origin
+        allowed = b"%baccess-control-allow-origin: %b\r\n" % (vary, shown)
+        if request.method != b"OPTIONS" or METHOD_FIELD not in given:
+            return allowed + b"access-control-expose-headers: %b\r\n" % _EXPOSED
+        return allowed + self._permissions(given.get(NAMES_FIELD, b"").strip())
+
+    def _permissions(self, names: bytes) -> bytes:
+        """What a preflight is told."""
+        lines = b"access-control-allow-methods: %b\r\n%b" % (_METHODS, self._max_age)
+        if _NAMES.fullmatch(names):
+            lines += b"access-control-allow-headers: %b\r\n" % names
+        return lines
+
+
+def cors_rules(cors: Cors | None) -> CorsRules | None:
+    """None: no page of another site is let in."""
+    return None if cors is None else CorsRules(cors)
+
+
+# How a request names its unit, and what a gate answers that cannot use that unit. Pure.
+#
+# `x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are
+# those of
+# the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
+# nothing here: what comes from an ingress may have been written by its clients. So a token is asked for.
+
+
+ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
+"""ADDRESS:PORT of units, the best first; the others are used when it fails."""
+SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
+"""ADDRESS:PORT of the units among which the gate may choose."""
+REASON_FIELD = b"x-cellgate-reason"
+"""In a 503 of a gate: why the unit is not available there, in one word."""
+
+_ELSEWHERE = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
+_FINAL = FailureKind.POISON_SUSPECTED
+_BUSY = frozenset(kind.value.encode() for kind in (FailureKind.BUSY, FailureKind.FULL, FailureKind.LATE))
+
+
+class Placement(NamedTuple):
+    """The units a request may go to; `ordered`: they are to be tried in this order."""
+
+    units: tuple[str, ...]
+    ordered: bool
+
+
+def may_place(fields: Fields, token: str | None) -> bool:
+    """Whether a request may choose its unit, or ask for an explanation: it has the token."""
+    given = next((value for name, value in fields if name == TOKEN_FIELD), None)
+    if given is None or token is None:
+        return False
+    return is_token(given, token) or is_token(given, gates_token(token))
+
+
+def read_placement(fields: Fields, board: Board) -> Placement:
+    """The units that the fields of a request name, as far as they exist."""
+    given = dict(fields)
+    if (name := given.get(UNIT_FIELD)) is not None:
+        unit = name.decode("utf-8", "replace")
+        return Placement((unit,) if unit in board.units else (), ordered=True)
+    at = {_authority(state.unit.url): state.unit.name for state in board}
+    inside, wanted = (_named(given.get(field), at) for field in (SUBSET_FIELD, ENDPOINT_FIELD))
+    if wanted is None:
+        return Placement(inside or (), ordered=False)
+    return Placement(tuple(unit for unit in wanted if inside is None or unit in inside), ordered=True)
+
+
+def not_trusted(*, is_placed: bool) -> Failure:
+    """The failure for a request without the token that chooses a unit or asks for an explanation."""
+    what = "chooses its unit" if is_placed else "asks why its unit was chosen"
+    return Failure(
+        FailureKind.NOT_TRUSTED, f"a request that {what} needs the admin token in x-cellgate-token"
+    )
+
+
+def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:
+    """A refusal for a client that has chosen the unit and may choose another; and its reason in one word."""
+    kind = failure.kind
+    if kind not in _ELSEWHERE and kind.row.fault is not Fault.UNIT:
+        return failure, ""
+    reason = why_not(board, unit) if kind is FailureKind.NO_UNIT else kind.value
+    return Failure(FailureKind.NOT_HERE, f"{reason}: {failure.message}"), reason
+
+
+def why_not(board: Board, unit: str | None) -> str:
+    """Why a unit cannot take a request, in one word; `unit` None: no particular one."""
+    if unit is None:
+        return FailureKind.NO_UNIT.value
+    if (state := board.units.get(unit)) is None:
+        return "unknown"
+    if state.drained:
+        return "drained"
+    return state.case.verdict.value if state.hold is None else "on_hold"
+
+
+def is_final(status: int, fields: Fields) -> bool:
+    """Whether a refusal of the gate in front of a unit must reach the client: no other unit may get the
+    request.
+    """
+    return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
+
+
+def gate_refusal(status: int, fields: Fields) -> FailureKind | None:
+    """The kind of a refusal by the gate in front of a unit; None when the answer is the unit's own."""
+    reason = next((value for name, value in fields if name == REASON_FIELD), None) if status == 503 else None
+    if reason is None:
+        return None
+    # A full unit is healthy: this is no evidence, and asking the next unit draws on the retry budget.
+    return FailureKind.BUSY if reason in _BUSY else FailureKind.NOT_HERE
+
+
+def _named(value: bytes | None, at: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The units at a list of addresses; None when there is no list."""
+    if value is None:
+        return None
+    parts = (part.strip() for part in value.decode("latin-1").split(","))
+    return tuple(at[part] for part in parts if part in at)
+
+
+@lru_cache(4096)
+def _authority(url: str) -> str:
+    """ADDRESS:PORT of a unit's URL."""
+    parts = urlsplit(url)
+    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+
+
+# Reads the routing headers of a request: session, tenant, priority, deadline.
+
+
+NAME_CHARS = 256
+"""The longest name of a session or tenant, in characters."""
+
+_TENANT = Ask._fields.index("tenant")
+_new = tuple.__new__
+_ENVOY = b"x-envoy-expected-rq-timeout-ms"
+
+Read = Callable[[Ask, str, float], Ask]
+"""The ask with the value of one header, read at a time. Raises ValueError with what was expected."""
+
+
+class RoutingHeaders:
+    """Reads the routing header lines: those of `names`.
+
+    `on_ignored` is called for each invalid header that was set by another system than the client; it is
+    ignored.
+    """
+
+    def __init__(self, headers: HeaderNames, on_ignored: Callable[[], None] = lambda: None) -> None:
+        self._on_ignored = on_ignored
+        self._reads: dict[bytes, Read] = {
+            headers.session.encode(): _session,
+            headers.tenant.encode(): _tenant,
+            headers.priority.encode(): _priority,
+            b"x-slo-ttft-ms": _deadline,
+            b"authorization": _credentials,
+        }
+        self.names = frozenset((*self._reads, _ENVOY))
+
+    def apply(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
+        """`ask` with the values of the routing headers, received at `now`."""
+        reads = self._reads
+        for name, value in fields:
+            if name in reads:
+                text = value.decode("latin-1")
+                try:
+                    ask = reads[name](ask, text, now)
+                except ValueError as error:
+                    line = name.decode("latin-1")
+                    message = f"{line}: expected {error}, found {text[:64]!r}"
+                    return Failure(FailureKind.BAD_HEADER, message, param=line)
+            elif name == _ENVOY:
+                ask = self._envoys(ask, value.decode("latin-1"), now)
+        return ask
+
+    def _envoys(self, ask: Ask, value: str, now: float) -> Ask:
+        """How long Envoy waits for the whole answer: a first token that comes later is not read."""
+        try:
+            return _deadline(ask, value, now)
+        except ValueError:
+            self._on_ignored()
+            return ask
+
+
+def _session(ask: Ask, value: str, _now: float) -> Ask:
+    return ask._replace(session=_name(value))
+
+
+def _tenant(ask: Ask, value: str, _now: float) -> Ask:
+    return ask._replace(tenant=_name(value))
+
+
+def _name(value: str) -> str:
+    if not 0 < len(value) <= NAME_CHARS:
+        raise ValueError(f"a name of 1 to {NAME_CHARS} characters")
+    return value
+
+
+def _priority(ask: Ask, value: str, _now: float) -> Ask:
+    try:
+        number = int(value)
+    except ValueError:
+        number = PRIORITY_LAST + 1
+    if abs(number) > PRIORITY_LAST:
+        raise ValueError(f"an integer from {-PRIORITY_LAST} to {PRIORITY_LAST}, lower goes first")
+    return ask._replace(priority=number)
+
+
+def _deadline(ask: Ask, value: str, now: float) -> Ask:
+    try:
+        left_ms = float(value)
+    except ValueError:
+        left_ms = 0.0
+    if not 0.0 < left_ms < inf:
+        raise ValueError("milliseconds above 0")
+    return ask._replace(deadline_at=min(ask.deadline_at, now + left_ms / 1000.0))
+
+
+def _credentials(ask: Ask, value: str, _now: float) -> Ask:
+    """Requests with the same credentials are of the same tenant, unless a header names one."""
+    if ask.tenant:
+        return ask
+    # As _replace does, in a fifth of the time: nearly every request has credentials.
+    fields = list(ask)
+    fields[_TENANT] = xxh3_64_hexdigest(value.encode())
+    return _new(Ask, fields)

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import REPEATS
-from cellgate.proxy.request.doubts import (
-    SAMPLE_BYTES,
-    able,
-    asked_kind,
-    drop,
-    may_choose,
-    outcome_of_doubt,
-)
-from cellgate.proxy.request.opening import find_unit, refuse
-from cellgate.proxy.request.reply_status import NO_PATH, Doubt
-from cellgate.proxy.request.states import ExchangeState
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.request.doubts import SAMPLE_BYTES, able, asked_kind, drop, may_choose, outcome_of_doubt
+from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.response import NO_PATH, Doubt
+from cellgate.proxy.request.start import find_unit, refuse
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.opinions import Advice, Refusing
 from cellgate.router.unit_state import Lease

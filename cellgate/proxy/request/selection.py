@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.request.dispatcher import PickRequest, Waiter
-from cellgate.proxy.request.placement import may_place, not_trusted, read_placement
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request.ports import PickRequest, Waiter
+from cellgate.proxy.request.routes import may_place, not_trusted, read_placement
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
-    from cellgate.proxy.request.dispatcher import Charge, Pending
-    from cellgate.proxy.request.observer import Observer
+    from cellgate.proxy.http.request import Request
+    from cellgate.proxy.request.ports import Charge, Observer, Pending
     from cellgate.proxy.request.services import Services
-    from cellgate.proxy.wire.request import Request
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
 _new = tuple.__new__

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
+from cellgate.proxy.http.json_skim import JsonSkim
+from cellgate.proxy.http.sse import BOM, payload
 from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.transcript import DONE
-from cellgate.proxy.wire.json_skim import JsonSkim
-from cellgate.proxy.wire.sse import BOM, payload
 
 EVENT_BYTES = 16 * 1024
 """So much is kept of an event that has not ended."""

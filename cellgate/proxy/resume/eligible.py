@@ -1,22 +1,131 @@
-"""Which streams may be resumed by another unit, and how, judged by their request. Pure.
+"""Stop strings across the boundary between two units. Pure.
 
-It is a list of harmless fields, not of harmful ones: an unknown field might mean anything.
+1. An engine looks for stop strings in its own output only. One may have begun in the text that was sent
+   before (SGLang sends such text), so only the gate, which knows both parts, can see it end.
+2. vLLM holds back text that may become a stop string, so the text may end within a token, where no model can
+   continue as it would have. The next unit starts where a token began and must repeat exactly the text that
+   was sent after that point.
 
-OPEN: the unit gets the text shown as an open message, and continues it. So nothing may depend on what was
-generated, which it takes for the prompt.
-AGAIN: the unit gets the same request, and must repeat what was shown. So a repetition must be likely: the
-answer is greedy, or its sampling has a seed. Everything may depend on what was generated.
-TOKENS: the unit gets the tokens of the prompt and of what was shown, where the engine gives them
-(token_ids.py). Only chats that profit ask for them: those that may show more than text.
-Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+Stop strings may be long: all here is linear in their length, and that is bounded (LIMITS.stop_bytes).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.stop_strings import stops_of
+
+# Tokenizers of all kinds begin a token at a space between two words; this finds the last one.
+_LAST_WORD = re.compile(r".*\S( )(?=[^\W\d_])", re.DOTALL)
+
+
+def stops_of(body: dict[str, Any]) -> list[str]:
+    """The stop strings that a request asks for."""
+    stop = body.get("stop")
+    if isinstance(stop, str):
+        return [stop]
+    return [each for each in stop if isinstance(each, str)] if isinstance(stop, list) else []
+
+
+def token_start(shown: str, stops: Iterable[str]) -> int:
+    """Where to resume: at the end of `shown`, or, with stop strings, where its last token began."""
+    if all(len(stop) < 2 for stop in stops):
+        return len(shown)
+    found = _LAST_WORD.match(shown)
+    return found.start(1) if found else 0
+
+
+class StopMatch:
+    """How much of one stop string the text so far ends with (Knuth, Morris and Pratt 1977)."""
+
+    __slots__ = ("_borders", "size", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.size = 0
+        """The longest beginning of `stop` that is an end of the text."""
+        # Of each beginning of `stop`: the longest shorter one that is also an end of it.
+        self._borders = [0]
+        for char in stop[1:]:
+            self.take(char)
+            self._borders.append(self.size)
+        self.size = 0
+
+    def take(self, char: str) -> bool:
+        """One more character of the text; True: it ends with the whole of `stop`."""
+        size, stop, borders = self.size, self.stop, self._borders
+        while size and (size == len(stop) or stop[size] != char):
+            size = borders[size - 1]
+        self.size = size = size + (stop[size] == char)
+        return size == len(stop)
+
+
+class BoundaryStops:
+    """Watches the beginning of the second unit's text. `is_over`: no stop string across the boundary can
+    come.
+    """
+
+    __slots__ = ("_begun", "_held", "stop")
+
+    def __init__(self, shown: str, stops: Iterable[str]) -> None:
+        self.stop = ""
+        """The stop string that is complete."""
+        self._held = ""
+        self._begun = []
+        for stop in stops:
+            if len(stop) < 2:
+                # It cannot be on both sides.
+                continue
+            match = StopMatch(stop)
+            for char in shown[1 - len(stop) :]:
+                match.take(char)
+            if match.size:
+                self._begun.append(match)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._begun
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that may be sent now, and, when a stop string is complete, its part after the
+        boundary.
+        """
+        if not self._begun:
+            return text, None
+        begun, before = self._begun, len(self._held)
+        self._held += text
+        for behind, char in enumerate(text, before + 1):
+            if complete := next((match for match in begun if match.take(char)), None):
+                self.stop = complete.stop
+                return "", self._held[:behind]
+            # A match that is longer than the text after the boundary began before it.
+            begun = [match for match in begun if match.size > behind]
+            if not begun:
+                break
+        self._begun = begun
+        return ("", None) if begun else (self.flush(), None)
+
+    def flush(self) -> str:
+        """What was held back, once nothing more can follow."""
+        held, self._held, self._begun = self._held, "", []
+        return held
+
+
+# Which streams may be resumed by another unit, and how, judged by their request. Pure.
+#
+# It is a list of harmless fields, not of harmful ones: an unknown field might mean anything.
+#
+# OPEN: the unit gets the text shown as an open message, and continues it. So nothing may depend on what was
+# generated, which it takes for the prompt.
+# AGAIN: the unit gets the same request, and must repeat what was shown. So a repetition must be likely: the
+# answer is greedy, or its sampling has a seed. Everything may depend on what was generated.
+# TOKENS: the unit gets the tokens of the prompt and of what was shown, where the engine gives them
+# (token_ids.py). Only chats that profit ask for them: those that may show more than text.
+# Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+
 
 OPEN, AGAIN, TOKENS = 1, 2, 4
 """Ways to resume a stream; they are added up."""
@@ -147,3 +256,50 @@ def _why_not_messages(body: dict[str, Any]) -> str:
 
 def _why_not_prompt(prompt: object) -> str:
     return "" if isinstance(prompt, str) else "its prompt is not one string"
+
+
+# Which fields of a request let its stream be resumed, and how. Pure.
+#
+# A table lists harmless fields, not harmful ones: an unknown field might mean anything.
+
+
+@dataclass(frozen=True)
+class FieldRules:
+    """The fields of one API: those that are harmless, those that are so with one of these values, of just
+    this type, and those with which a unit that computes the whole answer again computes the same answer.
+    """
+
+    harmless: frozenset[str]
+    only_as: Mapping[str, tuple[object, ...]]
+    computed: frozenset[str]
+
+    def ways_of(self, body: dict[str, Any]) -> int:
+        """How the stream that `body` asks for may be resumed (eligible.py); 0: not at all."""
+        if len(body) > LIMITS.fields:
+            return 0
+        ways = OPEN | AGAIN if is_deterministic(body) else OPEN
+        for name in body.keys() - self.harmless:
+            if not self._is_harmless(name, body[name]):
+                ways &= AGAIN if name in self.computed else 0
+        return ways
+
+    def why_none(self, body: dict[str, Any]) -> str:
+        """Why there is no way to resume the stream that `body` asks for."""
+        if len(body) > LIMITS.fields:
+            return f"the request has more than {LIMITS.fields} fields"
+        harmful = [
+            name for name in body if not (name in self.harmless or self._is_harmless(name, body[name]))
+        ]
+        for name in sorted(harmful, key=self.computed.__contains__):
+            if name in self.computed:
+                return f"the request has {name}, {SAMPLED}"
+            return (
+                f"the request has {name}" if name in self.only_as else f"the request has {name}, unknown here"
+            )
+        return "its input is not plain text"
+
+    def _is_harmless(self, name: str, value: object) -> bool:
+        # Compared and not serialised: a client may send values of any size and depth.
+        return value is None or any(
+            type(value) is type(each) and value == each for each in self.only_as.get(name, ())
+        )

@@ -1,21 +1,144 @@
-"""How the streams of each route are read and resumed: a table."""
+"""How the stream that a request asks for may be resumed, by the route of the request. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from cellgate.proxy.metrics.continuations import ContinuationKind
-from cellgate.proxy.resume import messages_request, messages_stream, responses_request, responses_stream
-from cellgate.proxy.resume.block_resumption import BlockApi, BlockResumption
-from cellgate.proxy.resume.blocks import BlockTranscript
-from cellgate.proxy.resume.questions import MakeHead
-from cellgate.proxy.resume.replay_buffer import MakeTranscript, ReplayBuffer
-from cellgate.proxy.resume.resumption import Resuming, Resumption
+import orjson
+
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.unit import Pool
+from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.resume import messages, responses
+from cellgate.proxy.resume.blocks import BlockStitch, BlockTranscript, Dialect, last_of
+from cellgate.proxy.resume.chat import MakeHead, Questions, Resuming, Resumption
+from cellgate.proxy.resume.eligible import AGAIN, OPEN, FieldRules, ways_of
+from cellgate.proxy.resume.messages import Chat, Continued, given, prove_prompt
+from cellgate.proxy.resume.replay import MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.request import Request
+
+WAYS: dict[str, Callable[[dict[str, Any]], int]] = {
+    "chat": partial(ways_of, chat=True),
+    "completions": partial(ways_of, chat=False),
+    "messages": messages.FIELDS.ways_of,
+    "responses": responses.FIELDS.ways_of,
+}
+"""The ways (eligible.py) that the body of a request leaves open. Streams of other routes have none."""
+
+
+# Resuming a broken stream of blocks: `/v1/messages` or `/v1/responses`.
+#
+# Two ways: where the answer is deterministic, a unit gets the same request again, and must repeat what was
+# shown (blocks_stitch.py). Otherwise it gets the tokens of the prompt and of the text shown
+# (prompt_proof.py).
+
+
+OF_TOKENS = ("vllm", "")
+"""Engines that take the tokens of a prompt; the proof finds out about one that is not known yet."""
+
+
+@dataclass(frozen=True)
+class BlockApi:
+    """An API that streams blocks: its events, its requests, and the chat that engines make of one."""
+
+    dialect: Dialect
+    fields: FieldRules
+    chat_of: Callable[[dict[str, Any]], Chat]
+
+
+class BlockResumption:
+    """One broken stream, of which `replay` has been shown."""
+
+    __slots__ = ("_api", "_body", "_owner", "_questions", "_replay", "_request")
+
+    def __init__(self, request: Request, replay: ReplayBuffer, api: BlockApi) -> None:
+        self._owner: Resuming
+        self._api = api
+        self._request = request
+        self._replay = replay
+        self._body: dict[str, Any] = orjson.loads(request.body)
+        self._questions: Questions[Continued] | None = None
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+        return self._questions is not None and self._questions.is_open
+
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
+        if not self._api.fields.ways_of(self._body):
+            return self._api.fields.why_none(self._body)
+        shown = self._shown()
+        if not shown.closed:
+            return "it broke inside an event"
+        return shown.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
+
+    def last_events(self) -> bytes | None:
+        """The events that a complete text still lacks, if no unit is needed for them."""
+        shown = self._shown()
+        if shown.is_done:
+            return b""
+        return last_of(self._api.dialect, shown, None) if shown.finish else None
+
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
+        self._owner = owner
+        shown, api = self._shown(), self._api
+        if not shown.blocks or api.fields.ways_of(self._body) & AGAIN:
+            # The tokenizer may spell a text in other tokens than were generated; then a greedy answer would
+            # go on in another way. Computed again it is the answer of one unit.
+            self._start_again()
+        elif not shown.text or engine not in OF_TOKENS or not api.fields.ways_of(self._body) & OPEN:
+            self.unproven(f"its engine ({engine}) takes no tokens for a prompt")
+        else:
+            proof = prove_prompt(api.dialect, self._body, shown, api.chat_of)
+            self._questions = Questions(proof, self, self._proven, pool, head)
+            self._questions.begin(fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._questions is not None:
+            self._questions.abandon()
+
+    # -- the result of the proof ---------------------------------------------------------------------------
+
+    def unproven(self, reason: str) -> None:
+        """The unit cannot continue the text."""
+        self._owner.refused(reason)
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+        self._owner.failed(failure)
+
+    def _proven(self, found: Continued) -> None:
+        shown, dialect, body = self._shown(), self._api.dialect, self._body
+        left = {}
+        if type(limit := body.get(dialect.limit)) is int:
+            left = {dialect.limit: limit - found.tokens.shown}
+            if left[dialect.limit] <= 0:
+                self._owner.conclude(last_of(dialect, shown, found.tokens))
+                return
+        start = len(shown.text or "")
+        stitch = BlockStitch(dialect, shown, found.tokens, start)
+        longer = orjson.dumps(body | dialect.unstored | given(found.ids) | left)
+        self._owner.go_on(self._request.target, longer, self._replay, stitch)
+
+    def _start_again(self) -> None:
+        """The request is the same, and the unit must repeat what was shown."""
+        stitch = BlockStitch(self._api.dialect, self._shown(), None)
+        self._owner.go_on(self._request.target, self._request.body, self._replay, stitch)
+
+    def _shown(self) -> BlockTranscript:
+        shown = self._replay.read()
+        assert isinstance(shown, BlockTranscript)
+        return shown
+
+
+# How the streams of each route are read and resumed: a table.
 
 
 class Way(Protocol):
@@ -46,8 +169,8 @@ class StreamApi(NamedTuple):
     way: Callable[[Request, ReplayBuffer], Way]
 
 
-_MESSAGES = BlockApi(messages_stream.Messages(), messages_request.FIELDS, messages_request.chat_of)
-_RESPONSES = BlockApi(responses_stream.Responses(), responses_request.FIELDS, responses_request.chat_of)
+_MESSAGES = BlockApi(messages.Messages(), messages.FIELDS, messages.chat_of)
+_RESPONSES = BlockApi(responses.Responses(), responses.FIELDS, responses.chat_of)
 
 _MESSAGES_SHAPE = partial(BlockTranscript, _MESSAGES.dialect)
 _RESPONSES_SHAPE = partial(BlockTranscript, _RESPONSES.dialect)

@@ -1,21 +1,115 @@
-"""The transcript of a stream of chat or completions: what was shown so far, read from its events. Pure.
+"""Token ids in a stream of chat: asked for by the gate, kept beside the text, not shown to the client. Pure.
 
-One choice is accepted, with what shown.py knows. Anything else in an event means that no other unit can
-resume the stream.
+Wire format: vLLM from 0.10.2 on. `return_token_ids` in the request; then `prompt_token_ids` in the first
+event and `token_ids` in the choice of each further one. Without it both are null, or not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
+from xxhash import xxh3_64_hexdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.resume.eligible import AGAIN, OPEN, SAMPLED, TOKENS
+from cellgate.proxy.http.sse import extra_field, payload, split
+from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
 from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
-from cellgate.proxy.resume.token_ids import TokenLog
-from cellgate.proxy.wire.sse import extra_field, payload, split
+
+EVENT_BYTES = 4 << 20
+"""The largest first event with the ids of a prompt: half a million tokens."""
+
+_ASKED = b'{"return_token_ids":true,'
+# In a text the quotes would be escaped, so these are found as fields only.
+_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
+_TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_SINCE = (0, 11)
+
+
+def gives_ids(engine: str, version: str) -> bool:
+    """Whether an engine gives token ids in its streams, and continues them."""
+    found = _VERSION.match(version)
+    return engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _SINCE
+
+
+def asking(body: bytes) -> bytes:
+    """The request, a JSON object with fields, that asks for token ids."""
+    return _ASKED + body[body.index(b"{") + 1 :]
+
+
+def without_ids(events: bytes) -> bytes:
+    """Events as they would be if nobody had asked."""
+    if b'token_ids":' not in events:
+        return events
+    if b'"prompt_token_ids":' in events:
+        events = _PROMPT.sub(b'"prompt_token_ids":null', events)
+    return _TOKENS.sub(b'"token_ids":null', events)
+
+
+def without_prompt(events: bytes) -> bytes:
+    """Events with a digest in the place of the prompt's ids, which may be very many."""
+    if b'"prompt_token_ids":' not in events:
+        return events
+    return _PROMPT.sub(lambda found: b'"prompt_token_ids":"%b"' % _digest(found[1]).encode(), events)
+
+
+def digest_of(ids: Sequence[int]) -> str:
+    """What tells one prompt from another."""
+    return _digest(b",".join(b"%d" % each for each in ids))
+
+
+def _digest(ids: bytes) -> str:
+    return xxh3_64_hexdigest(b"".join(ids.split()))
+
+
+class TokenLog:
+    """The token ids of one answer, and the digest of its prompt's."""
+
+    __slots__ = ("ids", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = ""
+        self.ids = array("Q")
+
+    def pull(self, events: bytes) -> bytes:
+        """Take the ids of the answer out of whole events."""
+        return _TOKENS.sub(self._pulled, events) if b'"token_ids":' in events else events
+
+    def _pulled(self, found: re.Match[bytes]) -> bytes:
+        self.ids.extend(int(each) for each in found[1].split(b",") if each.strip())
+        return b'"token_ids":null'
+
+    def take(self, document: dict[str, Any]) -> None:
+        """Take them out of the object of an event. Ids that are none are left, and found strange."""
+        prompt = document.pop("prompt_token_ids", None)
+        if isinstance(prompt, str | list) and not self.prompt:
+            self.prompt = prompt if isinstance(prompt, str) else digest_of(prompt)
+        choices = document.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                choice.pop("prompt_token_ids", None)
+                if _are_ids(choice.get("token_ids")):
+                    self.ids.extend(choice.pop("token_ids"))
+
+    def restart(self) -> None:
+        """The answer begins again."""
+        self.ids = array("Q")
+
+
+def _are_ids(ids: object) -> bool:
+    return isinstance(ids, list) and all(type(each) is int and each >= 0 for each in ids)
+
+
+# The transcript of a stream of chat or completions: what was shown so far, read from its events. Pure.
+#
+# One choice is accepted, with what shown.py knows. Anything else in an event means that no other unit can
+# resume the stream.
+
 
 TEXT_CHARS = 1 << 20
 """Longer texts are not resumed: they would have to be kept, and then sent as a prompt."""
@@ -237,3 +331,23 @@ class Transcript:
         )
         self.has_role = self.has_role or bool((choice.get("delta") or {}).get("role"))
         return self.shown.take(choice)
+
+
+# The kind of a broken answer: what it has shown, and what its request asks for besides text. Pure.
+
+
+_LOGPROBS = ("logprobs", "top_logprobs")
+
+
+def kind_of(body: dict[str, Any], shown: Shown) -> ContinuationKind:
+    """The kind of an answer to `body` of which this was shown."""
+    if shown.calls:
+        return ContinuationKind.TOOL_CALL
+    if shown.reasoning:
+        return ContinuationKind.REASONING
+    more = {name for name in body if not is_harmless(name, body)}
+    if shown.logprobs or more.intersection(_LOGPROBS):
+        return ContinuationKind.LOGPROBS
+    if more:
+        return ContinuationKind.PENALTIES if more <= PENALTIES else ContinuationKind.CONSTRAINED
+    return ContinuationKind.TOOLS if body.get("tools") else ContinuationKind.TEXT

@@ -28,15 +28,12 @@ from typing import Any, NoReturn
 import uvloop
 
 from cellgate.proxy.config.settings import Reload, Settings
-from cellgate.proxy.handover.inheritance import Inheritance
-from cellgate.proxy.handover.open_listeners import LISTEN, Listeners, listeners_of
-from cellgate.proxy.logs.log import log_line
-from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.handover import LISTEN, Inheritance, Listeners, listeners_of
+from cellgate.proxy.observe.log import log_line
+from cellgate.proxy.process.signals import notify
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.workers import supervisor_channel
-from cellgate.proxy.workers.accept_balance import Page
-from cellgate.proxy.workers.neighbours import Neighbours
-from cellgate.proxy.workers.worker_app import run_worker
+from cellgate.proxy.workers import worker as supervisor_channel
+from cellgate.proxy.workers.worker import Neighbours, Page, run_worker
 
 CONTROL = -1
 """Its number; workers count from 0."""

@@ -1,40 +1,368 @@
-"""A worker: a gateway whose control plane is in another process.
+"""Balances accepts: workers share one listener, and each takes of the waiting connections as many as make the
+numbers of clients equal.
 
-1. Everything about a lease is reported to the control process, in order. For single tokens nothing is sent:
-   progress is reported once a tick.
-2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
-   a second.
+Each worker writes its number of clients and the time into a page of shared memory, and reads the page before
+it accepts. A worker that has more clients than another leaves the connections to that one for a moment. One
+that has not written for a while counts as blocked and is skipped. Reasons: docs/decisions/016-workers.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import mmap
+import os
 import random
 import socket
+import ssl
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.control.stall_watch import LAG_S
-from cellgate.proxy.doors.accounting import make_door
-from cellgate.proxy.doors.key_follower import KeyFollower
+import orjson
+
+from cellgate.proxy.admission.keys import KeyFollower
+from cellgate.proxy.admission.usage import make_door
+from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.control.watches import LAG_S
+from cellgate.proxy.extras.reconnect import LOOPBACK, Reconnects
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.ingress.orca import LoadLines
-from cellgate.proxy.logs.access_log import AccessLog
-from cellgate.proxy.process.garbage import Garbage
-from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.http.fetch import UnitPools
+from cellgate.proxy.http.turns import accept_queue
+from cellgate.proxy.ingress.reports import LoadLines
+from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
+from cellgate.proxy.observe.log import DEFECTS, LogSink, log_line
+from cellgate.proxy.process.listeners import AT_ONCE, Entrance
+from cellgate.proxy.process.memory import Garbage, calm_the_collector
+from cellgate.proxy.process.signals import Signals, Ticker
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.request.large_reads import ReadBody
-from cellgate.proxy.wire.reach import UnitPools
-from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
-from cellgate.proxy.workers.board_replica import BoardReplica, ReplicaUnit
-from cellgate.proxy.workers.control_client import ControlClient
-from cellgate.proxy.workers.neighbours import Neighbours
+from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
+from cellgate.proxy.telemetry import trace
 from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
-from cellgate.proxy.workers.remote_accounts import RemoteAccounts
-from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
-from cellgate.proxy.workers.remote_reports import RemoteReports
-from cellgate.proxy.workers.worker_status import StatusReporter
+from cellgate.proxy.workers.remote import (
+    BoardReplica,
+    ControlClient,
+    RemoteAccounts,
+    RemoteDispatcher,
+    RemoteReports,
+    ReplicaUnit,
+    StatusReporter,
+)
+
+YIELD_S = 0.002
+"""How long a worker ignores the listener when it is another one's turn."""
+STUCK_MS = 600
+"""A worker that has not written for this long counts as blocked; it writes with each tick."""
+PAUSE_S = 1.0
+"""The pause when descriptors or memory are used up, because an immediate retry would spin."""
+_ABSENT = 0xFFFFFFFF
+_SLOT = 2
+"""Clients, and milliseconds of the clock that all processes of a machine have."""
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Page:
+    """The clients of each worker. Must be created before the workers."""
+
+    def __init__(self, workers: int) -> None:
+        # After the slots: when the control process and each worker was last alive; 0: not yet.
+        self._beats = workers * _SLOT + 1
+        self._shared = mmap.mmap(-1, (self._beats + workers) * 4)
+        self._slots = memoryview(self._shared).cast("I")
+        self._workers = range(workers)
+        for worker in self._workers:
+            self.leave(worker)
+
+    def leave(self, worker: int) -> None:
+        """A worker accepts no more."""
+        self._slots[_SLOT * worker] = _ABSENT
+
+    def note(self, worker: int, clients: int, now: float) -> None:
+        """Record the number of clients of a worker."""
+        self._slots[_SLOT * worker] = clients
+        self._slots[_SLOT * worker + 1] = _ms(now)
+
+    def beat(self, process: int, now: float) -> None:
+        """A process is alive: the control process (-1) or a worker."""
+        self._slots[self._beats + process] = _ms(now) or 1
+
+    def await_beat(self, process: int) -> None:
+        """A process is restarted."""
+        self._slots[self._beats + process] = 0
+
+    def still_s(self, process: int, now: float) -> float | None:
+        """How long ago a process was last alive; None: it has not begun."""
+        beat = self._slots[self._beats + process]
+        passed_ms = (_ms(now) - beat) & 0xFFFFFFFF
+        # Another process may have read the clock a moment later.
+        return (passed_ms / 1000.0 if passed_ms < 1 << 31 else 0.0) if beat else None
+
+    def take(self, worker: int) -> None:
+        """A worker has accepted a connection."""
+        self._slots[_SLOT * worker] += 1
+
+    def share(self, worker: int, waiting: int, now: float) -> int:
+        """How many of the `waiting` connections this worker takes, so that all have as many clients. At least
+        1 while none that is not blocked has fewer.
+        """
+        own, others = self._slots[_SLOT * worker], self._others(worker, now)
+        least = 1 if own <= min(others, default=own) else 0
+        return max(least, _level([own, *others], waiting) - own)
+
+    def _others(self, worker: int, now: float) -> list[int]:
+        """The clients of the other workers that accept and are not blocked."""
+        slots, now_ms = self._slots, _ms(now)
+        return [
+            slots[_SLOT * other]
+            for other in self._workers
+            if other != worker
+            and slots[_SLOT * other] != _ABSENT
+            # Another process may have read the clock a moment later.
+            and (now_ms - slots[_SLOT * other + 1] + STUCK_MS) & 0xFFFFFFFF <= 2 * STUCK_MS
+        ]
+
+
+def _level(counts: list[int], waiting: int) -> int:
+    """How many clients each worker has, of those that get any, when all that wait are given to those with the
+    fewest. Rounded down.
+    """
+    counts.sort()
+    total, level = waiting, 0
+    for number, count in enumerate(counts, 1):
+        if number > 1 and count >= level:
+            break
+        total += count
+        level = total // number
+    return level
+
+
+def _ms(now: float) -> int:
+    return int(now * 1000.0) & 0xFFFFFFFF
+
+
+class SharedEntrance(Entrance):
+    """Accepts in balance with other workers. `clients` gives the number of clients, `trouble` is called with
+    the reason when none can be accepted.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection: Callable[[], asyncio.Protocol],
+        page: Page,
+        worker: int,
+        clients: Callable[[], int],
+        trouble: Callable[[str], None],
+    ) -> None:
+        super().__init__(loop, connection)
+        self._page = page
+        self._worker = worker
+        self._clients = clients
+        self._trouble = trouble
+        self._away: dict[socket.socket, asyncio.TimerHandle] = {}
+
+    async def open(
+        self,
+        _address: Address,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        _backlog: int,
+    ) -> None:
+        """Accept on `listeners`."""
+        self._listeners, self._tls = listeners, tls
+        self._page.note(self._worker, self._clients(), self._loop.time())
+        for listener in listeners:
+            self._loop.add_reader(listener, self._knock, listener)
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0: none."""
+        port: int = self._listeners[0].getsockname()[1] if self._listeners else 0
+        return port
+
+    def tick(self, now: float) -> None:
+        """Publish the number of clients to the other workers, and a sign of life to the supervisor."""
+        self._page.beat(self._worker, now)
+        if self._listeners:
+            self._page.note(self._worker, self._clients(), now)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._page.leave(self._worker)
+        listeners, self._listeners = self._listeners, ()
+        for listener in listeners:
+            if (handle := self._away.pop(listener, None)) is not None:
+                handle.cancel()
+            else:
+                self._loop.remove_reader(listener)
+            listener.close()
+
+    def _knock(self, listener: socket.socket) -> None:
+        """Connections wait on the listener."""
+        page, own, now = self._page, self._worker, self._loop.time()
+        page.note(own, self._clients() + len(self._arriving), now)
+        share = page.share(own, accept_queue(listener), now)
+        if not share:
+            self._look_away(listener, YIELD_S)
+        for _ in range(min(share, AT_ONCE)):
+            if not self.has_room(now):
+                self._look_away(listener, PAUSE_S)
+                return
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _SHORT:
+                    self._trouble(f"no client can be accepted: {error.strerror}")
+                self._look_away(listener, PAUSE_S)
+                return
+            page.take(own)
+            self._welcome(sock)
+
+    def _look_away(self, listener: socket.socket, pause_s: float) -> None:
+        self._loop.remove_reader(listener)
+        self._away[listener] = self._loop.call_later(pause_s, self._look_again, listener)
+
+    def _look_again(self, listener: socket.socket) -> None:
+        del self._away[listener]
+        self._loop.add_reader(listener, self._knock, listener)
+
+
+# Where the workers of a gate reach each other: a client may come back at another one than has its stream.
+
+
+class Neighbours:
+    """A listener on this machine for each worker, opened before they are started; none where no stream is
+    kept.
+    """
+
+    def __init__(self, listeners: tuple[socket.socket, ...] = ()) -> None:
+        self._listeners = listeners
+        self._own: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    def of(cls, workers: int) -> Self:
+        """For so many workers. Raises OSError."""
+        listeners = tuple(socket.create_server((LOOPBACK, 0)) for _ in range(workers))
+        for listener in listeners:
+            listener.setblocking(False)
+        return cls(listeners)
+
+    def introduce(self, reconnects: Reconnects, number: int) -> None:
+        """This is the process of the worker of this number: tell its streams where the others are."""
+        reconnects.place = number
+        reconnects.ports = tuple(listener.getsockname()[1] for listener in self._listeners)
+        for other, listener in enumerate(self._listeners):
+            if other == number:
+                self._own = listener
+            else:
+                listener.close()
+
+    async def accept(self, connection: Callable[[], asyncio.Protocol]) -> None:
+        """Accept what other workers pass on. Raises OSError."""
+        if self._own is not None:
+            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._own)
+
+    def close(self) -> None:
+        """They are of no use any more in this process."""
+        if self._server is not None:
+            self._server.close()
+        for listener in self._listeners:
+            listener.close()
+
+
+# The channel between the supervisor and each of its processes: signals, sockets, and signs of life.
+#
+# Every message is one packet, `{"do": WHAT, ...}` as JSON, with at most one socket. A closed channel means
+# that
+# the other process has ended: without its supervisor a process ends at once.
+
+
+PACKET_BYTES = 4096
+ORPHANED = 3
+"""The exit code of a process without its supervisor."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, what: dict[str, Any], passed: socket.socket | None = None) -> None:
+    """Send one message. Raises OSError when the other end is gone, or does not read."""
+    data = orjson.dumps(what)
+    if passed is None:
+        sock.send(data)
+    else:
+        socket.send_fds(sock, [data], [passed.fileno()])
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], socket.socket | None] | None:
+    """The next message and what came with it; None: the other end is gone."""
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 1)
+    except ConnectionResetError:
+        return None
+    if not data:
+        return None
+    return orjson.loads(data), socket.socket(fileno=fds[0]) if fds else None
+
+
+class SupervisorChannel:
+    """A process's end. `on_socket` is told of a socket to the other side, and of the worker's number."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._signals: dict[int, Callable[[], None]] = {}
+        self.on_socket: Callable[[int, socket.socket], None] = lambda _number, sock: sock.close()
+        sock.setblocking(False)
+
+    def open(self) -> None:
+        """Begin to listen. Needs a running loop."""
+        asyncio.get_running_loop().add_reader(self._sock, self._read)
+
+    def on_signal(self, number: int, handler: Callable[[], None]) -> None:
+        """Call `handler` when the supervisor passes this signal on."""
+        self._signals[number] = handler
+
+    def ready(self) -> None:
+        """Report to the supervisor that the gate serves."""
+        send(self._sock, {"do": "ready"})
+
+    def reloaded(self) -> None:
+        """Report that the configuration was read again: the next control process has to do so as well."""
+        send(self._sock, {"do": "reloaded"})
+
+    def notify(self, *words: str) -> None:
+        """Report to the service manager through the supervisor."""
+        send(self._sock, {"do": "notify", "words": words})
+
+    def _read(self) -> None:
+        try:
+            received = receive(self._sock)
+        except BlockingIOError:
+            return
+        if received is None:
+            log_line("error", "the gate's supervisor has ended, so this process ends as well")
+            logging.shutdown()
+            os._exit(ORPHANED)
+        what, sock = received
+        if what["do"] == "signal":
+            self._signals.get(what["number"], lambda: None)()
+        elif sock is not None:
+            self.on_socket(what["worker"], sock)
+
+
+# A worker: a gateway whose control plane is in another process.
+#
+# 1. Everything about a lease is reported to the control process, in order. For single tokens nothing is
+# sent:
+# progress is reported once a tick.
+# 2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
+# a second.
 
 
 class Worker:
@@ -220,3 +548,92 @@ class Worker:
         elif lag_s <= LAG_S:
             # After a blocked loop the messages of the control process have not been read yet.
             self.control.tick(now)
+
+
+# A worker as a process.
+
+
+LINES_BYTES = 4096
+"""What a pipe takes as one piece (PIPE_BUF), so that lines of several workers do not mix."""
+
+
+class WholeLines:
+    """A sink that many processes write to: it gets whole lines, as many at once as stay in one piece."""
+
+    def __init__(self, sink: LogSink) -> None:
+        self._sink = sink
+
+    def write(self, data: memoryview, /) -> int | None:
+        """Write the first lines of `data`; how many bytes were taken."""
+        head = bytes(data[:LINES_BYTES])
+        end = head.rfind(b"\n") + 1 if len(data) > LINES_BYTES else len(head)
+        return self._sink.write(data[: end or LINES_BYTES])
+
+
+async def run_worker(
+    settings: Settings,
+    tls: LiveTls,
+    listeners: Sequence[socket.socket],
+    channel: socket.socket,
+    page: Page,
+    number: int,
+    neighbours: Neighbours,
+) -> int:
+    """Run worker `number` until it is told to end; `channel` leads to the supervisor."""
+    loop, large = asyncio.get_running_loop(), LargeBodies()
+    loop.set_exception_handler(DEFECTS.handle)
+    log = AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time)
+    worker = Worker(
+        settings,
+        loop,
+        random.Random(),
+        access_log=log,
+        read=large.read,
+        tls=tls,
+        page=page,
+        number=number,
+        neighbours=neighbours,
+    )
+    tracing = trace(settings.tracing)
+    if tracing is not None:
+        tracing.watch(worker.gateway)
+    supervisor = SupervisorChannel(channel)
+    supervisor.on_socket = _meeting(worker)
+    life = Signals(
+        worker,
+        settings.timeouts,
+        lambda: None,
+        _handed_over,
+        on_signal=supervisor.on_signal,
+        # The control process reports it for all.
+        tell=lambda _level, _line: None,
+    )
+    supervisor.open()
+    worker.begin()
+    accepting = loop.create_task(worker.accept(listeners))
+    calm_the_collector()
+    try:
+        await life.run()
+    finally:
+        accepting.cancel()
+        await large.close()
+        if tracing is not None:
+            tracing.close()
+    return 0
+
+
+def _meeting(worker: Worker) -> Callable[[int, socket.socket], None]:
+    """What is done with a socket that leads to a control process."""
+    tasks = set[asyncio.Task[None]]()
+
+    def meet(_: int, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(worker.control.meet().connect(sock))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    return meet
+
+
+async def _handed_over() -> bool:
+    """The supervisor passes SIGUSR2 on to workers once there is a successor."""
+    return True

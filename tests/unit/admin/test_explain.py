@@ -7,16 +7,28 @@ from itertools import product
 
 import pytest
 
-from cellgate.proxy.admin.explain import explain
-from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of
-from cellgate.proxy.admin.unit_view import unit_page
+from cellgate.proxy.admin.views import Moment, Rotation, rotation_of
+from cellgate.proxy.admin.why import explain, unit_page
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, find_candidates
-from cellgate.router.hold import hear
-from cellgate.router.hold_nouns import HoldKind, Quiescence
+from cellgate.router.health import hear
 from cellgate.router.judge import open_case
-from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import (
+    Ask,
+    Cell,
+    Evidence,
+    Fleet,
+    HoldKind,
+    Node,
+    Quiescence,
+    Role,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
 from cellgate.router.outliers import Outlier
+from cellgate.router.pick import Bounds, find_candidates
 from cellgate.router.unit_state import UnitState
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.admin.health_request import HealthRequest, parse_health_request
+from cellgate.proxy.admin.health_process import HealthRequest, parse_health_request
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from cellgate.proxy.admin.page import load_page
+from cellgate.proxy.admin.pages import load_page
 
 TEXT = files("cellgate.proxy.admin").joinpath("page.html").read_text(encoding="utf-8")
 LIGHT, DARK = (

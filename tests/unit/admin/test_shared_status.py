@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellgate.proxy.admin.shared_status import SIZE, PublishedStatus, SharedStatus
+from cellgate.proxy.admin.health_process import SIZE, PublishedStatus, SharedStatus
 
 
 @pytest.fixture

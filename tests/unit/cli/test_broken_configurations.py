@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy.cli.main import main
 
 GOOD = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]\n"
 UNIT = "cells:\n- name: a\n  units:\n  - name: a1\n    url: http://10.0.0.1:8000\n"

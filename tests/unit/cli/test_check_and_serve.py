@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy import serve as entry
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy import app
+from cellgate.proxy.cli.main import main
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
 
@@ -97,7 +97,7 @@ def test_serve_hands_over_settings_and_how_to_read_them_anew(
             reload()
         return 7
 
-    monkeypatch.setattr(entry, "serve", serve)
+    monkeypatch.setattr(app, "serve", serve)
     assert main(["serve", "-c", str(path), "--access-log", "off"]) == 7
 
 
@@ -107,6 +107,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(
     def serve(settings: Settings, reload: Any) -> int:
         raise OSError(98, "Address already in use", str(settings.listen))
 
-    monkeypatch.setattr(entry, "serve", serve)
+    monkeypatch.setattr(app, "serve", serve)
     assert main(["serve", "--unit", "http://x"]) == 1
     assert capsys.readouterr().err == "cellgate: cannot listen on 127.0.0.1:8000: Address already in use\n"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.cli import admin_client
-from cellgate.proxy.cli.commands import main
-from cellgate.proxy.logs.text import duration
+from cellgate.proxy.cli.main import main
+from cellgate.proxy.observe.text import duration
 
 LIBRARIES = "import asyncio, http.client, pydantic.main, yaml"
 UNIT_A1 = {
@@ -350,7 +350,7 @@ def test_a_quick_command_does_not_wait_for_what_it_does_not_need(
 ) -> None:
     slow = unused | {"aiohttp", "boto3", "kubernetes_asyncio", "redis", "uvloop"}
     code = (
-        "import sys; from contextlib import suppress; from cellgate.proxy.cli.commands import main\n"
+        "import sys; from contextlib import suppress; from cellgate.proxy.cli.main import main\n"
         f"with suppress(SystemExit): main({command!r})\n"
         f"print(*{slow!r} & set(sys.modules))"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.cli.commands import COMMANDS, main
+from cellgate.proxy.cli.main import COMMANDS, main
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.cli import admin_client
-from cellgate.proxy.cli.command_error import CommandError
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy.cli.main import main
+from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.settings import Address
 from tests.unit.cli.test_commands import UNIT_A1, UNIT_B1, gate
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy.admission.limits import Bill
+from cellgate.proxy.admission.usage import UsageRow, usage_line
+from cellgate.proxy.cli.main import main
 from cellgate.proxy.config.key_file import read_keys
-from cellgate.proxy.doors.bill import Bill
-from cellgate.proxy.doors.usage_log import UsageRow, usage_line
 
 JULY = 1_751_328_000.0
 """2025-07-01T00:00:00Z."""

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cellgate.proxy.admin.status import status
-from cellgate.proxy.cli import admin_client, commands
-from cellgate.proxy.cli import top_command as top
-from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.admin.views import status
+from cellgate.proxy.cli import admin_client, main, top
+from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.browser.stage import FAILED_ROLL, fleet
@@ -136,10 +135,10 @@ def test_without_a_terminal_it_draws_once(
     gate = Gate(1, 2)
     monkeypatch.setattr(admin_client, "status", lambda _admin: gate.glance())
     monkeypatch.setattr(admin_client, "events", lambda _admin: gate.events.last())
-    assert commands.main(["top"]) == 0
+    assert main.main(["top"]) == 0
     assert "2 of 2 units in rotation" in capsys.readouterr().out
 
 
 def test_without_a_gate_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["top", "--admin", "127.0.0.1:1"]) == 1
+    assert main.main(["top", "--admin", "127.0.0.1:1"]) == 1
     assert "no gate answers at 127.0.0.1:1" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cellgate.proxy.cli.commands import main
+from cellgate.proxy.cli.main import main
 
 NO_GATE = "no gate answers at 127.0.0.1:1 (Connection refused): is it running? Set its admin address"
 WRONG: list[tuple[str, int, str]] = [

@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.sources import RedisSource
+from cellgate.proxy.config.settings import RedisSource
 from cellgate.router.nouns import Cell, Fleet
 from tests.unit.config.files import CELLS, problems, read, same
 

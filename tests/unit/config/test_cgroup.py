@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.config.cgroup import cgroup_limits
+from cellgate.proxy.config.checks import cgroup_limits
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
+from cellgate.proxy.config.settings import DnsSource, EcsSource, FileSource, LwsSource, Settings
 from cellgate.router.nouns import Unit
 
 

@@ -10,9 +10,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from cellgate.proxy.cli.commands import main
-from cellgate.proxy.config.json_schema import json_schema
-from cellgate.proxy.config.schema import SCHEMA
+from cellgate.proxy.cli.main import main
+from cellgate.proxy.config.schema import SCHEMA, json_schema
 from tests.unit.config.files import CELLS, FULL, ROOT, problems
 
 CHECKER = Draft202012Validator(json_schema())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
-from cellgate.proxy.workers.worker_status import new_counts
-from tests.unit.metrics.test_metrics import A1, make, scrape
+from cellgate.proxy.workers.remote import new_counts
+from tests.unit.observe.test_metrics import A1, make, scrape
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
 

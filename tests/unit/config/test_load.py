@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 
 from cellgate.policies import POLICIES
-from cellgate.probes.apis import CANARIES
-from cellgate.probes.engines import ENGINES
-from cellgate.probes.exporter import ExporterProbe
+from cellgate.probes.engines import CANARIES, ENGINES
+from cellgate.probes.exporter import PRESETS, ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
-from cellgate.probes.http_status import HttpProbe
-from cellgate.probes.presets import PRESETS
-from cellgate.probes.tcp_accept import TcpProbe
-from cellgate.proxy.cli.tables import fleet_table
-from cellgate.proxy.config.cgroup import quarter_of_memory
+from cellgate.probes.nodes import HttpProbe, TcpProbe
+from cellgate.proxy.cli.terminal import fleet_table
+from cellgate.proxy.config.checks import quarter_of_memory
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.config.settings import MIB, Address, RedisAccess
-from cellgate.router.known_answers import KnownAnswerRules
+from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 from tests.unit.config.files import CELLS, FULL, GIVEN, ROOT, probes_of, read
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.recovery import SECRET_VARIABLE
-from cellgate.proxy.config.remedy import Remedy
-from cellgate.proxy.config.roll_policy import RollPolicy
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.unit_actions import (
+from cellgate.proxy.config.action_settings import (
     CallWebhook,
+    Remedy,
     ReplacePods,
     ReplaceTasks,
     RestartService,
+    RollPolicy,
     RunCommand,
     SetImage,
 )
+from cellgate.proxy.config.actions import SECRET_VARIABLE
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import ConfigError, Overrides
+from cellgate.proxy.config.settings import Settings
 
 
 def read(folder: Path, recovery: str, **environ: str) -> Settings:

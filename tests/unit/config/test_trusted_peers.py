@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.config.settings import Peers
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])

@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.variables import VariableError, replaced
+from cellgate.proxy.config.yaml_file import VariableError, replaced
 from tests.unit.config.files import CELLS
 
 ENVIRON = {"HOST": "10.0.0.7", "WEIGHT": "2.5", "EMPTY": "", "NO": "no", "TRICK": "a, b: [c]\nadmin: x"}

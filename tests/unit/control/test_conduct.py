@@ -9,12 +9,11 @@ from typing import Any, cast
 import pytest
 
 from cellgate.probes.base import Fetch, FetchError, Reply, Trouble
-from cellgate.proxy.control.conduct import ConductError, Conductor, Deed
-from cellgate.proxy.control.hold_watch import HoldWatch
-from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.control.engine_control import ConductError, Conductor, Deed
+from cellgate.proxy.control.watches import HoldWatch
+from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
-from cellgate.router.hold_nouns import HoldKind, Quiescence
-from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Evidence, Fleet, HoldKind, Quiescence, Rules, Sign, Strength, Unit
 from cellgate.router.unit_state import UnitState
 
 OK = Reply(200, {}, b"{}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from cellgate.proxy.control.containment import Containment
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.wire.failure import FailureKind
-from cellgate.router.board import Board
-from cellgate.router.flip import Flip
+from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.observe.events import EventLog
+from cellgate.router.board import Board, Flip
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit, Verdict
 from tests.scenarios.day_sizes import sizes
 

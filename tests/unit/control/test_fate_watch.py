@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cellgate.proxy.control.fate_watch import FateWatch
-from cellgate.proxy.logs.events import Action
+from cellgate.proxy.control.comparisons import FateWatch
+from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from tests.unit.router.test_shared_fate import board, fall, rise
 

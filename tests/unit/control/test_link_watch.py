@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cellgate.proxy.control.link_watch import LinkWatch
+from cellgate.proxy.control.watches import LinkWatch
 from cellgate.router.board import Board
-from cellgate.router.nouns import Fleet, Rules, Unit
-from cellgate.router.split_nouns import ORPHAN_S, ORPHANED, TRANSFERRED, SplitStep
+from cellgate.router.nouns import ORPHAN_S, ORPHANED, TRANSFERRED, Fleet, Rules, SplitStep, Unit
 
 
 class Site:

@@ -13,7 +13,7 @@ from cellgate.probes.base import Net
 from cellgate.probes.runner import GAP_S, JITTER
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.control.prober import Prober
-from cellgate.proxy.wire.reach import ProbeTransport
+from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import UnitState

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.proxy.control.readiness_page import RENDER_S, ReadinessPage
+from cellgate.proxy.control.plane import RENDER_S, ReadinessPage
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 

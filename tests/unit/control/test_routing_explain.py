@@ -9,14 +9,12 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.control.routing_explain import RoutingExplain, header_line
-from cellgate.proxy.control.stored_responses import StoredResponses
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.wire.failure import Failure
-from cellgate.router.explore import IDLE_S
+from cellgate.proxy.control.explain import RoutingExplain, header_line
+from cellgate.proxy.control.plane import StoredResponses
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask
-from cellgate.router.router import Router
-from cellgate.router.sampling import LOOK_AT_ALL, SAMPLE
+from cellgate.router.pick import IDLE_S, LOOK_AT_ALL, SAMPLE, Router
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cellgate.proxy.control.scaling_signals import Scaling
+from cellgate.proxy.control.scaling import Scaling
 from cellgate.router.board import Board
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
+from cellgate.router.queue import FairRules, Queue
 
 GOAL_S = 2.0
 

@@ -6,11 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.control.stack_watch import COMPARE_S, STEPS_A_TURN, StackWatch
-from cellgate.router import stacks
+from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, StackWatch
+from cellgate.router import comparisons
 from cellgate.router.board import Board
-from cellgate.router.node_nouns import NodeFacts
-from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
+from cellgate.router.nouns import Cell, Fleet, Node, NodeFacts, Role, Rules, Unit
 
 TURNS = 10
 UNITS = STEPS_A_TURN * (TURNS // 2 - 1)
@@ -30,13 +29,13 @@ class Site:
         self.board.configure(Fleet((Cell("c"),), units), 0.0)
         events: Any = self
         self.watch = StackWatch(self.board, events, lambda _: None)
-        read = stacks.software_of
+        read = comparisons.software_of
 
-        def counted(stack: stacks.Stack) -> stacks.Software:
+        def counted(stack: comparisons.Stack) -> comparisons.Software:
             self.reads += 1
             return read(stack)
 
-        monkeypatch.setattr(stacks, "software_of", counted)
+        monkeypatch.setattr(comparisons, "software_of", counted)
 
     def add(self, *_: object) -> None:
         """An event."""
@@ -49,7 +48,7 @@ class Site:
 
     def turns(self) -> list[int]:
         """One comparison: how many stacks are read in each turn."""
-        self.now += COMPARE_S
+        self.now += STACK_PERIOD_S
         found = []
         for _ in range(TURNS):
             before = self.reads
@@ -74,7 +73,7 @@ def test_one_turn_reads_a_bounded_number_of_stacks_and_none_again_that_has_not_c
 def test_a_unit_that_goes_while_stacks_are_compared_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(monkeypatch)
     site.report(u3="550")
-    site.now += COMPARE_S
+    site.now += STACK_PERIOD_S
     site.watch.tick(site.now)
     kept = tuple(state.unit for state in site.board if state.unit.name != "u3")
     site.board.configure(Fleet((Cell("c"),), kept), site.now)

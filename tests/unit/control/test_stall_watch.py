@@ -9,10 +9,9 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.readiness import Readiness
 from cellgate.proxy.control.prober import Prober
-from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, StallWatch
-from cellgate.proxy.logs.events import EventLog
-from cellgate.router.board import Board
-from cellgate.router.flip import Flip
+from cellgate.proxy.control.watches import DISTRUST_S, LAG_S, StallWatch
+from cellgate.proxy.observe.events import EventLog
+from cellgate.router.board import Board, Flip
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.unit_state import UnitState

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cellgate.proxy.control.stored_responses import RESPONSES_KEPT, StoredResponses
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.control.plane import RESPONSES_KEPT, StoredResponses
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.unit.router.test_dry_run import NOW, router_of
 

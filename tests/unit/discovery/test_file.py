@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.probes.tcp_accept import TcpProbe
-from cellgate.proxy.config.sources import FileSource
+from cellgate.probes.nodes import TcpProbe
+from cellgate.proxy.config.settings import FileSource
 from cellgate.proxy.discovery.base import Found, SourceError
-from cellgate.proxy.discovery.file import follow as follow_file
+from cellgate.proxy.discovery.sources import follow_file
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", api_key="key")

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from cellgate.proxy.config.sources import Source
+from cellgate.proxy.config.settings import Source
 from cellgate.proxy.discovery.base import Found, SourceError, Suspicion
-from cellgate.proxy.discovery.follow import PAUSE_MAX_S, Discovery
-from cellgate.proxy.discovery.merge import merge
-from cellgate.proxy.logs.events import Action
+from cellgate.proxy.discovery.follow import PAUSE_MAX_S, Discovery, merge
+from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import Lease

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.discovery.base import Found
-from cellgate.proxy.discovery.groups import Group, Member, NodePorts, together
-from cellgate.proxy.discovery.lws import groups, member
+from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, together
+from cellgate.proxy.discovery.kubernetes import groups, member
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import Json, group_pod
 

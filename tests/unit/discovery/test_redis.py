@@ -8,9 +8,8 @@ from pathlib import Path
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.config.sources import RedisSource
-from cellgate.proxy.discovery.base import Found
-from cellgate.proxy.discovery.redis import Feed
+from cellgate.proxy.config.settings import RedisSource
+from cellgate.proxy.discovery.base import Feed, Found
 
 
 def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:

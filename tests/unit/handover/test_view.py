@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cellgate.proxy.handover.view import VERSION, InheritedView, drained, view_of
+from cellgate.proxy.handover import VERSION, InheritedView, drained, view_of
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 

@@ -11,12 +11,10 @@ import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from moto import mock_aws
 
-from cellgate.proxy.config.alb import AlbTarget
-from cellgate.proxy.ingress.alb_rule import ForeignRuleError, reweighted
-from cellgate.proxy.ingress.alb_weight import AlbWeight
-from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.metrics.collectors import AlbMetrics
-from cellgate.proxy.orchestrators import aws
+from cellgate.proxy.config.action_settings import AlbTarget
+from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.orchestrators import ecs_api
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.aws import REGION, Balancer, make_balancer, pretend_credentials
@@ -102,16 +100,16 @@ def test_a_weight_that_somebody_overwrote_is_set_again(balancer: Balancer) -> No
 def test_a_refusal_is_counted_and_the_weight_stays(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = aws.client(aws.ELB, REGION)
+    real = ecs_api.client(ecs_api.ELB, REGION)
 
     def refuse(**_: object) -> None:
         denied = {"Error": {"Code": "AccessDenied", "Message": "no"}}
         raise ClientError(denied, "ModifyRule")
 
     said: list[str] = []
-    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.log_line", lambda _level, line: said.append(line))
+    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.log_line", lambda _level, line: said.append(line))
     monkeypatch.setattr(real, "modify_rule", refuse)
-    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.client", lambda *_: real)
+    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: real)
     gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
     gate.units("u2", are=Sign.BAD)
     assert balancer.weights() == [100, 100]
@@ -125,12 +123,12 @@ def test_the_rights_in_deploy_are_exactly_those_that_are_used(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[str] = set()
-    real = aws.client(aws.ELB, REGION)
+    real = ecs_api.client(ecs_api.ELB, REGION)
     real.meta.events.register(
         "before-call.elastic-load-balancing-v2",
         lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),
     )
-    monkeypatch.setattr("cellgate.proxy.ingress.alb_weight.client", lambda *_: real)
+    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: real)
     for place in (balancer.rule, balancer.listener):
         Gate(place, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
     policy = json.loads(ROLE.read_text())

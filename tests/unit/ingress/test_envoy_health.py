@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellgate.proxy.ingress.envoy_health import (
+from cellgate.proxy.ingress.reports import (
     DEGRADED,
     FAIL_NOW,
     gate_is_degraded,

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.ingress.balancers import SEEN_S, Balancers
-from cellgate.proxy.ingress.haproxy_words import (
+from cellgate.proxy.ingress.haproxy import (
+    SEEN_S,
     AgentReply,
+    Balancers,
     ReplyFormatter,
     ServerState,
     gate_reply,

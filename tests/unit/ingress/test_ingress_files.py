@@ -10,15 +10,9 @@ import pytest
 import yaml
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.request.cors import FIELDS as CORS_FIELDS
-from cellgate.proxy.request.routing_headers import RoutingHeaders
-from cellgate.proxy.wire.heads import (
-    INTERNAL_REPLY_FIELDS,
-    KEY_FIELDS,
-    MEANINGS,
-    REQUEST_FIELDS,
-    Said,
-)
+from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, KEY_FIELDS, MEANINGS, REQUEST_FIELDS, Said
+from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
+from cellgate.proxy.request.routes import RoutingHeaders
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 FRAMING = frozenset(

@@ -14,7 +14,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.ingress.orca import (
+from cellgate.proxy.ingress.reports import (
     KV_FULL,
     LEAST,
     WINDOW_S,

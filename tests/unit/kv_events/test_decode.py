@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.kv_events.decode import ITEMS_MAX, PART_BLOCKS, MalformedError, events
+from cellgate.proxy.extras.kv_events.wire import ITEMS_MAX, PART_BLOCKS, MalformedError, events
 from cellgate.router.kv_index import Cleared, Event, KvIndex, Removed, Stored
 
 MAPS = (

@@ -8,9 +8,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from cellgate.proxy.kv_events import decoding
-from cellgate.proxy.kv_events.decode import EVENTS_MAX, MalformedError
-from cellgate.proxy.kv_events.decoding import SMALL_BYTES, EventPart, KvDecoder, parts
+from cellgate.proxy.extras.kv_events import decoding
+from cellgate.proxy.extras.kv_events.decoding import SMALL_BYTES, EventPart, KvDecoder, parts
+from cellgate.proxy.extras.kv_events.wire import EVENTS_MAX, MalformedError
 from cellgate.router.kv_index import Event
 
 
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_large_batch_is_told_and_the_next_one_is_decoded() 
 def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = "import cellgate.proxy.kv_events.decoding as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
+    slow = "import cellgate.proxy.extras.kv_events.decoding as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
     slow += "def spin(payload, rank):\n    while len(payload) % 2: pass\n    return real(payload, rank)\n"
     slow += "d.parts = spin; d.main()\n"
     monkeypatch.setattr(decoding, "_COMMAND", (*decoding._COMMAND[:2], slow))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.kv_events.link import Publisher
-from cellgate.proxy.kv_events.publishers import RANKS_MAX, configured, told
+from cellgate.proxy.extras.kv_events.wire import RANKS_MAX, Publisher, configured, told
 from cellgate.router.nouns import KvEvents
 
 URL = "http://10.0.0.1:8000"

@@ -10,14 +10,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from cellgate.proxy.kv_events.decode import MalformedError
-from cellgate.proxy.kv_events.decoding import KvDecoder
-from cellgate.proxy.kv_events.link import BrokenPublisherError, EventBatch, Reached
-from cellgate.proxy.kv_events.rank_follower import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
-from cellgate.router.known_prefixes import KnownPrefixes
-from cellgate.router.kv_index import KvIndex
-from cellgate.router.kv_lessons import Lessons
-from cellgate.router.prefix import PrefixCache
+from cellgate.proxy.extras.kv_events.decoding import KvDecoder
+from cellgate.proxy.extras.kv_events.follow import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
+from cellgate.proxy.extras.kv_events.wire import BrokenPublisherError, EventBatch, MalformedError, Reached
+from cellgate.router.kv_index import KvIndex, Lessons
+from cellgate.router.prefix import KnownPrefixes, PrefixCache
 
 UP, DOWN = Reached(True), Reached(False)
 

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.probes.agent import (
-    Pattern,
-    ProcessWatch,
-)
+from cellgate.probes.agent import Pattern, ProcessWatch
 from tests.unit.probes.machine import SETTLED_S, Machine
 
 

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellgate.probes.agent import (
-    SETTLE_S,
-    Proc,
-    ProcessWatch,
-    Status,
-)
+from cellgate.probes.agent import SETTLE_S, Proc, ProcessWatch, Status
 
 SETTLED_S = SETTLE_S + 1.5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

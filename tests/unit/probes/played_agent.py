@@ -8,13 +8,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from cellgate.probes.agenda import Agenda
 from cellgate.probes.agent import HEARTBEAT, chunk
-from cellgate.probes.agent_link import SILENCE_S, AgentLink
-from cellgate.probes.agent_stream import CONFIRM_S
+from cellgate.probes.agents import CONFIRM_S, SILENCE_S, AgentLink
 from cellgate.probes.base import Net
-from cellgate.probes.runner import Runner
-from cellgate.proxy.wire.net import UnitNet
+from cellgate.probes.runner import Agenda, Runner
+from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import FakePatient, reply
 from tests.sim.network import Server

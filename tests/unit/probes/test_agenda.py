@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 
-from cellgate.probes.agenda import PER_TURN, SLOTS_PER_S, SPARE, Agenda
+from cellgate.probes.runner import PER_TURN, SLOTS_PER_S, SPARE, Agenda
 from tests.sim.world import World, run
 
 EARLY_S = 0.01

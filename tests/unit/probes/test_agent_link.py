@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from cellgate.probes.agent_link import AgentLink, agent_state
+from cellgate.probes.agents import AgentLink, agent_state
 from cellgate.router.nouns import Sign, Strength
 from tests.patient import FakePatient, reply
 from tests.unit.probes.played_agent import FATAL, GOOD, HEAD, NEUTRAL, STRONG, WEAK, Place, play, says

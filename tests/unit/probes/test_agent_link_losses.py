@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.probes.agent_link import SILENCE_S, AgentLink, agent_state
+from cellgate.probes.agents import SILENCE_S, AgentLink, agent_state
 from cellgate.probes.base import FetchError, Net, Trouble
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.patient import FakePatient, look, reply

@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from cellgate.probes import agent
-from cellgate.probes.agent import (
-    PATIENCE_S,
-    SETTLE_S,
-    Pattern,
-    PidFile,
-    Port,
-    Proc,
-    ProcessWatch,
-)
+from cellgate.probes.agent import PATIENCE_S, SETTLE_S, Pattern, PidFile, Port, Proc, ProcessWatch
 from tests.unit.probes.machine import SETTLED_S, Machine, pids
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.probes.agent_report import NAMES_MAX, TEXT_MAX, AgentReport
+from cellgate.probes.agents import NAMES_MAX, TEXT_MAX, AgentReport
 from cellgate.probes.base import Trouble
-from cellgate.router.node_nouns import NodeFacts
-from cellgate.router.nouns import Node, Role
+from cellgate.router.nouns import Node, NodeFacts, Role
 from tests.patient import Answer, FakePatient, look, reply
 
 PROBE = AgentReport("node:9911", "s3cret")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from cellgate.probes.agent import (
-    DOUBT_S,
-    Pattern,
-    ProcessWatch,
-)
+from cellgate.probes.agent import DOUBT_S, Pattern, ProcessWatch
 from tests.unit.probes.machine import API, SETTLED_S, WORKER_0, WORKER_1, Machine, pids
 
 

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from cellgate.probes import agent
-from cellgate.probes.agent import (
-    Pattern,
-    ProcessWatch,
-)
+from cellgate.probes.agent import Pattern, ProcessWatch
 from tests.unit.probes.machine import API, SETTLED_S, TICKS_PER_S, WORKER_0, WORKER_1, Machine
 
 

@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes.agent import chunk
-from cellgate.probes.agent_link import SILENCE_S
-from cellgate.probes.agent_stream import LINE_BYTES, AgentLostError, AgentStream, NotAnAgentError
-from cellgate.proxy.wire.follow import Following
-from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.reply_reader import HEAD_BYTES
-from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.probes.agents import LINE_BYTES, SILENCE_S, AgentLostError, AgentStream, NotAnAgentError
+from cellgate.proxy.http.fetch import Following
+from cellgate.proxy.http.reply import HEAD_BYTES
+from cellgate.proxy.http.unit import Pool, UnitConnection
 from tests.unit.probes.played_agent import BEAT, HEAD, NEUTRAL, PORT, STRONG, Place, play, says
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.probes.apis import CANARIES, at, has_answer
 from cellgate.probes.canary import Canary
-from cellgate.probes.engines import ENGINES, UNKNOWN
+from cellgate.probes.engines import CANARIES, ENGINES, UNKNOWN, at, has_answer
 from cellgate.router.nouns import Evidence, Sign, Unit
 from tests.patient import Answer, FakePatient, look, reply
 

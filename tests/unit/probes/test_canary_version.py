@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cellgate.probes.canary import Canary
-from cellgate.router.engine_nouns import Built
-from cellgate.router.nouns import Evidence, Models, Served, Verdict
+from cellgate.router.nouns import Built, Evidence, Models, Served, Verdict
 from tests.patient import FakePatient, look, reply
 
 TOKEN = reply(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {}}')

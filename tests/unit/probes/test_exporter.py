@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellgate.probes.base import Trouble
-from cellgate.probes.exporter import ExporterProbe
-from cellgate.probes.rules import RuleError
+from cellgate.probes.exporter import ExporterProbe, RuleError
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 

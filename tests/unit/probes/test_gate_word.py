@@ -9,7 +9,7 @@ import pytest
 from cellgate.probes import GATE_PROBES
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import Canary
-from cellgate.probes.gate_word import VIA_GATE, GateHealth, name_there, via_gate
+from cellgate.probes.readiness import VIA_GATE, GateHealth, name_there, via_gate
 from cellgate.router.nouns import Evidence, Sign, Strength, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 

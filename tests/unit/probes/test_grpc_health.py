@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cellgate.probes.base import FetchError
 from cellgate.probes.grpc_call import HealthCall
-from cellgate.probes.node import NodeReport, NodeState
+from cellgate.probes.nodes import NodeReport, NodeState
 
 fuzz = settings(derandomize=True, deadline=None, max_examples=200)
 SERVING, NOT_SERVING = b"\0\0\0\0\2\x08\1", b"\0\0\0\0\2\x08\2"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellgate.probes.base import Reply, Trouble
-from cellgate.probes.http_status import HttpProbe, page_name, split_url
-from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.probes.nodes import HttpProbe, TcpProbe, page_name, split_url
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 

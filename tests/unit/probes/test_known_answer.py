@@ -11,8 +11,7 @@ import pytest
 
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.known_answer import PROMPT, TOKENS, KnownAnswer
-from cellgate.router.engine_nouns import Answered, AnswerToken, Built, Urgency
-from cellgate.router.nouns import Load, Unit, Verdict
+from cellgate.router.nouns import Answered, AnswerToken, Built, Load, Unit, Urgency, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 PROBE = KnownAnswer()

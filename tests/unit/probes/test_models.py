@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cellgate.probes.base import Trouble
+from cellgate.probes.canary import ModelList
 from cellgate.probes.engines import ENGINES
-from cellgate.probes.models import ModelList
 from cellgate.router.nouns import Models, Served, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Trouble
-from cellgate.probes.quiescence import QuiescenceProbe
-from cellgate.probes.readiness import Readiness
-from cellgate.router.hold_nouns import HoldKind, Quiescence
-from cellgate.router.nouns import Evidence, Sign, Strength
+from cellgate.probes.readiness import QuiescenceProbe, Readiness
+from cellgate.router.nouns import Evidence, HoldKind, Quiescence, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 
 PROBE = QuiescenceProbe()

@@ -12,9 +12,18 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cellgate.probes.presets import PRESETS
-from cellgate.probes.rules import Rule, RuleError, broken, growth, parse
-from cellgate.probes.samples import Sample, TooMuchError, labels_of, scan
+from cellgate.probes.exporter import (
+    PRESETS,
+    Rule,
+    RuleError,
+    Sample,
+    TooMuchError,
+    broken,
+    growth,
+    labels_of,
+    parse,
+    scan,
+)
 
 fuzz = settings(derandomize=True, deadline=None, max_examples=300)
 metric_names = st.from_regex(r"[A-Za-z_:][A-Za-z0-9_:]{0,12}", fullmatch=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import ProbeContext
-from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, TOGETHER_S, Runner
+from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, TOGETHER_S, Agenda, Runner
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import FakePatient, reply
 from tests.sim.world import World, run

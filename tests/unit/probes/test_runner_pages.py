@@ -13,9 +13,8 @@ from typing import cast
 
 import pytest
 
-from cellgate.probes.agenda import Agenda
 from cellgate.probes.base import Fetch, FetchError, PageGet, ProbeContext, Reply, Trouble
-from cellgate.probes.runner import GRACE_S, JITTER, Runner
+from cellgate.probes.runner import GRACE_S, JITTER, Agenda, Runner
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import reply
 from tests.sim.world import World, run

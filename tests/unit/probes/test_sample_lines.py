@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from cellgate.probes.sample_lines import ALL_EVERY, SampleLines
+from cellgate.probes.engine_metrics import ALL_EVERY, SampleLines
 
 WANTED = re.compile(rb"\n(a|b|ab)(?:\{([^\n]*)\})? ([^ \n]+)")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.probes.version import EngineVersion
-from cellgate.router.engine_nouns import Build, Built
+from cellgate.probes.canary import EngineVersion
+from cellgate.router.nouns import Build, Built
 from tests.patient import FakePatient, look, reply
 
 PROBE = EngineVersion()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cellgate.proxy.gateway import CLIENTS_PER_TURN
-from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.http.server import ClientConnection
 from tests.cost.bench import Bench
 
 CLIENTS = 2 * CLIENTS_PER_TURN + 10

@@ -8,8 +8,8 @@ import pytest
 
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.process import descriptors
-from cellgate.proxy.process.descriptors import EPISODE_S, FRESH_S, Descriptors
+from cellgate.proxy.process import listeners
+from cellgate.proxy.process.listeners import EPISODE_S, FRESH_S, Descriptors
 from cellgate.router.nouns import Cell, Fleet, Unit
 
 SETTINGS = Settings(Fleet((Cell("c"),), tuple(Unit(name, "c", f"http://{name}") for name in "ab")))
@@ -117,10 +117,10 @@ def test_too_few_for_the_processes_themselves_is_one_line_at_start(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, 4096))
     if said is None:
-        descriptors.check(workers)
+        listeners.check(workers)
     else:
         with pytest.raises(ConfigError) as error:
-            descriptors.check(workers)
+            listeners.check(workers)
         assert error.value.problems[0].startswith(said)
         assert "up to 4096 without privileges" in error.value.problems[0]
 
@@ -129,10 +129,10 @@ def test_too_few_for_what_units_take_is_said_with_the_limit_and_how_to_raise_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    line = descriptors.shortage(SETTINGS)
+    line = listeners.shortage(SETTINGS)
     assert line.startswith(
         "1024 file descriptors are enough for about 480 requests at a time, but the units take 512"
     )
     assert "`ulimit -n` (up to 4096 without privileges)" in line
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1088, 4096))
-    assert not descriptors.shortage(SETTINGS)
+    assert not listeners.shortage(SETTINGS)

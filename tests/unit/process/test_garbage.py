@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 
-from cellgate.proxy.process.garbage import GROWTH, IDLE_S, Garbage
+from cellgate.proxy.process.memory import GROWTH, IDLE_S, Garbage
 
 
 class Memory:

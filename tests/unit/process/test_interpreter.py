@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellgate.proxy.process.interpreter import slow_build
+from cellgate.proxy.process.memory import slow_build
 
 
 def test_a_python_built_without_profiles_is_told_of() -> None:

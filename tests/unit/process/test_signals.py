@@ -14,8 +14,7 @@ import pytest
 import uvloop
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.process.signals import Signals
-from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.process.signals import Signals, notify
 
 
 class Gate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cellgate.proxy.process.watched_files import WatchedFiles
+from cellgate.proxy.process.signals import WatchedFiles
 
 
 def test_a_rewritten_file_is_noticed_once_it_rests(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from cellgate.proxy.reconnect.kept_events import EventId, KeptEvents, read_id
-from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK, unframed
-from cellgate.proxy.wire.sse import payload, split
+from cellgate.proxy.extras.reconnect import EventId, KeptEvents, read_id
+from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK, unframed
+from cellgate.proxy.http.sse import payload, split
 
 STEM = b"0.AAAAAAAAAAAAAAAAAAAAAA."
 LINE_ENDS = (b"\n", b"\r\n", b"\r")

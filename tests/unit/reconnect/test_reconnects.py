@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.reconnect import reconnects
-from cellgate.proxy.reconnect.reconnects import Reconnects
-from cellgate.proxy.reconnect.resumable_stream import STREAM_BYTES, Connected, ResumableStream
-from cellgate.proxy.wire.client import ClientExchange
-from cellgate.proxy.wire.framing import CHUNKED, LAST_CHUNK
+from cellgate.proxy.extras import reconnect
+from cellgate.proxy.extras.reconnect import STREAM_BYTES, Connected, Reconnects, ResumableStream
+from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK
+from cellgate.proxy.http.turns import ClientExchange
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 BODY_BYTES = 1000
@@ -133,7 +132,7 @@ def test_who_is_away_has_a_clock_until_its_time_is_over() -> None:
 
 
 def test_their_number_is_bounded_and_those_left_first_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconnects, "LIMITS", replace(LIMITS, kept_streams=3))
+    monkeypatch.setattr(reconnect, "LIMITS", replace(LIMITS, kept_streams=3))
     host = Host()
     streams = [host.begin() for _ in range(3)]
     assert isinstance(host.ask(), Inner)
@@ -149,7 +148,7 @@ def test_their_number_is_bounded_and_those_left_first_end_first(monkeypatch: pyt
 
 
 def test_who_is_back_is_no_longer_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconnects, "LIMITS", replace(LIMITS, kept_streams=1))
+    monkeypatch.setattr(reconnect, "LIMITS", replace(LIMITS, kept_streams=1))
     host = Host()
     stream, connected = host.begin()
     connected.client_left()

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.request.ask import ANSWERS_MAX, has_more_nodes, is_large, read_ask, read_large_ask
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request.body import ANSWERS_MAX, has_more_nodes, is_large, read_ask, read_large_ask
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
-from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import ask_out
 from cellgate.router.nouns import Ask
 

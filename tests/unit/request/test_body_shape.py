@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request import body_shape
-from cellgate.proxy.request.body_shape import KEPT, shape_of_body
+from cellgate.proxy.request import body
+from cellgate.proxy.request.body import KEPT, shape_of_body
 
 
 def test_bodies_with_the_same_names_have_the_same_shape() -> None:
@@ -31,10 +31,10 @@ def test_the_first_limit_that_is_set_counts() -> None:
 
 
 def test_clients_cannot_make_it_keep_more_than_so_much() -> None:
-    before = dict(body_shape._shapes)
+    before = dict(body._shapes)
     long = {"x" * 2000: 1}
     assert shape_of_body(long) is not shape_of_body(long)
-    assert body_shape._shapes == before
+    assert body._shapes == before
     for number in range(2 * KEPT):
         shape_of_body({f"name {number}": 1})
-        assert len(body_shape._shapes) <= KEPT
+        assert len(body._shapes) <= KEPT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cellgate.proxy.config.settings import Cors
-from cellgate.proxy.request.cors import CorsRules
-from cellgate.proxy.wire.request import Request
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.request.routes import CorsRules
 
 APP = b"https://app.example"
 RULES = CorsRules(Cors((APP.decode(),)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.request.first_token import shows_token
+from cellgate.proxy.request.response import shows_token
 
 
 @pytest.mark.parametrize(

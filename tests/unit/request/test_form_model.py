@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.form_model import find_model, with_form_model
+from cellgate.proxy.request.models import find_model, with_form_model
 
 MARK = "----WebKitFormBoundary7MA4YWxkTrZu0gW"
 Part = tuple[str, bytes]

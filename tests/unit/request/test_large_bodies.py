@@ -15,10 +15,10 @@ import pytest
 import uvloop
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request import large_bodies, large_body_reader
-from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.large_bodies import LargeBodies
-from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 READER = "import cellgate.proxy.request.large_body_reader as r; main = r.main\n"

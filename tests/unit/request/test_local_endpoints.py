@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cellgate.proxy.control.refusals import NAMES_SHOWN, Refusals
-from cellgate.proxy.request.local_endpoints import LocalEndpoints
+from cellgate.proxy.control.plane import NAMES_SHOWN, Refusals
+from cellgate.proxy.request.models import LocalEndpoints
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Fleet, Models, Refusal, Rules, Unit
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cellgate.proxy.request.model_choice import ModelChoice, choice_of
+from cellgate.proxy.request.models import ModelChoice, choice_of
 
 SPLIT = {"gpt": (("v1", 95.0), ("v2", 5.0))}
 REQUESTS = 10_000

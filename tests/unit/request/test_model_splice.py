@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.model_splice import with_model
+from cellgate.proxy.request.models import with_model
 
 WINDOW = LIMITS.model_search_bytes
 WORDS = st.text(alphabet='model"\\{}[]:, éx', max_size=12)

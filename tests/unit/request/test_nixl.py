@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.request.nixl import Handoff, PromptLeg, stripped
+from cellgate.proxy.request.prefill_decode import Handoff, PromptLeg, without_kv_params
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 50}
 GIVEN = {
@@ -105,8 +105,8 @@ def test_what_is_harmless_is(fields: dict[str, Any]) -> None:
     ],
 )
 def test_the_parameters_of_clients_are_stripped_however_they_are_spelled(body: bytes) -> None:
-    assert orjson.loads(stripped(body)) == {"model": "m", "kv_transfer_params": None}
+    assert orjson.loads(without_kv_params(body)) == {"model": "m", "kv_transfer_params": None}
 
 
 def test_an_empty_object_stays_one() -> None:
-    assert stripped(b" { } ") == b" { }"
+    assert without_kv_params(b" { } ") == b" { }"

@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.request.body_shape import shape_of_body
-from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, canonical, read_prompt
+from cellgate.proxy.request.body import (
+    MAX_BLOCKS,
+    MEDIA_BYTES,
+    block_hashes,
+    canonical,
+    read_prompt,
+    shape_of_body,
+)
 from cellgate.router.cost_model import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)

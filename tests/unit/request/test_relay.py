@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from cellgate.proxy.resume.passage import TAIL_BYTES
-from cellgate.proxy.wire.failure import FailureKind
-from cellgate.proxy.wire.reply_reader import ReplyReader
+from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.http.reply import ReplyReader
+from cellgate.proxy.resume.replay import TAIL_BYTES
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk, whole
 

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.request.routing_headers import NAME_CHARS, RoutingHeaders
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request.routes import NAME_CHARS, RoutingHeaders
 from cellgate.router.nouns import Ask
 
 NOW = 100.0

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.request.sglang import Rendezvous, own_lines, stripped
+from cellgate.proxy.request.prefill_decode import Rendezvous, own_lines, without_bootstrap
 from cellgate.router.nouns import Unit
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -47,10 +47,10 @@ def test_an_address_of_ipv6_has_no_brackets() -> None:
 @pytest.mark.parametrize("spelling", [b"bootstrap_room", b"bootstrap_r\\u006fom"])
 def test_what_a_client_says_of_rooms_reaches_no_engine(spelling: bytes) -> None:
     body = b'{"model":"m","%b":7,"bootstrap_host":"evil","disagg_prefill_dp_rank":1} \n' % spelling
-    bare = orjson.loads(stripped(body))
+    bare = orjson.loads(without_bootstrap(body))
     assert {name: value for name, value in bare.items() if value is not None} == {"model": "m"}
     assert orjson.loads(Rendezvous(body, P1, Random(1)).body)["bootstrap_room"] != 7
-    assert orjson.loads(stripped(b" { } "))["bootstrap_room"] is None
+    assert orjson.loads(without_bootstrap(b" { } "))["bootstrap_room"] is None
 
 
 def test_header_lines_that_choose_a_room_are_left_out() -> None:

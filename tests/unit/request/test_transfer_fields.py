@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.request.transfer_fields import may_have_some, named_in, without_transfer
+from cellgate.proxy.request.prefill_decode import may_have_some, named_in, without_transfer
 
 FOREIGN = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_host": "10.0.0.1"}
 PLACES: dict[str, Any] = {

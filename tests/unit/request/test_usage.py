@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.request.usage import read_usage, usage_of
+from cellgate.proxy.request.response import read_usage, usage_of
 from cellgate.router.cost_model import Usage
 
 CHAT = {"prompt_tokens": 120, "total_tokens": 130, "completion_tokens": 10}

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from cellgate.proxy.request.tokens_with_ids import ANY_ENDS
+from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.request.response import ANY_ENDS
 from cellgate.proxy.resume.eligible import AGAIN, OPEN
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
-from cellgate.proxy.wire.failure import FailureKind
 from cellgate.router.cost_model import Usage
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.resume import messages_request, responses_request
+from cellgate.proxy.resume import messages as messages_request
+from cellgate.proxy.resume import responses
 from cellgate.proxy.resume.eligible import AGAIN, OPEN
-from cellgate.proxy.resume.messages_request import InexactError
+from cellgate.proxy.resume.messages import InexactError
 
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Rome"}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "Rain."}]}
@@ -66,7 +67,7 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
         {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'},
         {"type": "function_call_output", "call_id": "c1", "output": "Rain."},
     ]
-    chat = responses_request.chat_of({"input": given, "instructions": "i"})["messages"]
+    chat = responses.chat_of({"input": given, "instructions": "i"})["messages"]
     assert chat == [
         {"role": "system", "content": "i"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -78,7 +79,7 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
 @pytest.mark.parametrize("given", [[{"type": "reasoning"}], [{"role": "assistant", "content": "a"}], [], 7])
 def test_an_input_that_ends_in_anything_but_a_question_or_a_result_is_not_converted(given: Any) -> None:
     with pytest.raises(InexactError):
-        responses_request.chat_of({"input": given})
+        responses.chat_of({"input": given})
 
 
 @pytest.mark.parametrize(
@@ -99,5 +100,5 @@ def test_the_ways_that_a_request_of_messages_leaves_open(more: dict[str, Any], w
 @pytest.mark.parametrize("more", [{"previous_response_id": "resp_1"}, {"background": True}])
 def test_what_only_one_unit_has_is_not_resumed_by_another(more: dict[str, Any]) -> None:
     body = {"model": "m", "input": "a", "temperature": 0, **more}
-    assert responses_request.FIELDS.ways_of(body) == 0
-    assert "the request has" in responses_request.FIELDS.why_none(body)
+    assert responses.FIELDS.ways_of(body) == 0
+    assert "the request has" in responses.FIELDS.why_none(body)

@@ -6,12 +6,12 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.resume.chat import Stitch
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.replay import TAIL_BYTES, Passage
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.sse import payload, split
 
 KIB = 1024
 BOUNDS = [TAIL_BYTES, 64 * KIB, LIMITS.event_bytes]

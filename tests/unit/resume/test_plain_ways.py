@@ -7,15 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.metrics.continuations import ContinuationKind
+from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.resume.chat import BrokenStream, NextPart, by_tokens, open_tokens, ways_for
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
-from cellgate.proxy.resume.kinds import kind_of
-from cellgate.proxy.resume.plain_ways import BrokenStream, NextPart, by_tokens, open_tokens, ways_for
 from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.shown import Shown
-from cellgate.proxy.resume.token_ids import digest_of
-from cellgate.proxy.resume.transcript import Transcript
+from cellgate.proxy.resume.shown import MismatchError, Shown
+from cellgate.proxy.resume.transcript import Transcript, digest_of, kind_of
 from tests.unit.resume.test_repetition import call, event
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}

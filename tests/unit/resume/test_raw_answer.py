@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.resume.raw_answer import Part, RawAnswer
-from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.raw import Part, RawAnswer
+from cellgate.proxy.resume.shown import MismatchError
 
 ARGUMENTS = '{"q": "a {\\"}<tool_call>", "in": [1, {"x": "}]"}], "empty": {}}'
 CALL = f'<tool_call>\n{{"name": "find", "arguments": {ARGUMENTS}}}\n</tool_call>'

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellgate.proxy.resume.chat import Stitch
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.proof import Tokens, UnprovenError
-from cellgate.proxy.resume.raw_chat import RawChat
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.raw import RawChat
 from cellgate.proxy.resume.transcript import Transcript
 from tests.unit.resume.test_raw_answer import ARGUMENTS, RAW
 from tests.unit.resume.test_repetition import call, event, told

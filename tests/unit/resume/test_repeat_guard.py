@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.resume.repeat_guard import RepeatGuard
+from cellgate.proxy.resume.chat import RepeatGuard
 
 
 @pytest.mark.parametrize("pieces", [["abc"], ["a", "b", "c"], ["abcd"], ["ab", "cd"], ["", "abc"]])

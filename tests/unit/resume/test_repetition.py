@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.resume.chat import Stitch
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.sse import payload, split
 
 BODY = {"stream_options": {"include_usage": True}}
 

@@ -6,14 +6,13 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.http.errors import Failure, FailureKind, error_event
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.resume.chat import Stitch
 from cellgate.proxy.resume.eligible import OPEN
-from cellgate.proxy.resume.passage import TAIL_BYTES
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, ReplayBuffer, plain
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.replay import END_CHUNKS, FOLD_BYTES, TAIL_BYTES, ReplayBuffer, plain
 from cellgate.proxy.resume.transcript import Transcript
-from cellgate.proxy.wire.failure import Failure, FailureKind, error_event
-from cellgate.proxy.wire.sse import payload, split
 from tests.cost.bench import counted
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk

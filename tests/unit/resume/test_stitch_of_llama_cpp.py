@@ -8,10 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from cellgate.proxy.resume.chat import RepeatGuard, Stitch
 from cellgate.proxy.resume.proof import Tokens, remaining
-from cellgate.proxy.resume.repeat_guard import RepeatGuard
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
 
 FRAME = {"created": 1795382098, "model": "tiny", "system_fingerprint": "b11549"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.stop_strings import BoundaryStops, StopMatch, stops_of, token_start
+from cellgate.proxy.resume.eligible import BoundaryStops, StopMatch, stops_of, token_start
 from tests.cost.bench import counted
 
 LONGEST = LIMITS.stop_bytes

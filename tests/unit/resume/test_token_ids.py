@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cellgate.proxy.resume.token_ids import (
+from cellgate.proxy.resume.transcript import (
     TokenLog,
     asking,
     digest_of,

@@ -7,14 +7,12 @@ import random
 import pytest
 
 from cellgate.policies import POLICIES
-from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
 from cellgate.router.board import Board
 from cellgate.router.dry_run import dry_run
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Models, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
-from cellgate.router.unit_state import Lease
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue
+from cellgate.router.unit_state import EVICT_SHARE, LOAD_S, Adapters, Lease
 
 NOW = 100.0
 ANSWER_S = 4.0

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router import peers
+from cellgate.router import board as peers
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
-from cellgate.router.candidates import Bounds, find_candidates
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -25,6 +24,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier
+from cellgate.router.pick import Bounds, find_candidates
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 NOW = 100.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from cellgate.router.engine_nouns import UNKNOWN_BUILD, Build
+from cellgate.router.nouns import UNKNOWN_BUILD, Build
 
 
 def told(*fingerprints: str, version: str = "") -> Build:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.candidates import Bounds, rows_of
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.nouns import Load
+from cellgate.router.pick import Bounds, rows_of
 from tests.unit.router.test_dry_run import NOW, PROMPT, router_of
 
 sizes = st.integers(0, 40_000)

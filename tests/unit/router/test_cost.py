@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, Facts, Forecast, OtherLoad, forecast, terms
+from cellgate.router.learning import Errors, Rates
 from cellgate.router.prefix import PrefixCache
-from cellgate.router.rates import Errors, Rates
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 RULES = CostRules()

@@ -16,10 +16,9 @@ from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import SURE
 from cellgate.router.dry_run import DryRun, cost_of, dry_run
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0

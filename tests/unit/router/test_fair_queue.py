@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.deficit_round_robin import Entry
-from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoEntry
+from cellgate.router.queue import Entered, Entry, FairQueue, FairRules, NoEntry
 
 NOW = 100.0
 TOKENS_S = 1000.0

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cellgate.router.board import Board
-from cellgate.router.flip import DownCause, down_cause
-from cellgate.router.known_answers import ANSWER_SOURCE
+from cellgate.router.board import Board, DownCause, down_cause
+from cellgate.router.judge import ANSWER_SOURCE
 from cellgate.router.nouns import Case, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
 SUSPECT = Case(Verdict.SUSPECT, 10.0)

@@ -6,10 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from cellgate.router import hold
-from cellgate.router.hold_nouns import Hold, HoldKind, Quiescence
+from cellgate.router import health
 from cellgate.router.judge import open_case
-from cellgate.router.nouns import Cell, Evidence, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import (
+    Cell,
+    Evidence,
+    Hold,
+    HoldKind,
+    Quiescence,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
 from cellgate.router.unit_state import UnitState
 
 RULES = Rules(hold_limit_s=100.0)
@@ -21,7 +31,7 @@ def make(verdict: Verdict = Verdict.UP) -> UnitState:
 
 
 def say(state: UnitState, kind: HoldKind | None, at: float) -> bool:
-    return hold.hear(state, Quiescence("u", kind, at))
+    return health.hear(state, Quiescence("u", kind, at))
 
 
 def evidence(strength: Strength, node: str | None = None, sign: Sign = Sign.BAD) -> Evidence:
@@ -39,29 +49,29 @@ def evidence(strength: Strength, node: str | None = None, sign: Sign = Sign.BAD)
     ],
 )
 def test_a_hold_explains_what_is_no_fact(word: Evidence, is_explained: bool) -> None:
-    assert hold.explains(PAUSED, word) is is_explained
-    assert not hold.explains(replace(PAUSED, ended_at=11.0), word)
-    assert not hold.explains(None, word)
+    assert health.explains(PAUSED, word) is is_explained
+    assert not health.explains(replace(PAUSED, ended_at=11.0), word)
+    assert not health.explains(None, word)
 
 
 def test_it_lasts_while_the_engine_says_so_and_ends_with_a_proof() -> None:
     state = make()
     assert say(state, HoldKind.PAUSED, 10.0)
     assert not say(state, HoldKind.PAUSED, 12.0)
-    assert not hold.pass_time(state, 13.0, RULES)
+    assert not health.pass_time(state, 13.0, RULES)
     assert not state.is_usable()
     assert say(state, None, 14.0)
     assert (state.held_until, state.is_usable()) == (14.0, False)
     state.life_at = 14.1
-    hold.pass_time(state, 14.25, RULES)
+    health.pass_time(state, 14.25, RULES)
     assert state.is_usable()
 
 
 def test_an_engine_that_stops_saying_so_is_no_longer_believed() -> None:
     state = make()
     say(state, HoldKind.ASLEEP, 10.0)
-    assert not hold.pass_time(state, 10.0 + hold.SAID_S, RULES)
-    assert hold.pass_time(state, 10.1 + hold.SAID_S, RULES)
+    assert not health.pass_time(state, 10.0 + health.SAID_S, RULES)
+    assert health.pass_time(state, 10.1 + health.SAID_S, RULES)
     assert not state.is_hold_spent
 
 
@@ -69,9 +79,9 @@ def test_after_the_limit_it_is_ignored_until_the_engine_says_that_it_goes_on() -
     state = make()
     for at in range(10, 111):
         say(state, HoldKind.PAUSED, float(at))
-    assert hold.pass_time(state, 110.0, RULES)
+    assert health.pass_time(state, 110.0, RULES)
     assert not say(state, HoldKind.PAUSED, 111.0)
-    assert not hold.is_on(state.hold)
+    assert not health.is_on(state.hold)
     say(state, None, 112.0)
     assert say(state, HoldKind.PAUSED, 113.0)
 
@@ -99,5 +109,5 @@ def test_a_unit_of_which_nothing_can_be_proven_comes_back_all_the_same() -> None
     state = make()
     say(state, HoldKind.PAUSED, 10.0)
     say(state, None, 20.0)
-    hold.pass_time(state, 20.1 + hold.PROOF_S, RULES)
+    health.pass_time(state, 20.1 + health.PROOF_S, RULES)
     assert state.is_usable()

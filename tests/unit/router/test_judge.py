@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.judge import (
+    ANSWER_FAULT,
+    ANSWER_SOURCE,
     CANARY_SOURCE,
     READINESS_SOURCE,
     TRANSITIONS,
@@ -18,7 +20,6 @@ from cellgate.router.judge import (
     nothing_to_learn,
     open_case,
 )
-from cellgate.router.known_answers import ANSWER_FAULT, ANSWER_SOURCE
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)

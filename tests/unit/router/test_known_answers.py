@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from cellgate.router.engine_nouns import Answered, AnswerToken
-from cellgate.router.known_answers import (
+from cellgate.router.judge import (
     AnswerRecord,
     AnswerTokens,
     condemned,
@@ -18,6 +17,7 @@ from cellgate.router.known_answers import (
     recorded,
     why_wrong,
 )
+from cellgate.router.nouns import Answered, AnswerToken
 
 TOLERANCE = 0.25
 PARIS, ROME = "Paris is old", "Rome is older"

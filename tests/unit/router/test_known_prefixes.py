@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from cellgate.router.known_prefixes import LATE_S, PER_TICK, Computed, KnownPrefixes
-from cellgate.router.kv_index import Cleared, Removed, Stored
-from cellgate.router.kv_lessons import SIZES_MAX, Lessons
-from cellgate.router.prefix import PrefixCache
+from cellgate.router.kv_index import SIZES_MAX, Cleared, Lessons, Removed, Stored
+from cellgate.router.prefix import LATE_S, PER_TICK, Computed, KnownPrefixes, PrefixCache
 
 BLOCK_TOKENS = 16
 PER_BYTES = 8

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
-from cellgate.router.latency import LATENCY_MAX_S, Latency
-from cellgate.router.step_times import StepTimes
+from cellgate.router.learning import LATENCY_MAX_S, Latency, StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 anything = st.floats() | st.floats(0.0, 1e3)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cellgate.router.board import Board
-from cellgate.router.least_valued import least_valued
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.router.scaling import least_valued
 
 
 def board(**blocks: list[int]) -> Board:

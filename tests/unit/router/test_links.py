@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.router.links import AVOID_MOST_S, AVOID_S, FIRST_TOKENS_S, STALE_S, TransferLink
+from cellgate.router.prefill_decode import AVOID_MOST_S, AVOID_S, FIRST_TOKENS_S, STALE_S, TransferLink
 
 
 def test_the_first_failure_closes_it_and_success_opens_it() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cellgate.router.board import Board
 from cellgate.router.cost import Forecast
+from cellgate.router.cost_model import MEAN_S, UNSEEN_S, Elsewhere, Line, OtherGates, expected_s
 from cellgate.router.nouns import Evidence, Fleet, Load, Rules, Sign, Strength, Unit
-from cellgate.router.other_gates import MEAN_S, UNSEEN_S, Elsewhere, Line, OtherGates, expected_s
 
 law = settings(derandomize=True, deadline=None, max_examples=300)
 BEAT_S = 0.25

@@ -12,12 +12,25 @@ from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.dry_run import dry_run
-from cellgate.router.fair_queue import FairRules
-from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.pairs import PREFILLERS_MOST
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
-from cellgate.router.split_nouns import LINK_FAILED, TRANSFERRED, ServingRole, SplitStep, Transfer
+from cellgate.router.nouns import (
+    LINK_FAILED,
+    TRANSFERRED,
+    Ask,
+    Cell,
+    Evidence,
+    Fleet,
+    Refusal,
+    Rules,
+    ServingRole,
+    Sign,
+    SplitStep,
+    Strength,
+    Transfer,
+    Unit,
+)
+from cellgate.router.pick import Router
+from cellgate.router.prefill_decode import PREFILLERS_MOST
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 
 BLOCK_BYTES = 512

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.panic import UNREACHABLE_S, hold, is_unreachable
+from cellgate.router.outliers import UNREACHABLE_S, hold, is_unreachable
 
 RULES = Rules()
 NOW = 100.0

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.board import Board
+from cellgate.router.learning import (
+    FIRST_PREFILL_TOKENS_S,
+    FIRST_STEP_S,
+    Peer,
+    Rates,
+    learn_of_peers,
+    weights_fit,
+)
 from cellgate.router.nouns import Fleet, Rules, Unit
-from cellgate.router.peer_rates import Peer, learn_of_peers, weights_fit
-from cellgate.router.rates import FIRST_PREFILL_TOKENS_S, FIRST_STEP_S, Rates
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 PREFILL_S, STEP_S = 14_000.0, 0.01

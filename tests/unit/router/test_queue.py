@@ -10,10 +10,9 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import MOVED_S, Queue, Ticket
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.queue import MOVED_S, FairRules, Queue, Ticket
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0

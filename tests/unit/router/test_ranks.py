@@ -6,10 +6,9 @@ import pytest
 
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
+from cellgate.router.health import find_rank_stall, find_stall
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, RankLoad, Rules, Sign, Strength, Unit
-from cellgate.router.ranks import RANKS_MAX
-from cellgate.router.stall import find_rank_stall, find_stall
-from cellgate.router.unit_state import Lease, UnitState
+from cellgate.router.unit_state import RANKS_MAX, Lease, UnitState
 
 NOW = 100.0
 RULES = Rules()

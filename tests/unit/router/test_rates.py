@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.rates import (
-    FIRST_PREFILL_TOKENS_S,
-    SEQUENCE_SHARE,
-    Errors,
-    Estimate,
-    Rates,
-    Steps,
-)
+from cellgate.router.learning import FIRST_PREFILL_TOKENS_S, SEQUENCE_SHARE, Errors, Estimate, Rates, Steps
 
 law = settings(derandomize=True, deadline=None, max_examples=200)
 anything = st.floats() | st.floats(1e-3, 1e5)

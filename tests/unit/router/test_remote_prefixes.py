@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from cellgate.router.remote_prefixes import (
+from cellgate.router.prefix import (
     EXPIRES_S,
     HASHES_MAX,
-    PENDING_MAX,
+    REMOTE_PENDING_MAX,
     REPORT_AGAIN_S,
     ProvenPrefixes,
     RemotePrefixes,
@@ -108,7 +108,7 @@ def test_where_a_prompt_branches_off_and_ends_is_told_before_the_steps_on_the_wa
 
 def test_the_newest_prompts_are_told_of_first() -> None:
     proven = ProvenPrefixes()
-    for number in range(PENDING_MAX + 50):
+    for number in range(REMOTE_PENDING_MAX + 50):
         proven.record(f"u{number % 2}", (number,), 0)
     assert proven.take(3, NOW) == {"u1": [305, 303], "u0": [304]}
     assert proven.take(1000, NOW) == {}

@@ -9,19 +9,14 @@ from dataclasses import replace
 import pytest
 
 from cellgate.policies import POLICIES
-from cellgate.router.answers import MODELS_MAX, AnswerLengths
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
-from cellgate.router.cost import COSTS
+from cellgate.router.cost import COSTS, MODELS_MAX, AnswerLengths, Seats
 from cellgate.router.cost_model import SURE, Usage
-from cellgate.router.explore import SHARE
-from cellgate.router.fair_queue import FairRules
+from cellgate.router.learning import StepTimes
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.pools import ANY, Pools
-from cellgate.router.queue import Queue, Ticket
-from cellgate.router.router import Router
-from cellgate.router.seats import Seats
-from cellgate.router.step_times import StepTimes
+from cellgate.router.pick import SHARE, Router
+from cellgate.router.queue import ANY, FairRules, Pools, Queue, Ticket
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0

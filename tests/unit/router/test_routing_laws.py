@@ -14,10 +14,9 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 
 TOKENS_S = 10_000.0

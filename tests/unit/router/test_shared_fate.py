@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cellgate.router.board import Board
+from cellgate.router.health import SharedFate, shared_fates
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
-from cellgate.router.shared_fate import SharedFate, shared_fates
 
 
 def board(**places: tuple[str, ...]) -> Board:

@@ -6,10 +6,9 @@ import random
 
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
-from cellgate.router.fair_queue import FairQueue, FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Queue
-from cellgate.router.router import Router
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairQueue, FairRules, Queue
 from cellgate.router.unit_state import Lease
 
 SLOTS = 8

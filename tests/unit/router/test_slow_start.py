@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, find_candidates
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.router.pick import Bounds, find_candidates
 
 NOW = 1000.0
 ASK = Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from cellgate.router.board import Board
-from cellgate.router.node_nouns import NodeFacts
-from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
-from cellgate.router.stacks import SHOWN_MAX, Stack, Stacks, software_of
-from cellgate.router.stacks import differences as software_differences
+from cellgate.router.comparisons import SHOWN_MAX, Stack, Stacks, software_of
+from cellgate.router.comparisons import differences as software_differences
+from cellgate.router.nouns import Cell, Fleet, Node, NodeFacts, Role, Rules, Unit
 from cellgate.router.unit_state import UnitState
 
 USUAL = {

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit, Verdict
-from cellgate.router.stall import (
+from cellgate.router.health import (
     ANSWERS,
     CLEARED_S,
     COUNTERS_FRESH_S,
@@ -23,7 +22,8 @@ from cellgate.router.stall import (
     hides_work,
     stall_limit_s,
 )
-from cellgate.router.step_times import SLOWEST_STEP_S
+from cellgate.router.learning import SLOWEST_STEP_S
+from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit, Verdict
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
 
 RULES = Rules()

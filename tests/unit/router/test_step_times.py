@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
-from cellgate.router.step_times import GAPS_MS, MARK_S, SLOWEST_TOKENS_S, UNSURE_TIMES, StepTimes
+from cellgate.router.learning import GAPS_MS, MARK_S, SLOWEST_TOKENS_S, UNSURE_TIMES, StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 

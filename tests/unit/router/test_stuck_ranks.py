@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cellgate.router.node_nouns import Behind, Communicator, NodeFacts, RankPlace, UnitFacts
-from cellgate.router.stuck_ranks import FRESH_S, NAMED_MAX, conclusions
+from cellgate.router.comparisons import FRESH_S, NAMED_MAX, conclusions
+from cellgate.router.nouns import Behind, Communicator, NodeFacts, RankPlace, UnitFacts
 
 FIVE = RankPlace(5, "10.0.0.2", 4711)
 LATE = Communicator("c", 8, 8000, 1, (Behind(FIVE, "AllReduce", 1000, 1001),))

@@ -9,7 +9,7 @@ import pytest
 
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Fleet, Rules, Unit
-from cellgate.router.wait_forecast import (
+from cellgate.router.scaling import (
     ENOUGH,
     WINDOW_S,
     AnsweredRequest,

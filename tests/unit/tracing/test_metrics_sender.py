@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from prometheus_client import Metric as Family
 
 from cellgate.proxy.config.settings import OtlpMetrics
-from cellgate.proxy.tracing.metrics_sender import MetricsSender
+from cellgate.proxy.tracing import MetricsSender
 
 
 class Broken:

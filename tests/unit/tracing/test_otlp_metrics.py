@@ -10,11 +10,11 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, H
 from prometheus_client import Metric as Family
 
 from cellgate.proxy.config.settings import OtlpMetrics
-from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.tracing.metrics_sender import MetricsSender
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.tracing import MetricsSender
 from loadtests.kit.collector import Collector, collecting
 from loadtests.kit.processes import free_port
-from tests.unit.metrics.test_metrics import A1, A2, DONE, make
+from tests.unit.observe.test_metrics import A1, A2, DONE, make
 
 OFTEN_S = 0.02
 Key = tuple[str, tuple[tuple[str, str], ...]]

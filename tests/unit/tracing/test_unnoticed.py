@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
-from cellgate.proxy.logs.log import Level
-from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.tracing.exporter import Exporter
-from cellgate.proxy.tracing.start import send_metrics, trace
+from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.log import Level
+from cellgate.proxy.telemetry import send_metrics, trace
+from cellgate.proxy.tracing import Exporter
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
 
@@ -116,7 +116,7 @@ def test_spans_that_nobody_takes_are_bounded_and_silent(
 def test_a_gate_without_the_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with caplog.at_level(logging.INFO):
         assert trace(TracingSettings(ENDPOINT)) is None
@@ -127,7 +127,7 @@ def test_a_gate_without_the_packages_says_what_to_install(
 def test_neither_does_one_that_should_send_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing.metrics_sender", raising=False)
+    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     with caplog.at_level(logging.INFO):
         assert send_metrics(OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules()))) is None
@@ -140,13 +140,13 @@ def test_neither_does_one_that_should_send_metrics(
 def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
     # Other libraries (redis) import some of OpenTelemetry where it is installed.
     code = (
-        "import sys, cellgate.proxy.app, cellgate.proxy.tracing.start as s; s.trace(None);"
+        "import sys, cellgate.proxy.app, cellgate.proxy.telemetry as s; s.trace(None);"
         "s.send_metrics(None, None);"
         "traced = ('opentelemetry.exporter', 'cellgate.proxy.tracing');"
         "print([m for m in sys.modules if m.startswith(traced)])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['cellgate.proxy.tracing', 'cellgate.proxy.tracing.start']"
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

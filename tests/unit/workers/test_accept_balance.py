@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.workers.accept_balance import STUCK_MS, Page
+from cellgate.proxy.workers.worker import STUCK_MS, Page
 
 NOW = 1000.0
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.workers.board_replica import BoardReplica, BoardUpdates, fleet_in, fleet_out
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.workers.protocol import Frames, Message, ask_in, ask_out, failure_in, failure_out, framed
+from cellgate.proxy.workers.remote import BoardReplica, BoardUpdates, fleet_in, fleet_out
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
     Ask,

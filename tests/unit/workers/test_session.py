@@ -6,17 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from cellgate.proxy.config.keys import Key, KeyRing, LimitRules, TenantRules
-from cellgate.proxy.doors.bill import Bill
-from cellgate.proxy.doors.ledger import LimitLedger
-from cellgate.proxy.doors.limited_dispatcher import LimitedDispatcher
-from cellgate.proxy.doors.metrics import DoorCounts
-from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.request.dispatcher import PickRequest
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.admission.limits import Bill, DoorCounts, LimitedDispatcher, LimitLedger
+from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.request.ports import PickRequest
+from cellgate.proxy.workers.control_process import WorkerSession, WorkerTotals
 from cellgate.proxy.workers.protocol import ToControl, ToWorker, request_out
-from cellgate.proxy.workers.session import WorkerSession
-from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.nouns import Ask
 
 AT = 1_751_328_000.0

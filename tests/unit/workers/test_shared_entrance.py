@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.wire.tcp import accept_queue
-from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
+from cellgate.proxy.http.turns import accept_queue
+from cellgate.proxy.workers.worker import Page, SharedEntrance
 
 HERE = Address("127.0.0.1", 0)
 FEW_TURNS = 8

@@ -1,0 +1,525 @@
+"""Takes the key out of the head of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING, Protocol
+
+from cellgate.proxy.admission.limits import Accounts, Bill, Period
+from cellgate.proxy.config.key_file import Key, KeyFileError, KeyRing, read_keys
+from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
+from cellgate.proxy.http.heads import KEY_FIELDS
+from cellgate.proxy.observe.log import report_defect
+from cellgate.proxy.process.signals import Signature, signature
+from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
+from cellgate.proxy.request.services import OPEN_ROUTES, Visitor
+from cellgate.router.nouns import Ask, Outcome
+
+if TYPE_CHECKING:
+    from cellgate.proxy.http.request import Request
+    from cellgate.proxy.observe.access_log import Finished
+    from cellgate.proxy.observe.counters import ContinuationResult
+    from cellgate.proxy.request.ports import Charge
+    from cellgate.proxy.request.routes import ModelPlace
+    from cellgate.router.cost_model import Usage
+    from cellgate.router.unit_state import Lease
+
+
+_SCHEME = b"Bearer "
+_SCHEME_BYTES = len(_SCHEME)
+
+
+def take_credentials(request: Request) -> bytes:
+    """The key that the head shows; it is taken out. Empty: none, or several that differ.
+
+    `Authorization: Bearer KEY` (OpenAI), `x-api-key: KEY` (Anthropic) or `api-key: KEY` (Azure).
+    """
+    routing = request.routing
+    if len(routing) == 1:
+        name, value = routing[0]
+        if name in KEY_FIELDS:
+            # As nearly all clients do.
+            request.routing = []
+            try:
+                request.lines.remove(b"%b: %b\r\n" % (name, value))
+            except ValueError:
+                # It was named in `Connection`, and is not forwarded anyway.
+                return b""
+            return _key(name, value)
+    shown = [field for field in routing if field[0] in KEY_FIELDS]
+    dropped = {b"%b: %b\r\n" % field for field in shown}
+    request.lines = [line for line in request.lines if line not in dropped]
+    request.routing = [field for field in routing if field[0] not in KEY_FIELDS]
+    keys = {_key(name, value) for name, value in shown}
+    return keys.pop() if len(keys) == 1 else b""
+
+
+def shown_credentials(request: Request) -> bytes:
+    """The same, and the head stays as it is."""
+    keys = {_key(name, value) for name, value in request.routing if name in KEY_FIELDS}
+    return keys.pop() if len(keys) == 1 else b""
+
+
+def _key(name: bytes, value: bytes) -> bytes:
+    if name != b"authorization":
+        return value.strip()
+    if value.startswith(_SCHEME):
+        return value[_SCHEME_BYTES:].strip()
+    # The name of a scheme has no case (RFC 9110, 11.1).
+    return value[_SCHEME_BYTES:].strip() if value[:_SCHEME_BYTES].lower() == _SCHEME.lower() else b""
+
+
+# Follows the file of keys: what it says holds within a second. A file with a mistake changes nothing.
+
+
+LOOK_S = 0.4
+"""How often the file is looked at: revocation takes at most a second."""
+
+
+class KeyFollower:
+    """Follows the file at `path`. `take` gets its keys, `refused` a line for each of its mistakes."""
+
+    def __init__(
+        self, path: str, take: Callable[[KeyRing], None], refused: Callable[[tuple[str, ...]], None]
+    ) -> None:
+        self._path = path
+        self._take = take
+        self._refused = refused
+        self._mark: Signature = None
+        self._task: asyncio.Task[None] | None = None
+
+    def read(self) -> None:
+        """Read it now, in this thread: at start nobody waits."""
+        self._mark = signature(self._path)
+        try:
+            self._take(read_keys(self._path))
+        except KeyFileError as error:
+            self._refused(error.problems)
+
+    def start(self) -> None:
+        """Follow it until `close`."""
+        self._task = asyncio.create_task(self._follow(), name="keys")
+
+    async def close(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            # In another thread, because the file may be on a network.
+            mark = await asyncio.to_thread(signature, self._path)
+            if mark == self._mark:
+                continue
+            self._mark = mark
+            try:
+                self._take(await asyncio.to_thread(read_keys, self._path))
+            except KeyFileError as error:
+                self._refused(error.problems)
+            except Exception as error:  # The file must be followed, whatever comes.
+                report_defect(asyncio.get_running_loop(), "the keys of clients", error)
+
+
+# What requests of one key usually take: the ground for what the next one is charged with. Pure.
+
+
+COMPLETION_TOKENS = 2048
+"""An answer whose request has no `max_tokens` is expected to have so many at least: short ones must not teach
+that the next ones are short, because hundreds of those may be in flight at once."""
+ANSWER_TOKENS_MAX = 1 << 17
+"""No answer is expected to be longer, whatever its request allows: hardly a model can give one."""
+_WEIGHT = 0.1
+"""Of the latest request in a moving mean, which covers the last ten or twenty."""
+_SHORT_SQUARE = 100.0**2
+"""What prompts of less than 100 tokens have in excess is their template's; with longer ones, the text's."""
+
+
+class Habits:
+    """Of one key, learnt: tokens of its prompts for each one estimated, those that each prompt has besides
+    (its engine's template), and those of its longest answers lately.
+    """
+
+    __slots__ = ("besides", "completion", "ratio")
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self.besides = 0.0
+        self.completion = float(COMPLETION_TOKENS)
+
+    def expect(self, estimated: int, max_tokens: int, answers: int = 1) -> tuple[int, int]:
+        """Tokens of a prompt, and those that its `answers` may have, of at most `max_tokens` each (0: any
+        number).
+        """
+        completion = max_tokens or max(COMPLETION_TOKENS, round(self.completion))
+        if completion > ANSWER_TOKENS_MAX:
+            completion = ANSWER_TOKENS_MAX
+        prompt = round(estimated * self.ratio + self.besides)
+        if prompt < 0:
+            prompt = 0
+        return prompt, completion * answers
+
+    def learn(self, estimated: int, prompt: int, completion: int) -> None:
+        """A request was answered, and its engine has said what it took; `completion`: an answer."""
+        longer = completion - self.completion
+        self.completion += longer if longer > 0 else _WEIGHT * longer
+        # Normalised least mean squares: each part of the estimate takes its share of the error.
+        error = prompt - estimated * self.ratio - self.besides
+        step = _WEIGHT * error / (_SHORT_SQUARE + estimated * estimated)
+        self.besides += step * _SHORT_SQUARE
+        self.ratio += step * estimated
+
+
+# What one request may do, by its key, and the account of what it uses.
+
+
+_NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
+_OK, _LEFT = Outcome.OK, Outcome.CLIENT_LEFT
+_ANSWERLESS = ("embeddings", "rerank", "score", "pooling", "classify", "moderations", "speech", "images")
+"""Routes whose engines generate no tokens."""
+_TENANT = Ask._fields.index("tenant")
+_PAYER = Ask._fields.index("payer")
+_BEHIND_TENANT = _TENANT + 1
+_new = tuple.__new__
+
+
+class Doorway(Protocol):
+    """The door that a request came through. `in_flight` has those that were charged."""
+
+    accounts: Accounts
+    in_flight: dict[KeyAdmission, None]
+
+    def shut(self, key: Key, refusal: Failure) -> None: ...
+    def refusal(self, key: Key) -> Failure | None: ...
+
+
+class KeyAdmission:
+    """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown. It
+    observes the request (request/ports.py), to account for it.
+    """
+
+    unit_lines: bytes = b""
+
+    __slots__ = (
+        "_asked",
+        "_at",
+        "_charged",
+        "_charged_as",
+        "_door",
+        "_habits",
+        "_usage",
+        "digest",
+        "key",
+        "visitor",
+    )
+
+    def __init__(
+        self, door: Doorway, digest: bytes, key: Key, visitor: Visitor, habits: Habits, at: float
+    ) -> None:
+        self._door = door
+        self.digest = digest
+        self.key = key
+        self.visitor = visitor
+        self._habits = habits
+        self._at = at
+        self._charged: tuple[int, int] | None = None
+        self._usage: Usage | None = None
+
+    # -- what it may do ------------------------------------------------------------------------------------
+
+    def admit(self, ask: Ask, body_priority: int, place: ModelPlace) -> Ask | Failure:
+        """The ask with its tenant; or why the key does not allow it."""
+        key = self.key
+        models = key.models
+        if models is not None and (ask.model not in models or place is IN_PATH):
+            refusal = self._barred(ask.model, models, place)
+            if refusal is not None:
+                return refusal
+        low, high = key.priority
+        # The gate goes by a header, and the engine by the body, if that has one.
+        if not low <= ask.priority <= high or (body_priority and not low <= body_priority <= high):
+            priority = body_priority if low <= ask.priority <= high else ask.priority
+            reason = f"this key allows priorities from {low} to {high}, and the request has {priority}"
+            return Failure(FailureKind.PRIORITY_NOT_ALLOWED, reason, param="priority")
+        # As _replace does, in a quarter of the time.
+        return _new(
+            Ask,
+            (
+                *ask[:_TENANT],
+                key.tenant.name,
+                *ask[_BEHIND_TENANT:_PAYER],
+                key.tenant.name,
+                *ask[_PAYER + 1 :],
+            ),
+        )
+
+    def _barred(self, model: str | None, models: frozenset[str], place: ModelPlace) -> Failure | None:
+        """Why a key for some models is not for this one, or for a request that names none."""
+        named = {model, model_in(self.visitor.request.path) if place is IN_PATH else None} - {None}
+        if named <= models and (named or place is NOWHERE):
+            return None
+        asked = f"model {', '.join(map(repr, named - models))}" if named else "a request that names no model"
+        reason = f"this key is not for {asked}; it is for {', '.join(sorted(models))}"
+        return Failure(FailureKind.MODEL_NOT_ALLOWED, reason, param="model")
+
+    def may_fall_back(self, model: str) -> bool:
+        """Whether another model may serve it."""
+        return self.key.models is None or model in self.key.models
+
+    def used_up(self, refusal: Failure) -> None:
+        """A limit of its key has nothing left."""
+        self._door.shut(self.key, refusal)
+
+    def refusal(self) -> Failure | None:
+        """Why it is refused by now, before anything was done for it."""
+        if (refusal := self._door.refusal(self.key)) is not None:
+            self._door.accounts.refused(self.key.tenant.name, refusal.used_up)
+        return refusal
+
+    @property
+    def payer(self) -> str:
+        """Whose key it is."""
+        return f"key {self.key.name} of {self.key.tenant.name}"
+
+    # -- what it uses --------------------------------------------------------------------------------------
+
+    def charge(self, ask: Ask) -> Charge:
+        """What it may take at most. It is settled at its end."""
+        self._asked = ask
+        self._charged_as = ask.model or ""
+        prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens, ask.answers)
+        if self.visitor.response.route in _ANSWERLESS:
+            completion = 0
+        self._charged = prompt, completion
+        self._door.in_flight[self] = None
+        return self.key.name, prompt, completion, self._at
+
+    def completed(self, usage: Usage | None) -> None:
+        """The answer is complete."""
+        self._usage = usage
+
+    def spend(self) -> None:
+        """Account for tokens of the answer that came and were not expected."""
+        response, charged = self.visitor.response, self._charged
+        if charged is None or (more := response.events - charged[1]) <= 0:
+            return
+        self._charged = charged[0], response.events
+        self._door.accounts.spent(self.key.name, self.key.tenant.name, self._charged_as, more)
+
+    def over(self, record: Finished, _at: float) -> None:
+        """The response has ended."""
+        charged = self._charged
+        if charged is not None:
+            del self._door.in_flight[self]
+            if record.code not in _NOT_CHARGED:
+                self._door.accounts.settle(self._bill(record, charged))
+        # They hold each other, and would wait for the garbage collector.
+        del self.visitor
+
+    def _bill(self, record: Finished, charged: tuple[int, int]) -> Bill:
+        usage, asked, key = self._usage, self._asked, self.key
+        if usage is not None:
+            prompt = usage.prompt_tokens
+            completion = usage.answer_tokens
+            self._habits.learn(asked.prompt_tokens, prompt, completion // asked.answers)
+        elif record.events or record.outcome is _OK or (record.outcome is _LEFT and record.attempts):
+            # Its engine has computed, and did not say how much, or not all.
+            prompt, completion, usage = self._estimate(record, charged)
+        else:
+            prompt = completion = 0
+        # The fields stand in their order.
+        bill = (
+            record.request_id,
+            key.name,
+            key.tenant.name,
+            record.model,
+            self._charged_as,
+            record.route,
+            record.status,
+            self._at,
+            charged[0],
+            charged[1],
+            prompt,
+            completion,
+            usage is None,
+        )
+        return _new(Bill, bill)
+
+    def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
+        """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
+        response, asked = self.visitor.response, self._asked
+        told = response.usage()
+        if told is not None and response.has_answered():
+            # It was told, though the client has left before the very end.
+            return told.prompt_tokens, told.answer_tokens, told
+        prompt, least = (told.prompt_tokens, told.answer_tokens) if told is not None else (charged[0], 0)
+        if record.route in _ANSWERLESS:
+            completion = 0
+        else:
+            completion = response.tokens_shown()
+            if not asked.stream and record.outcome is not _OK:
+                # Nobody knows how much of it was computed when its client left.
+                completion = max(completion, charged[1])
+        if asked.max_tokens:
+            completion = min(completion, asked.max_tokens * asked.answers)
+        return prompt, max(least, completion), None
+
+    # -- what else it observes -----------------------------------------------------------------------------
+
+    def attempted(self, lease: Lease, before: int) -> None:
+        """A unit was found."""
+
+    def waited(self, since: float, until: float) -> None:
+        """It was queued."""
+
+    def replied(self, status: int) -> None:
+        """The unit has sent the head of its reply."""
+
+    def failing(self, code: str) -> None:
+        """The attempt in flight fails."""
+
+    def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
+        """The attempt in flight is over."""
+
+    def broke(self, unit: str, at: float) -> None:
+        """A unit broke its answer."""
+
+    def settled(self, result: ContinuationResult) -> None:
+        """The result of the break is known."""
+
+
+# The door: finds the key of each request, and watches over those in flight.
+#
+# Keys are looked up by their SHA-256. That takes as long for a wrong key as for a right one as far as
+# anybody
+# can use it: how far a comparison of digests gets says nothing about the key, because nobody can choose a
+# key
+# by its digest.
+
+
+SHUT_S = 1.0
+"""So long a key is refused at once when a limit of it had nothing left: some may be given back."""
+_OPEN: tuple[float, Failure | None] = (0.0, None)
+_CHALLENGE = b"www-authenticate: Bearer\r\n"
+"""A 401 must have one (RFC 9110, 15.5.2)."""
+
+
+class TokenVerifier(Protocol):
+    """Who knows the bearers of JWTs."""
+
+    def key(self, token: bytes, digest: bytes, ring: KeyRing) -> Key | None:
+        """The key that a token stands for; None: it is none that counts."""
+
+    def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class KeyDoor:
+    """The door of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
+    when its key is revoked or expires. `tokens` are asked about what is in no file.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        wall: Callable[[], float],
+        *,
+        ends_streams: bool,
+        tokens: TokenVerifier | None = None,
+    ) -> None:
+        self.accounts = accounts
+        self.in_flight: dict[KeyAdmission, None] = {}
+        """Requests that were charged."""
+        self._wall = wall
+        self._ends_streams = ends_streams
+        self._tokens = tokens
+        self._ring = KeyRing()
+        self._shut: dict[tuple[str, str], tuple[float, Failure]] = {}
+        """By key and tenant: until when nothing is left of a limit, and what its clients get."""
+        self._habits: dict[tuple[str, str], Habits] = {}
+
+    def take(self, ring: KeyRing) -> None:
+        """These keys hold from now on."""
+        self._ring = ring
+        self._shut.clear()
+        known = {(key.name, key.tenant.name) for key in ring.keys.values()}
+        known |= {("", tenant) for tenant in ring.tenants}
+        self._habits = {who: self._habits.get(who) or Habits() for who in known}
+
+    def start(self) -> None:
+        """Begin to follow what is behind tokens, until `close`."""
+        if self._tokens is not None:
+            self._tokens.start()
+
+    async def close(self) -> None:
+        """End."""
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def identify(self, visitor: Visitor) -> KeyAdmission | Failure:
+        """What the key of a request allows, or why it does not count."""
+        shown = take_credentials(visitor.request)
+        if not shown:
+            message = "no API key: send one, as Authorization: Bearer KEY, or as x-api-key: KEY"
+            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
+        digest = sha256(shown).digest()
+        at = self._wall()
+        key = self._ring.keys.get(digest)
+        if key is None and self._tokens is not None:
+            key = self._tokens.key(shown, digest, self._ring)
+        if key is None:
+            message = "this API key is not known here; ask the operator for one"
+            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
+        if key.expires_at <= at:
+            message = "this API key has expired; ask the operator for another one"
+            return Failure(FailureKind.KEY_EXPIRED, message, lines=_CHALLENGE)
+        if self._shut and (refusal := self.refusal(key)) is not None:
+            self.accounts.refused(key.tenant.name, refusal.used_up)
+            return refusal
+        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], at)
+
+    def shut(self, key: Key, refusal: Failure) -> None:
+        """A limit of this key has nothing left: before the next request is read, it is refused."""
+        at = self._wall()
+        # What is used up of a minute is there again when the next one begins.
+        until = min(at + SHUT_S, Period.MINUTE.window(at)[1])
+        self._shut[key.name, key.tenant.name] = until, refusal
+
+    def refusal(self, key: Key) -> Failure | None:
+        """Why a request of this key is refused at once."""
+        until, refusal = self._shut.get((key.name, key.tenant.name), _OPEN)
+        return refusal if self._wall() < until else None
+
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why a request whose body is still to come is refused. What needs a look elsewhere is not."""
+        if not self._shut or find_route(request.path).name in OPEN_ROUTES:
+            return None
+        key = self._ring.keys.get(sha256(shown_credentials(request)).digest())
+        refusal = None if key is None else self.refusal(key)
+        if key is not None and refusal is not None:
+            self.accounts.refused(key.tenant.name, refusal.used_up)
+        return refusal
+
+    def tick(self, _now: float) -> None:
+        """A few times a second: account for the answers that come, and end those whose key counts no more."""
+        at = self._wall()
+        for who in [who for who, (until, _) in self._shut.items() if at >= until]:
+            del self._shut[who]
+        for admission in list(self.in_flight):
+            admission.spend()
+            if self._ends_streams and not self._counts(admission, at):
+                message = "the API key of this request was revoked, or has expired"
+                admission.visitor.stop(Failure(FailureKind.KEY_REVOKED, message))
+
+    def _counts(self, admission: KeyAdmission, at: float) -> bool:
+        """Whether the key of a request in flight still counts."""
+        key = admission.key
+        if not key.name:
+            return key.tenant.name in self._ring.tenants and key.expires_at > at
+        present = self._ring.keys.get(admission.digest)
+        return present is not None and present.expires_at > at

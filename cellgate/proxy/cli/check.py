@@ -1,0 +1,172 @@
+"""`cellgate check`: every problem of a configuration, or its units and how soon each fault is found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
+
+from cellgate.probes.canary import YIELD_S
+from cellgate.proxy.cli.terminal import WRONG, add_settings, fleet_table, overrides, table
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.config.schema import json_schema
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.control.explain import REFUSED_S, UnitKind, degraded_s, kinds, rows
+from cellgate.router.health import PREFILLS, STEPS
+from cellgate.router.nouns import Fleet, Rules
+
+# The detection times in `cellgate check`: one table for each kind of unit, and common notes. Pure.
+
+
+_WIDTH = 100
+_NAMED_MAX = 5
+_HEAD = ("FAULT", "WHILE IT STREAMS", "WHILE IT IDLES")
+_ENGINES = {
+    True: "the engine counts its steps",
+    False: "the engine does not count its steps, so only its streams show that it works",
+    None: "the engine is not known yet; in brackets: if it does not count its steps, unlike vLLM",
+}
+
+
+def times_text(fleet: Fleet, rules: Rules) -> str:
+    """The tables, and the notes under them."""
+    tables = [_kind(kind, names, rules) for kind, names in kinds(fleet.units).items()]
+    notes = "\n".join(
+        fill(note, _WIDTH, initial_indent="- ", subsequent_indent="  ") for note in _notes(fleet, rules)
+    )
+    return "\n\n".join([*tables, notes])
+
+
+def _kind(kind: UnitKind, names: Sequence[str], rules: Rules) -> str:
+    more = len(names) - _NAMED_MAX
+    named = ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    head = f"How soon {named} is out of rotation ({kind.agents} nodes have agents; {_ENGINES[kind.counts]}):"
+    known = rows(kind, rules)
+    blind = rows(kind._replace(counts=False), rules) if kind.counts is None else known
+    lines = [
+        (row.fault, _seconds(row.busy_s, other.busy_s), _seconds(row.idle_s, other.idle_s))
+        for row, other in zip(known, blind, strict=True)
+    ]
+    return f"{fill(head, _WIDTH)}\n{table([_HEAD, *lines])}"
+
+
+def _seconds(known: float, blind: float) -> str:
+    return f"{known:.1f} s" if known == blind else f"{known:.1f} s ({blind:.1f} s)"
+
+
+def _notes(fleet: Fleet, rules: Rules) -> list[str]:
+    """What lengthens these times, what else takes a unit out, and what brings it back."""
+    whole = f", with its full share after {rules.slow_start_s:g} s" if rules.slow_start_s else ""
+    return [
+        f"Slow units take longer: a unit may stall for {STEPS:g} times its slowest usual step, or for "
+        f"{PREFILLS:g} times the prefill of the largest prompt that waits there; a canary may take 4 times "
+        "as long as usual there.",
+        f"Suspicion only: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are at "
+        f"least {rules.weak_rate:.0%} of all answers. A canary then decides.",
+        "Gates that share a Redis send canaries for each other: a gate whose turn it is not finds a hang of "
+        f"an idle unit up to {YIELD_S:g} s later.",
+        f"Back after {rules.passes} canaries in a row{whole}. The first is sent {REFUSED_S:g} s after the "
+        "unit is ready again, or when the canary in flight has ended "
+        f"(up to {rules.warm_up_timeout_s:g} s).",
+        f"Degraded: a unit gets fewer requests when a token takes {rules.degraded_ratio:g} times as long as "
+        f"in the rest of its cell; noticed within {degraded_s():g} s of steady streams.",
+        _panic(len(fleet.units), rules),
+    ]
+
+
+def _panic(units: int, rules: Rules) -> str:
+    if units < rules.panic_min_units:
+        return f"No panic: with fewer than {rules.panic_min_units} units, units that do not answer are down."
+    return (
+        f"Panic: when at least {rules.panic_min_units} units, and more than {rules.panic_share:.0%} of those "
+        f"in rotation, do not answer at all, they stay in rotation for up to {rules.panic_max_s:g} s."
+    )
+
+
+def check_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file, flags that override it, and the form of the answer."""
+    file = parser.add_mutually_exclusive_group()
+    file.add_argument("file", metavar="FILE", nargs="?", help="the configuration; -: from standard input")
+    file.add_argument("-c", dest="config", metavar="FILE", help="the same, as `serve` takes it")
+    parser.add_argument("--json", action="store_true", help="the answer as JSON")
+    add_settings(parser)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Print what the gate would make of it. Raises ConfigError, but with --json prints that too."""
+    path = args.file or args.config
+    try:
+        settings = load(path, overrides(args))
+        _check_redis(settings)
+    except ConfigError as error:
+        if not args.json:
+            raise
+        print(json.dumps({"valid": False, "problems": error.problems}, indent=2))
+        return WRONG
+    if args.json:
+        print(json.dumps(_as_json(settings), indent=2))
+        return 0
+    where = f"listens on {settings.listen}, admin on {settings.admin}"
+    print(f"{path or 'flags'}: valid; {where}, policy {settings.policy}")
+    if settings.sources:
+        print("more units are discovered from:", ", ".join(source.title for source in settings.sources))
+    print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
+    return 0
+
+
+def _check_redis(settings: Settings) -> None:
+    """Raises ConfigError for a URL that a gate would serve without."""
+    if settings.redis is None:
+        return
+    from cellgate.proxy.redis.commands import connector  # Late: it takes long, and most have none.
+
+    try:
+        connector(settings.redis)
+    except ValueError as error:
+        raise ConfigError([f"redis: {error}"]) from None
+
+
+def _as_json(settings: Settings) -> dict[str, Any]:
+    """What the tables show. `found_within`: seconds from a fault until the unit is out."""
+    found = kinds(settings.fleet.units)
+    return {
+        "valid": True,
+        "problems": [],
+        "listen": str(settings.listen),
+        "admin": str(settings.admin),
+        "policy": settings.policy,
+        "sources": [source.title for source in settings.sources],
+        "units": [
+            {
+                "name": unit.name,
+                "cell": unit.cell,
+                "url": unit.url,
+                "weight": unit.weight,
+                "max_in_flight": unit.max_in_flight,
+                "models": unit.models,
+                "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
+            }
+            for unit in settings.fleet.units
+        ],
+        "found_within": [
+            {"units": names, "faults": [bound._asdict() for bound in rows(kind, settings.rules)]}
+            for kind, names in found.items()
+        ],
+    }
+
+
+# `cellgate schema`: the JSON Schema of the configuration.
+
+
+def schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: there is one schema."""
+    parser.epilog = "In an editor: # yaml-language-server: $schema=FILE at the top of the configuration."
+
+
+def run_schema(args: argparse.Namespace) -> int:  # noqa: ARG001
+    """Print it."""
+    print(json.dumps(json_schema(), indent=2))
+    return 0

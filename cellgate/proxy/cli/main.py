@@ -1,0 +1,267 @@
+"""The command line: one table of commands. A module has the flags of its command and carries it out.
+
+`serve` and `check` read the configuration, `agent` runs on a node of a unit, most others talk to a running
+gate. Exit codes: 0 done, 1 it did not work, 2 the command or the configuration is wrong. A failure is one
+line on stderr, a wrong configuration one line for each problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from cellgate import VERSION
+from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, near
+from cellgate.proxy.config.load_process import ConfigError
+
+FAILED = 1
+
+
+class CommandEntry(NamedTuple):
+    """What a command does, and where: `run_VERB` and `VERB_arguments` in a module below `cellgate`.
+
+    The module is imported for this command alone, as most are quick. Without a verb they are `run` and
+    `add_arguments`.
+    """
+
+    does: str
+    module: str
+    verb: str = ""
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the flags of the command."""
+        self._find("{}_arguments" if self.verb else "add_arguments")(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Carries out the command; its name is `args.command`. Raises ConfigError and CommandError."""
+        return int(self._find("run_{}" if self.verb else "run")(args))
+
+    def _find(self, form: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(f"cellgate.{self.module}"), form.format(self.verb))
+        return found
+
+
+COMMANDS = {
+    "serve": CommandEntry("run the gate", "proxy.cli.serve", "serve"),
+    "check": CommandEntry(
+        "check a configuration: list every problem, or show its units", "proxy.cli.check", "check"
+    ),
+    "schema": CommandEntry(
+        "print the JSON Schema of the configuration, for editors", "proxy.cli.check", "schema"
+    ),
+    "agent": CommandEntry("watch the processes of one node of a unit", "probes.agent"),
+    "plan": CommandEntry("compute how much of a model fits into a unit", "proxy.cli.plan", "plan"),
+    "pair": CommandEntry(
+        "propose units from free nodes, by where these stand in the network", "proxy.cli.plan", "pair"
+    ),
+    "units": CommandEntry(
+        "list the units of a running gate with their verdicts", "proxy.cli.operate", "units"
+    ),
+    "top": CommandEntry("watch the units of a running gate, problems first", "proxy.cli.top", "top"),
+    "events": CommandEntry(
+        "show what happened to units: verdicts and actions with reasons", "proxy.cli.operate", "events"
+    ),
+    "why": CommandEntry(
+        "explain why a unit is in or out of rotation, and what happens next", "proxy.cli.operate", "why"
+    ),
+    "explain": CommandEntry(
+        "show where a request would go now, and its cost on each unit", "proxy.cli.operate", "explain"
+    ),
+    "drain": CommandEntry(
+        "take a unit out of rotation; requests in flight finish", "proxy.cli.operate", "drain"
+    ),
+    "undrain": CommandEntry("put a drained unit back into rotation", "proxy.cli.operate", "drain"),
+    "reload": CommandEntry("have a running gate read its configuration again", "proxy.cli.operate", "reload"),
+    "pause": CommandEntry("drain a unit and pause its engine", "proxy.cli.operate", "engine"),
+    "resume": CommandEntry(
+        "let a paused engine go on; a canary proves it, then it is undrained", "proxy.cli.operate", "engine"
+    ),
+    "sleep": CommandEntry("drain a unit and put its engine to sleep", "proxy.cli.operate", "engine"),
+    "wake": CommandEntry(
+        "wake a sleeping engine; a canary proves it, then it is undrained", "proxy.cli.operate", "engine"
+    ),
+    "roll": CommandEntry(
+        "bring new software to all units, cell by cell, and back", "proxy.cli.operate", "roll"
+    ),
+    "poison": CommandEntry(
+        "list the prompts that are refused because they ended units", "proxy.cli.operate", "poison"
+    ),
+    "key": CommandEntry("make a key for a client", "proxy.cli.keys", "key"),
+    "usage": CommandEntry("add up what keys and tenants have used", "proxy.cli.keys", "usage"),
+    "completion": CommandEntry("print the completions for a shell", "proxy.cli.main", "completion"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else ""
+    if name not in COMMANDS:
+        return _no_command(words)
+    args = parser_of(name).parse_args(words[1:], argparse.Namespace(command=name))
+    try:
+        code = COMMANDS[name].run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe. Buffered output must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except ConfigError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+        return WRONG
+    except CommandError as error:
+        print(f"cellgate: {error}", file=sys.stderr)
+        return FAILED
+
+
+def parser_of(name: str) -> CommandParser:
+    """The arguments of a command."""
+    does = COMMANDS[name].does
+    parser = CommandParser(f"cellgate {name}", description=f"{does[0].upper()}{does[1:]}.")
+    COMMANDS[name].arguments(parser)
+    return parser
+
+
+def _no_command(words: Sequence[str]) -> int:
+    """Help, the version, or what is wrong."""
+    lines = [f"  {name:<12}{command.does}" for name, command in COMMANDS.items()]
+    parser = CommandParser(
+        "cellgate",
+        usage="cellgate COMMAND ...",
+        description="A gate in front of inference units.",
+        epilog="\n".join(["commands (each has --help):", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cellgate {VERSION}")
+    if words and not words[0].startswith("-"):
+        parser.error(f"there is no command {words[0]!r}{near(words[0], COMMANDS)}")
+    parser.parse_args(words)
+    parser.error("no command is given")
+
+
+# `cellgate completion`: completions of commands, flags and choices, for bash, zsh and fish.
+#
+# They are made of the parsers themselves, so that there is no second list of flags.
+
+
+class Flag(NamedTuple):
+    """An option: its spellings, its help, whether it takes a value, and which values there are."""
+
+    names: Sequence[str]
+    does: str
+    takes: bool
+    choices: Sequence[str]
+
+
+class Words(NamedTuple):
+    """What may follow a command."""
+
+    flags: Sequence[Flag]
+    choices: Sequence[str]
+
+
+def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """For which shell."""
+    parser.add_argument("shell", choices=sorted(_SHELLS), help="source the output, or save it where it looks")
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    """Print the script."""
+    print(*_SHELLS[args.shell]({name: _words(name) for name in COMMANDS}), sep="\n")
+    return 0
+
+
+def _words(name: str) -> Words:
+    actions = parser_of(name)._actions
+    flags = [
+        Flag(
+            each.option_strings,
+            (each.help or "").partition(";")[0],
+            each.nargs != 0,
+            tuple(each.choices or ()),
+        )
+        for each in actions
+        if each.option_strings
+    ]
+    choices = [str(word) for each in actions if not each.option_strings for word in each.choices or ()]
+    return Words(flags, choices)
+
+
+def _bash(commands: Mapping[str, Words]) -> Iterator[str]:
+    yield "_cellgate() {"
+    yield "    local cur=${COMP_WORDS[COMP_CWORD]} words"
+    yield '    case "$COMP_CWORD ${COMP_WORDS[1]} ${COMP_WORDS[COMP_CWORD-1]}" in'
+    yield f'        "1 "*) words="{" ".join(commands)}" ;;'
+    for name, words in commands.items():
+        for flag in words.flags:
+            if flag.takes:
+                for spelling in flag.names:
+                    yield f'        *" {name} {spelling}") words="{" ".join(flag.choices)}" ;;'
+        spellings = [spelling for flag in words.flags for spelling in flag.names]
+        yield f'        *" {name} "*) words="{" ".join([*spellings, *words.choices])}" ;;'
+    yield "    esac"
+    yield '    COMPREPLY=($(compgen -W "$words" -- "$cur"))'
+    yield "}"
+    yield "complete -o default -F _cellgate cellgate"
+
+
+def _zsh(commands: Mapping[str, Words]) -> Iterator[str]:
+    yield "#compdef cellgate"
+    yield "_cellgate() {"
+    yield "    local -a commands=("
+    yield from (f"        {_quoted(f'{name}:{COMMANDS[name].does}')}" for name in commands)
+    yield "    )"
+    yield "    if (( CURRENT == 2 )); then _describe command commands; return; fi"
+    yield "    local command=$words[2]"
+    yield "    shift words; (( CURRENT-- ))"
+    yield "    case $command in"
+    for name, words in commands.items():
+        rest = f"*:argument:({' '.join(words.choices)})" if words.choices else "*:argument:_files"
+        specs = [_quoted(spec) for flag in words.flags for spec in _zsh_specs(flag)]
+        yield f"        {name}) _arguments {' '.join([*specs, _quoted(rest)])} ;;"
+    yield "    esac"
+    yield "}"
+    # Found in $fpath it is the function itself; sourced it has to be made known.
+    yield 'if [[ $funcstack[1] == _cellgate ]]; then _cellgate "$@"; else compdef _cellgate cellgate; fi'
+
+
+def _zsh_specs(flag: Flag) -> Iterator[str]:
+    does = flag.does.replace("[", "(").replace("]", ")").replace(":", " ")
+    value = f":value:({' '.join(flag.choices)})" if flag.choices else ":value:_files"
+    yield from (f"*{spelling}[{does}]{value if flag.takes else ''}" for spelling in flag.names)
+
+
+def _fish(commands: Mapping[str, Words]) -> Iterator[str]:
+    for name, words in commands.items():
+        yield (
+            f"complete -c cellgate -f -n __fish_use_subcommand -a {name} -d {_quoted(COMMANDS[name].does)}"
+        )
+        here = f"complete -c cellgate -n {_quoted(f'__fish_seen_subcommand_from {name}')}"
+        for flag in words.flags:
+            spellings = " ".join(
+                f"-l {spelling[2:]}" if spelling.startswith("--") else f"-s {spelling[1:]}"
+                for spelling in flag.names
+            )
+            takes = (
+                f" -x -a {_quoted(' '.join(flag.choices))}" if flag.choices else " -r" if flag.takes else ""
+            )
+            yield f"{here} {spellings}{takes} -d {_quoted(flag.does)}"
+        if words.choices:
+            yield f"{here} -f -a {_quoted(' '.join(words.choices))}"
+
+
+def _quoted(text: str) -> str:
+    """For all three shells: in single quotes, with none inside."""
+    return "'" + text.replace("'", "’") + "'"
+
+
+_SHELLS: dict[str, Callable[[Mapping[str, Words]], Iterator[str]]] = {
+    "bash": _bash,
+    "zsh": _zsh,
+    "fish": _fish,
+}

@@ -1,0 +1,311 @@
+"""`cellgate units`: the units of a running gate, once or whenever one changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+from cellgate.proxy.cli import admin_client
+from cellgate.proxy.cli.terminal import (
+    add_admin,
+    add_unit,
+    columns,
+    explain_text,
+    poison_table,
+    shown,
+    table,
+    unit_rows,
+    units_table,
+    verdict,
+)
+from cellgate.proxy.config.settings import Address
+
+LOOK_EVERY_S = 1.0
+_FORMS = ("table", "wide", "json")
+
+
+def units_arguments(parser: argparse.ArgumentParser) -> None:
+    """In which form, once or on and on, of which gate."""
+    told = "table, wide (weight, cache, engine and URL as well) or json (everything); default: %(default)s"
+    parser.add_argument("-o", "--output", metavar="FORM", choices=_FORMS, default="table", help=told)
+    parser.add_argument("--watch", action="store_true", help="then each unit that changes, until Ctrl-C")
+    add_admin(parser)
+
+
+def run_units(args: argparse.Namespace) -> int:
+    """Print the units. Raises CommandError."""
+    units = admin_client.units(args.admin)
+    if args.output == "json" and not args.watch:
+        print(json.dumps(units, indent=2))
+    elif args.watch:
+        with suppress(KeyboardInterrupt):
+            _watch(args.admin, args.output, units)
+    else:
+        print(units_table(units, wide=args.output == "wide"))
+    return 0
+
+
+def _watch(admin: Address, form: str, units: Sequence[Mapping[str, Any]]) -> None:
+    """All units; then a line for each whose verdict, or drain, or hold is another one."""
+    rows = unit_rows(units, wide=form == "wide")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    known: dict[str, str] = {}
+    lines = columns(rows[:1], widths) if form != "json" else []
+    while True:
+        changed = [unit for unit in units if known.get(unit["name"]) != verdict(unit)]
+        lines += _lines(changed, form, widths)
+        print(*(f"{line}\n" for line in lines), sep="", end="", flush=True)
+        known, lines = {unit["name"]: verdict(unit) for unit in units}, []
+        time.sleep(LOOK_EVERY_S)
+        units = admin_client.units(admin)
+
+
+def _lines(units: Sequence[Mapping[str, Any]], form: str, widths: Sequence[int]) -> list[str]:
+    if form == "json":
+        return [json.dumps(unit) for unit in units]
+    return columns(unit_rows(units, wide=form == "wide")[1:], widths)
+
+
+# `cellgate why`: why a unit is in or out of rotation, and what happens next.
+
+
+def why_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which unit, of which gate."""
+    add_unit(parser)
+    parser.add_argument(
+        "decoder", metavar="DECODER", nargs="?", help="explain the link from prefiller NAME to this unit"
+    )
+    add_admin(parser)
+
+
+def run_why(args: argparse.Namespace) -> int:
+    """Print the gate's sentences. Raises CommandError."""
+    if args.decoder is None:
+        lines = admin_client.why(args.admin, args.name)
+    else:
+        lines = admin_client.why_link(args.admin, args.name, args.decoder)
+    print(*map(shown, lines), sep="\n")
+    return 0
+
+
+# `cellgate explain`: where a request would go now, and its cost on each unit.
+
+
+_ASKED = {
+    "model": ("NAME", "the requested model; default: any"),
+    "prompt_tokens": ("N", "the length of the prompt, none of it cached"),
+    "session": ("NAME", "the session it belongs to"),
+    "tenant": ("NAME", "the tenant, for fair sharing of the queue"),
+    "priority": ("N", "the priority; lower goes first"),
+    "ttft_ms": ("MS", "the deadline for the first token"),
+}
+
+
+def explain_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is known of the request, and which gate is asked."""
+    for name, (metavar, tells) in _ASKED.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=tells)
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    add_admin(parser)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Print the candidates. Raises CommandError."""
+    asked = {name: getattr(args, name) for name in _ASKED}
+    found = admin_client.explain(args.admin, {name: value for name, value in asked.items() if value})
+    print(json.dumps(found, indent=2) if args.json else explain_text(found))
+    return 0
+
+
+# `cellgate drain` and `cellgate undrain`: a unit, all units of a cell, or the unit that is missed least.
+
+
+_DONE = {
+    "drain": "drained: no new requests, those in flight finish",
+    "undrain": "no longer drained: gets requests as soon as its verdict allows",
+}
+
+
+def drain_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which unit or cell, of which gate."""
+    whom = parser.add_mutually_exclusive_group(required=True)
+    whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
+    whom.add_argument("--cell", metavar="NAME", help="all units of this cell")
+    if parser.prog.endswith(" drain"):
+        least = "the unit whose prefix cache is missed least, before there is one unit less"
+        whom.add_argument("--least-valued", action="store_true", help=least)
+        parser.add_argument("--model", metavar="NAME", help="with --least-valued: of the units of this model")
+    add_admin(parser)
+
+
+def run_drain(args: argparse.Namespace) -> int:
+    """Do it. Raises CommandError."""
+    drained = args.command == "drain"
+    if getattr(args, "least_valued", False):
+        whom = admin_client.drain_least_valued(args.admin, args.model)
+    elif args.cell is None:
+        admin_client.set_drain(args.admin, args.name, drained=drained)
+        whom = args.name
+    else:
+        units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
+        whom = f"cell {args.cell} ({', '.join(units)})"
+    print(f"{whom}: {_DONE[args.command]}")
+    return 0
+
+
+# `cellgate pause`, `resume`, `sleep` and `wake`: what the engine of a unit is told to do (docs/hold.md).
+
+
+_CONDUCTED = {
+    "pause": "drained and paused (mode {mode}); cellgate resume {unit} lets it go on",
+    "sleep": "drained and asleep (mode {mode}); cellgate wake {unit} wakes it",
+    "resume": "resumed and undrained; it gets requests once a canary has passed",
+    "wake": "awake and undrained; it gets requests once a canary has passed",
+}
+
+
+def engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which unit, of which gate; what becomes of its requests."""
+    add_unit(parser)
+    if parser.prog.endswith((" pause", " sleep")):
+        parser.add_argument("--mode", metavar="MODE", help="what becomes of its requests: wait, abort, keep")
+    add_admin(parser)
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    """Have the engine do it. Raises CommandError."""
+    mode = admin_client.conduct(args.admin, args.name, args.command, getattr(args, "mode", None))
+    print(f"{args.name}: " + _CONDUCTED[args.command].format(unit=args.name, mode=mode))
+    return 0
+
+
+# `cellgate reload`: a running gate reads its configuration again, or says what is wrong with it.
+
+
+def reload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which gate."""
+    add_admin(parser)
+
+
+def run_reload(args: argparse.Namespace) -> int:
+    """Do it. Raises ConfigError with every mistake in the configuration, and CommandError."""
+    print(f"configuration read again: {admin_client.reload(args.admin)}")
+    return 0
+
+
+# `cellgate roll`: bring new software to all units, cell by cell, and look at how far that is.
+
+
+ACTIONS = ("status", "start", "pause", "resume", "stop", "undo")
+
+
+def roll_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked of the roll, at which gate."""
+    parser.add_argument("action", choices=ACTIONS, nargs="?", default="status")
+    parser.add_argument("--cells", metavar="A,B", help="start: only these cells, in this order")
+    parser.add_argument("--version", help="start: what each unit must say that it is afterwards")
+    parser.add_argument("--dry-run", action="store_true", help="start: drain and undrain, run no command")
+    parser.add_argument("--json", action="store_true", help="status as JSON")
+    add_admin(parser)
+
+
+def run_roll(args: argparse.Namespace) -> int:
+    """Ask, or show. Raises CommandError."""
+    if args.action == "status":
+        roll = admin_client.roll(args.admin)
+        print(json.dumps(roll, indent=2) if args.json else shown_roll(roll))
+        return 0
+    asked = {"cells": args.cells, "version": args.version, "dry_run": "1" if args.dry_run else None}
+    admin_client.order_roll(args.admin, args.action, {key: value for key, value in asked.items() if value})
+    print(f"{args.action}: asked; see cellgate roll")
+    return 0
+
+
+def shown_roll(roll: dict[str, Any] | None) -> str:
+    """The roll in a table."""
+    if roll is None:
+        return "no roll: start one with cellgate roll start"
+    rows = [["UNIT", "CELL", "PHASE", "FOR", "WHY"]]
+    for each in roll["units"]:
+        phase = f"{each['phase']}, back" if each["back"] else each["phase"]
+        since = "" if each["for_s"] is None else f"{each['for_s']:.0f} s"
+        rows.append([each["unit"], each["cell"], phase, since, each["reason"]])
+    done = sum(each["phase"] == "done" for each in roll["units"])
+    head = f"roll {roll['id']} is {roll['status']}: {done} of {len(roll['units'])} units done, "
+    head += f"{roll['running_s']:.0f} s since it began, conducted by {roll['conducted_by'] or 'no gate'}"
+    return "\n".join([head, *([roll["reason"]] if roll["reason"] else []), table(rows)])
+
+
+# `cellgate events`: what happened to units, and what happens from now on.
+
+
+AGAIN_AFTER_S = 1.0
+"""When a gate is replaced, its stream ends, and its successor has another one."""
+
+
+def events_arguments(parser: argparse.ArgumentParser) -> None:
+    """Once or on and on, in which form, of which gate."""
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_admin(parser)
+
+
+def run_events(args: argparse.Namespace) -> int:
+    """Print the last events, oldest first. Raises CommandError."""
+    write: Callable[[Mapping[str, Any]], str] = json.dumps if args.json else _line
+    if not args.follow:
+        print(*(f"{write(event)}\n" for event in admin_client.events(args.admin)), sep="", end="")
+        return 0
+    with suppress(KeyboardInterrupt):
+        _follow(args.admin, write)
+    return 0
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    return shown(f"{event['time']}  {event['line']}")
+
+
+def _follow(admin: Address, write: Callable[[Mapping[str, Any]], str]) -> None:
+    """Print each event once, also where it comes between the list and the stream."""
+    last = ""
+    while True:
+        with admin_client.followed(admin) as coming:
+            for event in chain(admin_client.events(admin), coming):
+                last = _print_new(event, last, write)
+        time.sleep(AGAIN_AFTER_S)
+
+
+def _print_new(event: Mapping[str, Any], last: str, write: Callable[[Mapping[str, Any]], str]) -> str:
+    """The place of the last event printed: its time and number, which grow."""
+    place = f"{event['time']} {event['id']:012}"
+    if place > last:
+        print(write(event), flush=True)
+    return max(place, last)
+
+
+# `cellgate poison`: the prompts that are refused, and how to allow them again.
+
+
+def poison_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is done, about which prompt, at which gate."""
+    parser.add_argument("action", choices=["clear"], nargs="?", help="stop refusing them")
+    parser.add_argument("fingerprint", metavar="FINGERPRINT", nargs="?", help="only this one")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    add_admin(parser)
+
+
+def run_poison(args: argparse.Namespace) -> int:
+    """List or clear. Raises CommandError."""
+    if args.action == "clear":
+        cleared = admin_client.clear_poison(args.admin, args.fingerprint)
+        lines = [f"{name}: no longer refused" for name in cleared] or ["no prompt is refused"]
+        print(*lines, sep="\n")
+        return 0
+    found = admin_client.poison(args.admin)
+    print(json.dumps(found, indent=2) if args.json else poison_table(found))
+    return 0

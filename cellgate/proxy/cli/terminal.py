@@ -1,0 +1,271 @@
+"""Why a command did not work."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, get_args
+
+from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.config.settings import Address, LogFormat, Settings
+from cellgate.proxy.observe.text import duration
+from cellgate.router.nouns import Fleet
+
+
+class CommandError(Exception):
+    """A command did not work. `str()` is one line that says what to do."""
+
+
+# A parser of arguments that says in one line what is wrong, and what to do.
+
+
+WRONG = 2
+"""The exit code of a wrong command, and of a wrong configuration."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Takes flags by their whole names alone; exits with `WRONG` and one line."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """The line: what is wrong, what was probably meant, and where to read on."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        hint = near(unknown[1], flags) if unknown else ""
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        hint = near(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else hint
+        self.exit(WRONG, f"{self.prog}: {' '.join(message.split())}{hint}; see: {self.prog} --help\n")
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, where one of those known is near."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+# Flags that several commands have: those that make settings, and where the gate's admin port is.
+
+
+ADMIN = Settings(fleet=Fleet()).admin
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The flags that make settings; without one, the file decides, and without a file the default."""
+    from cellgate.policies import POLICIES  # Late: commands that talk to a gate do not need them.
+
+    add = parser.add_argument
+    add("--workers", metavar="N", type=_number, help="the number of processes that serve clients")
+    add("--listen", metavar="HOST:PORT", help="the address for requests")
+    add("--admin", metavar="HOST:PORT", help="the address of the admin port")
+    told = "a unit; can be repeated; replaces the cells of the file"
+    add("--unit", metavar="[NAME=]URL", action="append", default=[], help=told)
+    add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
+    add("--redis", metavar="URL", help="the Redis that gates share (docs/redis.md)")
+    add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
+
+
+def overrides(args: argparse.Namespace) -> Overrides:
+    """What these flags say."""
+    return Overrides(
+        args.listen,
+        args.admin,
+        tuple(args.unit),
+        args.policy,
+        args.access_log,
+        redis=args.redis,
+        workers=args.workers,
+        on_terminal=sys.stdout.isatty(),
+    )
+
+
+def add_admin(parser: argparse.ArgumentParser) -> None:
+    """Which gate is asked."""
+    told = f"the admin port of the gate; default: {ADMIN}"
+    parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=ADMIN, help=told)
+
+
+def add_unit(parser: argparse.ArgumentParser) -> None:
+    """Which unit is meant."""
+    parser.add_argument("name", metavar="NAME", help="the name of the unit")
+
+
+def _number(text: str) -> int | str:
+    """A number where it is one; what is wrong with anything else is said as of the file."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+def _address(text: str) -> Address:
+    from cellgate.proxy.config.checks import (
+        MisfitError,
+        address,  # Late, as above.
+    )
+
+    try:
+        return address(text)
+    except MisfitError as error:
+        raise argparse.ArgumentTypeError(f"expected {error.expected}, found {text!r}") from None
+
+
+# Tables of text that commands print, from the configuration or from the admin port.
+
+
+_TERMS = ("total", "queue", "prefill", "decode", "beside")
+_OTHERS = ("kv", "seat", "line", "evict", "shared", "error", "doubt", "far", "latency")
+
+
+def fleet_table(fleet: Fleet) -> str:
+    """The units as configured, one a line."""
+    head = ("UNIT", "CELL", "URL", "WEIGHT", "MAX IN FLIGHT", "MODELS", "NODES")
+    rows = (
+        (
+            unit.name,
+            unit.cell,
+            unit.url,
+            f"{unit.weight:g}, cell {fleet.cell(unit.cell).weight:g}",
+            str(unit.max_in_flight),
+            ", ".join(unit.models) or "asked of the unit",
+            ", ".join(f"{node.name} ({node.role.value})" for node in unit.nodes),
+        )
+        for unit in fleet.units
+    )
+    return table([head, *rows])
+
+
+def units_table(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> str:
+    """The units of a running gate (`GET /units`), one a line."""
+    return table(unit_rows(units, wide=wide))
+
+
+def unit_rows(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> list[list[str]]:
+    """The head, and a row for each; `wide`: with all that helps to compare units."""
+    head = ["UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING"]
+    more = ["ROLE", "WEIGHT", "KV", "PREFILL", "QUEUED", "ENGINE", "MODELS", "URL"] if wide else []
+    return [
+        [*head, *more, "REASON"],
+        *([*_unit_row(unit), *(_wide_row(unit) if wide else ()), str(unit["reason"])] for unit in units),
+    ]
+
+
+def _unit_row(unit: Mapping[str, Any]) -> list[str]:
+    return [
+        str(unit["name"]),
+        str(unit["cell"]),
+        verdict(unit),
+        duration(unit["since_s"]),
+        f"{unit['in_flight']} of {unit['max_in_flight']}",
+        f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
+    ]
+
+
+def _wide_row(unit: Mapping[str, Any]) -> list[str]:
+    load, routing = unit["load"] or {}, unit["routing"]
+    return [
+        str(unit["role"]),
+        f"{unit['weight']:g}",
+        "-" if load.get("kv_use") is None else f"{load['kv_use']:.0%}",
+        f"{routing['prefill_tokens_s']:,.0f} tokens/s" if routing["prefill_samples"] else "-",
+        f"{routing['queued_tokens']:,} tokens",
+        str(unit["build"]["version"] or "-"),
+        ", ".join(unit["models"]) or "-",
+        str(unit["url"]),
+    ]
+
+
+def explain_text(found: Mapping[str, Any]) -> str:
+    """Where a request would go (`GET /explain`): the outcome in a line, units in their rank, and notes."""
+    head = (
+        "UNIT",
+        "CELL",
+        "TOTAL",
+        "QUEUE",
+        "PREFILL",
+        "DECODE",
+        "BESIDE",
+        "OTHER",
+        "IN FLIGHT",
+        "NOTE",
+    )
+    rows = (
+        (
+            str(unit["unit"]),
+            str(unit["cell"]),
+            *(_seconds(unit["cost"][f"{name}_s"]) for name in _TERMS),
+            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _OTHERS)),
+            f"{unit['in_flight']} of {unit['places']}",
+            _note(unit),
+        )
+        for unit in found["units"]
+    )
+    wait = f" for about {_seconds(found['wait_s'])}" if found.get("wait_s") is not None else ""
+    outcome = f"{found['decision']}{wait}: {found['reason']} (policy {found['policy']})"
+    return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"])])
+
+
+def _note(unit: Mapping[str, Any]) -> str:
+    """Notes on a unit: why it is out, or that it has no room; and which values are estimates."""
+    words = [str(unit["why_not"])] if unit["why_not"] else [] if unit["has_room"] else ["no room"]
+    if (split := unit.get("split")) and split["pays"]:
+        words.append(
+            f"{split['prefiller']} computes the prompt: {_seconds(split['prefill_s'])}, transfer "
+            f"{_seconds(split['transfer_s'])}, rest {_seconds(split['decode_s'])}"
+        )
+    if unit["guessed"]:
+        words.append(f"guessed: {', '.join(unit['guessed'])}")
+    return "; ".join(words)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
+
+
+def verdict(unit: Mapping[str, Any]) -> str:
+    """The verdict, and what else decides how many requests go there."""
+    words = ("drained", "restart_suspected", "degraded", "odd_answers")
+    beside = [word.replace("_", " ") for word in words if unit[word]]
+    hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
+    links = [
+        f"link {link['prefiller']} to {link['decoder']} avoided" for link in unit["links"] if link["avoided"]
+    ]
+    return ", ".join([str(unit["verdict"]), *hold, *beside, *links])
+
+
+def poison_table(found: Mapping[str, Any]) -> str:
+    """The prompts that are refused, one a line."""
+    if not found["bans"]:
+        return "no prompt is refused"
+    head = ("FINGERPRINT", "MODEL", "ENDED", "AGE", "LEFT", "TOLD BY")
+    rows = (
+        (
+            str(ban["fingerprint"]),
+            str(ban["model"]),
+            ", ".join(ban["units"]),
+            duration(ban["age_s"]),
+            duration(ban["left_s"]),
+            str(ban["gate"] or "this gate"),
+        )
+        for ban in found["bans"]
+    )
+    return table((head, *rows))
+
+
+def shown(text: str) -> str:
+    """The text on one line; what could move a terminal's cursor is shown as '?'."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as columns, as wide as they need to be."""
+    return "\n".join(columns(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def columns(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    """A line for each row; a text that is wider than its column moves those after it."""
+    return [
+        "  ".join(shown(text).ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,314 @@
+"""What is configured about recovery and rolls: keys, what they have to be, and what is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from cellgate.proxy.config import checks
+from cellgate.proxy.config.action_settings import (
+    ACTION_PACKAGES,
+    UNIT,
+    AlbTarget,
+    CallWebhook,
+    LeasePlace,
+    Remedy,
+    ReplacePods,
+    ReplaceTasks,
+    RestartService,
+    RollPolicy,
+    RunCommand,
+    SetImage,
+    UnitAction,
+)
+from cellgate.proxy.config.checks import MisfitError, word, words
+from cellgate.proxy.config.units import Keys, section
+from cellgate.proxy.config.yaml_file import Problem
+
+# What may be configured about actions on units: keys, and the checks of their values.
+
+
+_LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
+_IMAGE = SetImage("")
+_PODS = ReplacePods()
+_TASKS = ReplaceTasks("")
+
+
+def program(found: object) -> tuple[str, ...]:
+    """A command as a list of words, the first of them a program that can be run now."""
+    expected = "a command as a list of words, such as [/usr/local/bin/recover, --now]"
+    if isinstance(found, str):
+        raise MisfitError(expected, f"did you mean [{', '.join(found.split())}]? There is no shell")
+    if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
+        raise MisfitError(
+            expected,
+            "put each word that is not a string in quotes" if isinstance(found, list) and found else "",
+        )
+    if any("\0" in word for word in found) or shutil.which(found[0]) is None:
+        raise MisfitError("an executable program", found=repr(found[0]))
+    return tuple(found)
+
+
+def webhook_url(found: object) -> str:
+    """The URL of a webhook: https, or http on this machine."""
+    url = checks.page(found)
+    if url.startswith("https://") or _LOOPBACK.match(url):
+        return url
+    raise MisfitError("https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?")
+
+
+def run_command(found: object) -> RunCommand:
+    """A command for a unit."""
+    return RunCommand(program(found))
+
+
+def call_webhook(found: object) -> CallWebhook:
+    """A webhook whose secret is not known yet."""
+    return CallWebhook(webhook_url(found))
+
+
+def unit_selector(found: object) -> str:
+    """Labels that choose the pods of one unit."""
+    if isinstance(found, str) and UNIT in found and re.fullmatch(r"[!-~]{1,512}", found):
+        return found
+    raise MisfitError(f"labels with {UNIT} for the unit's name, such as app=llama,unit={UNIT}")
+
+
+def systemd_service(found: object) -> RestartService:
+    """A service of this machine, each unit its own."""
+    if isinstance(found, str) and UNIT in found and re.fullmatch(r"[A-Za-z0-9:_.@\\{}-]{1,200}", found):
+        if shutil.which("systemctl") is None:
+            raise ValueError("requires systemctl, which is not on this machine")
+        return RestartService(found)
+    raise MisfitError(f"the name of a service with {UNIT} for the unit's name, such as vllm@{UNIT}")
+
+
+def installed(key: str, kind: str) -> None:
+    """Raises ValueError when the package for actions of this kind is not installed; `key` asks for it."""
+    package, extra = ACTION_PACKAGES.get(kind, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        needed = f"requires a package that is not installed: pip install 'cellgate[{extra}]'"
+        raise ValueError(f"{key} {needed}")
+
+
+class TasksKeys(Keys):
+    """Which tasks of Amazon ECS."""
+
+    cluster: Annotated[str, PlainValidator(word("the name or ARN of a cluster"))]
+    services: Annotated[tuple[str, ...], PlainValidator(words("a list of service names"))] = _TASKS.services
+    region: Annotated[str, PlainValidator(word("the name of a region"))] = _TASKS.region
+
+
+class ImageKeys(Keys):
+    """Which image the group of a LeaderWorkerSet gets, and which one back."""
+
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _IMAGE.namespace
+    image: Annotated[str, PlainValidator(word("the name of an image"))]
+    undo_image: Annotated[str, PlainValidator(word("the name of an image"))] = ""
+    container: Annotated[str, PlainValidator(word("the name of a container"))] = _IMAGE.container
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _IMAGE.kubeconfig
+
+    def images(self) -> tuple[SetImage, SetImage | None]:
+        """The way there, and the way back, if there is one."""
+        there = SetImage(self.image, self.namespace, self.container, self.kubeconfig)
+        return there, dataclasses.replace(there, image=self.undo_image) if self.undo_image else None
+
+
+class PodsKeys(Keys):
+    """Which pods of a unit go, and how."""
+
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _PODS.namespace
+    selector: Annotated[str, PlainValidator(unit_selector)] = _PODS.selector
+    evict: Annotated[bool, PlainValidator(checks.flag)] = _PODS.evict
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _PODS.kubeconfig
+
+
+SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
+
+_REMEDY_GIVEN = Remedy("", RunCommand(()))
+
+
+def log_file(found: object) -> str:
+    """The name of a file that can be appended to, or made."""
+    if not isinstance(found, str) or not found:
+        raise MisfitError("a file name")
+    path = Path(found)
+    is_other = path.exists() and not path.is_file()
+    if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise MisfitError("a writable file in an existing directory", found=repr(found))
+    return found
+
+
+_LEASES = LeasePlace()
+_ROLL = RollPolicy(RunCommand(()), audit="")
+ROLL_WAYS = ("command", "kubernetes", "ecs")
+"""Keys of a roll of which there has to be exactly one."""
+
+
+class RollKeys(Keys):
+    """How units get new software."""
+
+    command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    kubernetes: Annotated[ImageKeys | None, PlainValidator(ImageKeys.model_validate)] = None
+    ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
+    undo: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    audit: Annotated[str, PlainValidator(log_file)]
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.timeout_s
+    parallel: Annotated[int, PlainValidator(checks.count)] = _ROLL.parallel
+    max_unavailable: Annotated[int, PlainValidator(checks.count)] = _ROLL.max_unavailable
+    drain_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.drain_s
+    start_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.start_s
+    soak_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.soak_s
+    max_errors: Annotated[float, PlainValidator(checks.share)] = _ROLL.max_errors
+    max_degraded: Annotated[float, PlainValidator(checks.share)] = _ROLL.max_degraded
+
+
+WAYS = ("command", "webhook", "kubernetes", "ecs", "systemd")
+"""Keys of a remedy of which there has to be exactly one."""
+
+
+class LeaseKeys(Keys):
+    """Where gates without Redis agree on who acts."""
+
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _LEASES.namespace
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _LEASES.kubeconfig
+
+
+class RecoveryKeys(Keys):
+    """What is done about units of a cell that stay DOWN. `secret_file` is read here."""
+
+    command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
+    webhook: Annotated[CallWebhook | None, PlainValidator(call_webhook)] = None
+    kubernetes: Annotated[ReplacePods | None, section(ReplacePods, PodsKeys)] = None
+    ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
+    systemd: Annotated[RestartService | None, PlainValidator(systemd_service)] = None
+    secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    audit: Annotated[str, PlainValidator(log_file)]
+    after_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.after_s
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.timeout_s
+    max_parallel: Annotated[int, PlainValidator(checks.count)] = _REMEDY_GIVEN.max_parallel
+    max_share: Annotated[float, PlainValidator(checks.share)] = _REMEDY_GIVEN.max_share
+    attempts: Annotated[int, PlainValidator(checks.count)] = _REMEDY_GIVEN.attempts
+    backoff_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.backoff_s
+    dry_run: Annotated[bool, PlainValidator(checks.flag)] = _REMEDY_GIVEN.dry_run
+
+
+def remedy(found: object) -> Remedy:
+    """The remedy that a mapping makes: exactly one way to act."""
+    keys = RecoveryKeys.model_validate(found)
+    action: UnitAction = _only_one(keys, WAYS)
+    if keys.secret_file is not None:
+        if not isinstance(action, CallWebhook):
+            raise ValueError(f"secret_file signs webhooks: {action.kind} does not take it")
+        action = replace(action, secret=keys.secret_file)
+    installed(action.kind, action.kind)
+    return Remedy(action=action, **_without(keys, "secret_file", *WAYS))
+
+
+def roll_policy(found: object) -> RollPolicy:
+    """The policy that a mapping makes: exactly one way to act, and one back."""
+    keys = RollKeys.model_validate(found)
+    way = _only_one(keys, ROLL_WAYS)
+    undo: UnitAction | None = keys.undo
+    action: UnitAction = way
+    if isinstance(way, ImageKeys):
+        if undo is not None:
+            raise ValueError("undo is a command: kubernetes takes undo_image instead")
+        action, undo = way.images()
+    elif isinstance(way, ReplaceTasks):
+        action = replace(way, deploy=True)
+    installed(action.kind, action.kind)
+    return RollPolicy(action=action, undo=undo, **_without(keys, "undo", *ROLL_WAYS))
+
+
+def lease_place(found: object) -> LeasePlace:
+    """Where Leases are."""
+    keys = LeaseKeys.model_validate(found)
+    installed("leases", "kubernetes")
+    return LeasePlace(**dict(keys))
+
+
+def _only_one(keys: Keys, ways: Sequence[str]) -> Any:
+    given = {key: way for key in ways if (way := getattr(keys, key)) is not None}
+    if len(given) != 1:
+        raise MisfitError(f"one of {', '.join(ways)}", found=" and ".join(given) or "none")
+    [way] = given.values()
+    return way
+
+
+def _without(keys: Keys, *names: str) -> dict[str, Any]:
+    return {key: value for key, value in keys if key not in names}
+
+
+class _Cell(Protocol):
+    """What is read of a cell here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def recovery(self) -> Remedy | None: ...
+
+
+def remedies(cells: Sequence[_Cell], secret: str) -> dict[str, Remedy]:
+    """Remedies by cell; webhooks without a secret of their own are signed with `secret`."""
+    found = {cell.name: cell.recovery for cell in cells if cell.recovery is not None}
+    return {cell: _signed(remedy, secret) for cell, remedy in found.items()}
+
+
+def _signed(remedy: Remedy, secret: str) -> Remedy:
+    match remedy.action:
+        case CallWebhook(secret="") as unsigned:
+            return replace(remedy, action=replace(unsigned, secret=secret))
+    return remedy
+
+
+def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
+    """Webhooks without a secret, whose calls could be forged."""
+    for index, cell in enumerate(cells):
+        action = cell.recovery.action if cell.recovery is not None else None
+        if isinstance(action, CallWebhook) and not (action.secret or secret):
+            needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"
+            yield ("cells", index, "recovery"), needed
+
+
+# Keys about the weight of a target group at AWS's Application Load Balancer, and what they have to be.
+
+
+WEIGHT_MAX = 999
+"""The API's limit."""
+_TARGET_GIVEN = AlbTarget("", "")
+
+
+def _bounded(weight: int) -> int:
+    if weight > WEIGHT_MAX:
+        raise ValueError(f"is {weight}, and a load balancer takes 1 to {WEIGHT_MAX}")
+    return weight
+
+
+class AlbKeys(Keys):
+    """Where the weight of this gate is set."""
+
+    rule: Annotated[str, PlainValidator(word("the ARN of a rule or a listener"))]
+    target_group: Annotated[str, PlainValidator(word("the ARN of a target group"))]
+    weight: Annotated[int, PlainValidator(checks.count), AfterValidator(_bounded)] = _TARGET_GIVEN.weight
+    region: Annotated[str, PlainValidator(word("the name of a region"))] = _TARGET_GIVEN.region
+
+
+def alb_target(found: object) -> AlbTarget:
+    """The target that a mapping makes."""
+    keys = AlbKeys.model_validate(found)
+    if not re.match(r"arn:\S+:listener(-rule)?/app/", keys.rule):
+        raise ValueError(f"rule is {keys.rule!r}, not the ARN of a rule or a listener of an ALB")
+    if ":targetgroup/" not in keys.target_group:
+        raise ValueError(f"target_group is {keys.target_group!r}, not the ARN of a target group")
+    installed("alb", "ecs")
+    return AlbTarget(**dict(keys))

@@ -1,0 +1,522 @@
+"""Checks of single values of a configuration.
+
+Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises MisfitError. YAML's own
+surprises (a bare `off` is false, `name: 1` is a number) are met here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import get_args
+
+from cellgate.policies import POLICIES
+from cellgate.proxy.config.settings import (
+    KIB,
+    MIB,
+    Address,
+    GuardrailAnswer,
+    GuardrailFail,
+    LogFormat,
+    OnRevoke,
+    Peers,
+    PerUnit,
+    ShownTo,
+    Tls,
+)
+from cellgate.router.nouns import Role, ServingRole, Transfer
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(:(?P<port>\d{{1,5}}))?/?", re.IGNORECASE | re.ASCII)
+_PAGE = re.compile(r"(?P<root>[^/?#]*//[^/?#]*)(?P<target>/[!-~]*)?", re.ASCII)
+_ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
+_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
+_SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LARGEST = 1e12
+"""No sensible number is larger; keeps infinities and overflows out."""
+
+
+class MisfitError(ValueError):
+    """A value is not what it has to be. `found` replaces a value that must not be shown as it is."""
+
+    def __init__(self, expected: str, hint: str = "", found: str = "") -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.hint = hint
+        self.found = found
+
+
+def did_you_mean(word: object, choices: Collection[str]) -> str:
+    """The hint that names the choice nearest to `word`; empty if none is near."""
+    near = difflib.get_close_matches(str(word), choices, n=1)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+# Numbers.
+
+
+def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], float]:
+    def check(found: object) -> float:
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise MisfitError(expected, _number_hint(found))
+        if not (abs(found) <= _LARGEST and fits(found)):
+            raise MisfitError(expected)
+        return float(found)
+
+    return check
+
+
+def _whole(expected: str, least: int) -> Callable[[object], int]:
+    def check(found: object) -> int:
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= _LARGEST:
+            raise MisfitError(expected, _number_hint(found))
+        return found
+
+    return check
+
+
+def _number_hint(found: object) -> str:
+    """What a text that holds a number, or a time with its unit, probably means."""
+    match = re.fullmatch(r"([\d.]+) ?(ms|s|m|h)?", str(found)) if isinstance(found, str) else None
+    if match is None or match[1].count(".") > 1:
+        return ""
+    if match[2] is None:
+        return "leave the quotes out"
+    return f"did you mean {float(match[1]) * _SECONDS[match[2]]:g}? Times are in seconds"
+
+
+seconds = _number("a number of seconds above 0", lambda number: number > 0)
+seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >= 0)
+share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
+ratio = _number("a ratio above 1", lambda number: number > 1)
+weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
+rate = _number("a number a second, 0 or more", lambda number: number >= 0)
+count = _whole("a whole number from 1", 1)
+count_or_0 = _whole("a whole number from 0", 0)
+
+
+def size(found: object) -> int:
+    """Bytes, as a whole number or as '64MiB'."""
+    if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= _LARGEST:
+        return found
+    match = _SIZE.fullmatch(found) if isinstance(found, str) else None
+    if match and int(match[1]) > 0:
+        return int(match[1]) * _SIZE_UNITS[match[2]]
+    raise MisfitError("a size: bytes as a whole number, or a string like 64MiB", _size_hint(str(found)))
+
+
+def _size_hint(text: str) -> str:
+    near = re.fullmatch(r"([1-9]\d*) ?([kmg])i?b?", text, re.IGNORECASE | re.ASCII)
+    return f"did you mean '{near[1]}{near[2].upper()}iB'?" if near else ""
+
+
+def version(found: object) -> int:
+    """The form of the configuration: there is one so far."""
+    if found == 1 and not isinstance(found, bool):
+        return 1
+    raise MisfitError("version 1 of the configuration, the only one that this gate knows")
+
+
+# Words.
+
+
+def text(found: object) -> str:
+    """A text that is looked at only where it is used. Never shown: it may hold a password."""
+    if not isinstance(found, str):
+        raise MisfitError("a string")
+    return found
+
+
+def header(found: object) -> str:
+    """The name of a header line; lower case is what is compared."""
+    if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found):
+        raise MisfitError("a header name, such as x-session-id")
+    return found.lower()
+
+
+def flag(found: object) -> bool:
+    """True or false, as YAML has them."""
+    if not isinstance(found, bool):
+        raise MisfitError("true or false")
+    return found
+
+
+def choice(what: str, found: object, choices: Collection[str]) -> str:
+    """One of `choices`; `what` says of what kind they are."""
+    if not isinstance(found, str) or found not in choices:
+        raise MisfitError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
+    return found
+
+
+def policy(found: object) -> str:
+    """The name of a policy."""
+    return choice("a policy", found, sorted(POLICIES))
+
+
+def role(found: object) -> Role:
+    """The role of a node."""
+    return Role(choice("a role", found, [role.value for role in Role]))
+
+
+def serving_role(found: object) -> str:
+    """What a unit does for requests."""
+    return choice("a role", found, get_args(ServingRole))
+
+
+def transfer(found: object) -> str:
+    """How units of a cell pass KV blocks to each other."""
+    return choice("a transfer", found, get_args(Transfer))
+
+
+def log_format(found: object) -> str:
+    """The format of the access log. YAML reads a bare `off` as false."""
+    return choice("a format", "off" if found is False else found, get_args(LogFormat))
+
+
+def on_revoke(found: object) -> str:
+    """What becomes of requests in flight whose key is revoked."""
+    return choice("what to do", found, get_args(OnRevoke))
+
+
+def per_unit(found: object) -> str:
+    """What /metrics shows of each unit."""
+    return choice("what to show of each unit", found, get_args(PerUnit))
+
+
+def name(found: object) -> str:
+    """A name that can stand in a URL, a label and a log line."""
+    if isinstance(found, str) and _NAME.fullmatch(found):
+        return found
+    hint = "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes"
+    raise MisfitError("a name of at most 128 letters, digits, '.', '_' and '-'", hint)
+
+
+def models(found: object) -> tuple[str, ...]:
+    """The names of models, none twice."""
+    if not isinstance(found, list) or not all(isinstance(model, str) and model for model in found):
+        raise MisfitError(
+            "a list of model names", f"did you mean [{found}]?" if isinstance(found, str) else ""
+        )
+    if len(set(found)) != len(found):
+        raise ValueError(f"duplicate model in {', '.join(map(repr, found))}")
+    return tuple(found)
+
+
+def place(found: object) -> tuple[str, ...]:
+    """Where a node stands: the names of layers, from the widest to the narrowest."""
+    if isinstance(found, list) and found and all(isinstance(layer, str) and layer for layer in found):
+        return tuple(found)
+    raise MisfitError("a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]")
+
+
+# Places.
+
+
+def _is_host(host: str) -> bool:
+    """Whether a host that looks like an IP address is one; names are the resolver's business."""
+    if not host.startswith("[") and not re.fullmatch(r"[\d.]+", host):
+        return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host.strip("[]")))
+    return False
+
+
+def address(found: object) -> Address:
+    """HOST:PORT to listen on, port 0 to let the system choose."""
+    match = _ADDRESS.fullmatch(found) if isinstance(found, str) else None
+    if match and _is_host(match["host"]) and int(match["port"]) < 65536:
+        return Address(match["host"].strip("[]"), int(match["port"]))
+    port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
+    hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
+    raise MisfitError("HOST:PORT, with an IPv6 host in brackets", hint)
+
+
+def port(found: object) -> int:
+    """A port of TCP."""
+    if type(found) is int and 0 < found < 65536:
+        return found
+    raise MisfitError("a port from 1 to 65535")
+
+
+def redis_username(found: object) -> str:
+    """The name of a user in Redis' access control list."""
+    if isinstance(found, str) and re.fullmatch(r"[!-~]+", found):
+        return found
+    raise MisfitError("a user name of visible ASCII characters")
+
+
+def redis_prefix(found: object) -> str:
+    """What keys begin with; what means something in a pattern of Redis' access control stays out."""
+    if isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9._:/-]{1,64}", found):
+        return found
+    raise MisfitError("a prefix of at most 64 letters, digits, '.', '_', ':', '/' and '-'")
+
+
+def networks(found: object) -> tuple[str, ...]:
+    """Networks, each like 10.0.0.0/8 or a single address."""
+    if isinstance(found, list) and all(isinstance(network, str) for network in found):
+        with contextlib.suppress(ValueError):
+            Peers(found)
+            return tuple(found)
+    raise MisfitError("a list of networks like 10.0.0.0/8")
+
+
+def target(found: object) -> str:
+    """HOST:PORT to connect to."""
+    listening = address(found)
+    if listening.port == 0:
+        raise MisfitError("HOST:PORT with a port from 1 to 65535")
+    return str(listening)
+
+
+def page(found: object) -> str:
+    """A page of a server: its root and a path, which may have a query."""
+    expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH"
+    if not isinstance(found, str):
+        raise MisfitError(expected)
+    if "@" in found.partition("?")[0]:
+        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+    match = _PAGE.fullmatch(found)
+    root = _root(match["root"]) if match else None
+    if match is None or root is None:
+        raise MisfitError(expected)
+    if match["target"] is None:
+        raise MisfitError(expected, f"add the path, such as '{root}/health' or '{root}/metrics'")
+    return root + match["target"]
+
+
+def otlp_traces(found: object) -> str:
+    """Where a collector takes spans by OTLP over HTTP."""
+    return _otlp(found, "/v1/traces")
+
+
+def otlp_metrics(found: object) -> str:
+    """Where a collector takes metrics by OTLP over HTTP."""
+    return _otlp(found, "/v1/metrics")
+
+
+def _otlp(found: object, path: str) -> str:
+    if isinstance(found, str) and (root := _root(found)):
+        expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH of a collector"
+        raise MisfitError(expected, f"did you mean '{root}{path}'?")
+    return page(found)
+
+
+def url(found: object) -> str:
+    """The root of a unit's API, without a trailing slash."""
+    expected = "http://HOST:PORT or https://HOST:PORT without a path"
+    if not isinstance(found, str):
+        raise MisfitError(expected)
+    if "@" in found:
+        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+    root = _root(found)
+    if root is None:
+        raise MisfitError(expected, _url_hint(found))
+    return root
+
+
+def zmq_endpoint(found: object) -> str:
+    """Where an engine has bound a socket of ZeroMQ."""
+    host_port = found.removeprefix("tcp://") if isinstance(found, str) else ""
+    if not isinstance(found, str) or host_port == found:
+        raise MisfitError("tcp://HOST:PORT")
+    return f"tcp://{target(host_port)}"
+
+
+def kv_source(found: object) -> str:
+    """The engine whose KV events they are."""
+    return choice("an engine", found, ("vllm", "sglang"))
+
+
+def _root(text: str) -> str | None:
+    """The URL as the gate keeps it, or None if it is more or less than a root."""
+    match = _URL.fullmatch(text)
+    if match is None or not _is_host(match["host"]) or not 0 < int(match["port"] or 80) < 65536:
+        return None
+    port = f":{match['port']}" if match["port"] else ""
+    return f"{match['scheme'].lower()}://{match['host'].lower()}{port}"
+
+
+def _url_hint(text: str) -> str:
+    """What `text` probably means: the same with a scheme, and without a path such as /v1 or a query."""
+    scheme, _, rest = (text if "://" in text else f"http://{text}").partition("://")
+    authority = re.split("[/?#]", rest)[0]
+    meant = _root(f"{scheme}://{authority}")
+    if meant is None:
+        return ""
+    return f"did you mean '{meant}'?" + (" Requests bring their own path" if authority != rest else "")
+
+
+# Files.
+
+
+def readable_file(found: object) -> str:
+    """The name of a file that can be opened now."""
+    if not isinstance(found, str):
+        raise MisfitError("a file name")
+    try:
+        Path(found).open("rb").close()
+    except (OSError, ValueError) as error:
+        raise MisfitError(
+            "a readable file", found=f"{found!r}: {getattr(error, 'strerror', error)}"
+        ) from None
+    return found
+
+
+def token(text: str) -> str:
+    """A token or API key: what can stand in an Authorization header. It is never shown."""
+    if not re.fullmatch(r"[!-~]+", text.strip()):
+        raise MisfitError(
+            "a token of visible ASCII characters", found="none" if not text.strip() else "other characters"
+        )
+    return text.strip()
+
+
+def token_in_file(found: object) -> str:
+    """The token or API key that a file holds."""
+    return token(Path(readable_file(found)).read_text(encoding="latin-1"))
+
+
+@contextlib.contextmanager
+def pem_errors(expected: str) -> Iterator[None]:
+    """Turns what OpenSSL says of certificate files into MisfitError."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise MisfitError(
+            expected, found=f"a file that OpenSSL refuses ({error.reason or 'not PEM, or encrypted'})"
+        ) from None
+    except OSError as error:
+        raise MisfitError(expected, found=str(error)) from None
+
+
+# Checks of values about what is let in and shown: guardrail, pages of other sites, header lines.
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", re.ASCII)
+
+
+def shown_to(found: object) -> str:
+    """Who gets header lines that tell of the gate's insides."""
+    return choice("who gets them", found, get_args(ShownTo))
+
+
+def guardrail_url(found: object) -> str:
+    """Where a guardrail is asked: a page, or a Unix socket."""
+    if isinstance(found, str) and found.startswith("unix:"):
+        if not re.fullmatch(r"unix:///[!-~]+", found, re.ASCII):
+            raise MisfitError("unix:///PATH of a socket")
+        return found
+    return page(found)
+
+
+def guardrail_answer(found: object) -> str:
+    """How a guardrail sees answers."""
+    # YAML reads a bare off as false.
+    return choice("how it sees answers", "off" if found is False else found, get_args(GuardrailAnswer))
+
+
+def guardrail_fail(found: object) -> str:
+    """What follows without a verdict."""
+    return choice("what follows without a verdict", found, get_args(GuardrailFail))
+
+
+def origins(found: object) -> tuple[str, ...]:
+    """Origins of pages (RFC 6454), or `*` alone."""
+    listed = isinstance(found, list) and bool(found) and all(isinstance(each, str) for each in found)
+    if not listed or not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):  # type: ignore[attr-defined]
+        raise MisfitError('a list of origins like https://app.example.com, without a path, or ["*"]')
+    return tuple(found)  # type: ignore[arg-type]
+
+
+# Checks of names that other systems give: of a namespace, a cluster, a service.
+
+
+def word(expected: str) -> Callable[[object], str]:
+    """The check for a word without spaces."""
+
+    def check(found: object) -> str:
+        if isinstance(found, str) and re.fullmatch(r"[!-~]{1,255}", found):
+            return found
+        raise MisfitError(expected)
+
+    return check
+
+
+def words(expected: str) -> Callable[[object], tuple[str, ...]]:
+    """The check for a list of words."""
+
+    def check(found: object) -> tuple[str, ...]:
+        if isinstance(found, list) and found and all(isinstance(word, str) and word for word in found):
+            return tuple(found)
+        raise MisfitError(expected, f"did you mean [{found}]?" if isinstance(found, str) else "")
+
+    return check
+
+
+# Whether certificate files can be used: at start, and whenever they have changed.
+
+
+PAIRS = (("cert", "key"), ("unit_cert", "unit_key"), ("admin_cert", "admin_key"))
+"""Keys of `tls` that belong together: a certificate and its key."""
+AUTHORITIES = ("ca", "admin_client_ca")
+"""Keys of `tls` that name certificates of authorities."""
+
+
+def check_certificates(tls: Tls) -> None:
+    """A certificate comes with its key, and authorities can be read. Raises ValueError."""
+    for one, other in PAIRS:
+        cert, key = getattr(tls, one), getattr(tls, other)
+        if (cert is None) != (key is None):
+            missing = one if cert is None else other
+            raise ValueError(f"{one} and {other} must be given together: {missing} is missing")
+        if cert is not None:
+            with pem_errors(f"a certificate in {one} and its key in {other}, in PEM format"):
+                # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    for name in AUTHORITIES:
+        if (file := getattr(tls, name)) is not None:
+            with pem_errors(f"CA certificates in {name}, in PEM format"):
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    if tls.admin_client_ca is not None and tls.admin_cert is None:
+        raise ValueError("admin_client_ca needs admin_cert and admin_key: without them the port has no TLS")
+
+
+def files_of(tls: Tls) -> tuple[str, ...]:
+    """All file names."""
+    names = (*(name for pair in PAIRS for name in pair), *AUTHORITIES)
+    return tuple(file for name in names if (file := getattr(tls, name)) is not None)
+
+
+# How much memory this process may use.
+
+
+def quarter_of_memory() -> int:
+    """A quarter of the machine's memory, or of the control group's limit if that is smaller, in bytes."""
+    machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min([machine, *cgroup_limits(Path("/"))]) // 4
+
+
+def cgroup_limits(root: Path) -> Iterator[int]:
+    """The limits in bytes set on our control group and on those it is in (cgroups(7), version 2 and 1)."""
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            mount, limit = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, limit = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = Path(group.lstrip("/"))
+        for level in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):  # Absent at the root; "max" where none is set.
+                yield int((mount / level / limit).read_text())

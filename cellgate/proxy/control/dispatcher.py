@@ -1,0 +1,360 @@
+"""The dispatcher of a control plane in this process: finds units for requests and records their results.
+
+router/ chooses the unit; containment.py does for prompts that may end units.
+"""
+
+from __future__ import annotations
+
+from cellgate.proxy.control.containment import HeldRequest
+from cellgate.proxy.control.explain import header_line
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.request.ports import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
+from cellgate.router.cost_model import Usage
+from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
+from cellgate.router.opinions import Refusing
+from cellgate.router.queue import Ticket
+from cellgate.router.unit_state import Lease, UnitState
+
+COOL_S = 1.0
+"""A unit that answered with an error gets no requests for this long, if there is another."""
+_BUSY = Outcome.BUSY
+
+
+class LocalDispatcher:
+    """The dispatcher of one control plane."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        """Used for room that has appeared, refusals and evidence."""
+        self._board = plane.board
+        self._containment = plane.containment
+        self._router = plane.router
+        self._routing = plane.routing
+        self._answered = plane.scaling.answered.append
+        self._metrics = plane.metrics
+        self._now = plane.now
+
+    # -- units for requests --------------------------------------------------------------------------------
+
+    def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+        """A lease, or why there is none. Pending: the waiter gets the result later, once."""
+        if request.ask.follows is not None:
+            bound = self._bound(request)
+            if isinstance(bound, Failure):
+                return bound
+            request = bound
+        found = Refusal.FULL if request.must_wait else self._pick(request)
+        if isinstance(found, Lease):
+            if request.explain_since:
+                self._explain(found, request)
+            return found
+        if found is Refusal.POISON:
+            return self._containment.failure(request.ask, request.tried)
+        place = self._wait(request, found, waiter)
+        if isinstance(place, Lease):
+            if request.explain_since:
+                self._explain(place, request)
+            return place
+        if not isinstance(place, Refusal):
+            return place
+        return NOT_QUEUED if request.must_wait else self._refused(request, place)
+
+    def acquire_other(self, request: PickRequest, _waiter: Waiter) -> Lease | Refusal:
+        """Another unit for a request whose unit answered with a failure: at once, or not at all."""
+        bound = self._bound(request)
+        if isinstance(bound, Failure):
+            return Refusal.NO_UNIT
+        found = self._pick(bound)
+        if request.explain_since and isinstance(found, Lease):
+            self._explain(found, request)
+        return found
+
+    def paid_retries(self) -> int:
+        """How many requests, in flight or waiting, draw on the retry budget."""
+        return self._board.retries_in_flight + self._router.queue.retries
+
+    def _bound(self, request: PickRequest) -> PickRequest | Failure:
+        """The request, bound to the unit that made the response it follows."""
+        ask = self._plane.stored.bind(request.ask)
+        if isinstance(ask, Failure):
+            if request.units is None:
+                self._plane.on_lost_response(request.ask)
+                return ask
+            # The client has chosen the unit: it knows which one made the response.
+            ask = request.ask._replace(unit=None)
+        return request._replace(ask=ask)
+
+    def _pick(self, request: PickRequest) -> Lease | Refusal:
+        """A unit with room, now."""
+        if request.units is not None:
+            return self._pick_in_order(request, request.units)
+        evicted, retry = request.moved, request.draws
+        if self._containment.watchful:
+            return self._containment.pick(request.ask, request.tried, evicted=evicted, retry=retry)
+        return self._router.pick(request.ask, self._now(), request.tried, evicted=evicted, retry=retry)
+
+    def _pick_in_order(self, request: PickRequest, units: tuple[str | None, ...]) -> Lease | Refusal:
+        found: Lease | Refusal = Refusal.NO_UNIT
+        for unit in units:
+            found = self._pick(request._replace(ask=_placed(request.ask, unit), units=None))
+            if isinstance(found, Lease):
+                break
+        return found
+
+    def _wait(self, request: PickRequest, why: Refusal, waiter: Waiter) -> Lease | Refusal | QueuedRequest:
+        """A place in the queue, if waiting may help; else why not; or a lease on a unit that has room."""
+        ask, tried = request.ask, frozenset(request.tried)
+        if request.units is not None:
+            if why is Refusal.FULL:
+                # The client that chose the unit may choose another one with room instead of waiting.
+                return why
+            ask = _placed(ask, request.units[-1])
+        queue = QueuedRequest(self, request, waiter, self._now())
+        if why is Refusal.HELD:
+            held = self._containment.hold(ask, request.tried, queue.on_result)
+            if held is None:
+                return Refusal.NO_UNIT
+            queue.entry = held
+            return queue
+        # It lost its unit through no fault of its own, or the only unit waits for a canary.
+        moved = request.moved or why is Refusal.UNSURE
+        may_wait = why in (Refusal.FULL, Refusal.ON_HOLD)
+        if not may_wait and not (moved and self._board.could_serve(ask, tried)):
+            return why
+        place = self._router.wait(
+            ask,
+            queue.queued_at,
+            tried,
+            queue.on_result,
+            size=request.size,
+            moved=moved,
+            retry=request.draws,
+            # Containment then decides which request may get which unit.
+            must_wait=request.must_wait or self._containment.watchful,
+        )
+        if isinstance(place, Lease | Refusal):
+            return place
+        queue.entry = place
+        self._plane.room()
+        return queue
+
+    def resolve(self, queue: QueuedRequest, found: Lease | Refusal) -> None:
+        """Pass the result on to the waiter."""
+        request, containment = queue.request, self._containment
+        waited_s = self._now() - queue.queued_at
+        self._routing.waited(waited_s)
+        if containment.watchful and (found is Refusal.POISON or containment.bars(request.ask, request.tried)):
+            queue.give_back()
+            queue.waiter.on_result(containment.failure(request.ask, request.tried))
+        elif isinstance(found, Lease):
+            self._plane.scaling.waited.append(((found.unit, found.opened_at), waited_s))
+            if request.explain_since:
+                self._explain(found, request)
+            queue.waiter.on_result(found)
+        else:
+            queue.waiter.on_result(self._refused(request, found))
+
+    def leave(self, place: Ticket | HeldRequest) -> None:
+        """Remove a request that waits no more."""
+        if isinstance(place, HeldRequest):
+            self._containment.leave(place)
+        else:
+            self._router.queue.remove(place)
+
+    def _refused(self, request: PickRequest, why: Refusal) -> Failure:
+        return FAILED_ALREADY if request.has_failure else self._plane.explain(why, request.ask)
+
+    def _explain(self, lease: Lease, request: PickRequest) -> None:
+        """Attach the explanation to a lease. Must be called at once, because it describes the present
+        state.
+        """
+        try:
+            lease.lines = header_line(lease, lease.opened_at - request.explain_since)
+        except Exception:
+            # The exchange does not have the lease yet.
+            self.released(lease, Outcome.GATE_ERROR)
+            raise
+
+    # -- what becomes of them ------------------------------------------------------------------------------
+
+    def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
+        """The attempt commits."""
+        self._board.prove(lease)
+        if lease.ask.stream and not resumed:
+            self._routing.shown(lease)
+            if self._router.queue.size:
+                # One prompt less to compute.
+                self._plane.room()
+        if response_id:
+            self._plane.stored.made(response_id, lease.unit)
+
+    def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
+        """A generation ended without a failure: it shows progress, and the cost model learns from it."""
+        state, ask, job = lease.unit_state, lease.ask, lease.job
+        now, costs, opened_at = self._now() if at is None else at, state.costs, lease.opened_at
+        if now > state.life_at:
+            state.life_at = now
+        costs.errors.worked(now)
+        tokens, is_stream = events, ask.stream
+        if usage is not None:
+            # Some engines put several tokens into an event.
+            tokens = usage.answer_tokens
+            costs.used(ask, job, usage)
+            if costs.known is not None:
+                costs.computed(ask, usage, opened_at, lease.first_at)
+        if is_stream or usage is not None:
+            self._board.answer_lengths.learn(ask.model, tokens)
+        if not is_stream:
+            state.step_times.answered(now - opened_at, usage.answer_tokens if usage is not None else 0)
+            costs.last_plain = lease, usage, now
+        elif not lease.was_paused:
+            costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
+        self._routing.completed(lease, usage, tokens)
+        self._answered((opened_at, lease.first_at, now, job.uncached_tokens, lease.unit))
+        if not state.is_blameless:
+            self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
+
+    def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
+        """Close a lease and count the attempt. `at`: when it ended, if not just now."""
+        now = self._now() if at is None else at
+        self._board.close(lease, now)
+        if outcome is _BUSY:
+            lease.unit_state.lower_limit(now)
+        self._metrics.attempt(lease.unit, outcome)
+        if self._containment.watchful:
+            self._containment.closed(lease, outcome)
+        if self._router.queue.size:
+            self._plane.room()
+
+    def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
+        """Open a lease that the previous control process gave; None: the unit is not known."""
+        return self._board.open(unit, ask, at, retry=retry) if unit in self._board.units else None
+
+    def withdrawn(self, lease: Lease) -> None:
+        """Close a lease that was not used."""
+        self._board.close(lease, self._now())
+        self._plane.room()
+
+    def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
+        """An attempt has failed: evidence if it is the unit's fault; and its prompt may have ended the
+        unit.
+        """
+        if judged:
+            self._judge(lease, failure)
+        if failure.kind is FailureKind.ABORTED:
+            self._plane.hold_watch.doubt(lease.unit_state)
+        self._containment.broke(lease, failure.kind, tokens, shown)
+
+    def _judge(self, lease: Lease, failure: Failure) -> None:
+        row, now = failure.kind.row, self._now()
+        if failure.kind is FailureKind.MODEL_GONE:
+            self._plane.ask_for_models()
+            return
+        if row.by_response and not lease.unit_state.retired:
+            self._board.cool_down(lease.unit, now + COOL_S)
+        if row.strength is not None:
+            lease.unit_state.costs.errors.failed(now)
+        strength = row.strength
+        if failure.kind is FailureKind.UNIT_ERROR and lease.unit_state.has_only_errors(now):
+            strength = Strength.STRONG
+        if strength is not None:
+            self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
+
+    def _observe(self, state: UnitState, sign: Sign, strength: Strength, reason: str) -> None:
+        # A new unit under the same name is not responsible for the old one's requests.
+        if not state.retired:
+            now = self._now()
+            self._plane.prober.observe(Evidence(state.unit.name, sign, strength, "request", reason, now))
+
+
+class QueuedRequest:
+    """A request that waits: in the queue, or for containment."""
+
+    __slots__ = ("_dispatcher", "_found", "entry", "queued_at", "request", "waiter")
+
+    def __init__(
+        self, dispatcher: LocalDispatcher, request: PickRequest, waiter: Waiter, queued_at: float
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._found: Lease | Refusal | None = None
+        self.entry: Ticket | HeldRequest | None = None
+        self.queued_at = queued_at
+        self.request = request
+        self.waiter = waiter
+
+    def on_result(self, found: Lease | Refusal) -> None:
+        """The result, from the queue or from containment."""
+        self._found, self.entry = found, None
+        guarded(self.waiter, self._dispatcher.resolve, self, found)
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        place, self.entry = self.entry, None
+        if place is not None:
+            self._dispatcher.leave(place)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Close a lease that was found and is not used."""
+        found, self._found = self._found, None
+        if isinstance(found, Lease) and not found.closed:
+            self._dispatcher.released(found, Outcome.GATE_ERROR)
+
+
+def _placed(ask: Ask, unit: str | None) -> Ask:
+    """The ask as one for that unit."""
+    return ask if unit is None else ask._replace(unit=unit)
+
+
+# Reports to a control plane of this process: counted at once.
+
+
+class LocalReports:
+    """To one plane."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._metrics = plane.metrics
+        self.finished = plane.metrics.finished
+        """A request is over. It is counted with one call."""
+
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that is over was traced under this id."""
+        self._metrics.traced(unit, ttft_s, duration_s, trace_id)
+
+    def retried(self, unit: str) -> None:
+        """A request is retried on another unit because this one failed."""
+        self._metrics.retry(unit)
+
+    def resumed(
+        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
+    ) -> None:
+        """The result of a stream that `unit` broke."""
+        self._plane.continuations.record(unit, kind, result, reason)
+
+    def split(self, step: SplitStep) -> None:
+        """A step of a request whose prompt another unit computes."""
+        self._plane.link_watch.apply(step)
+
+    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
+        """A unit refuses what others serve."""
+        self._plane.refused_watch.take(found, target, body)
+
+    def forged(self) -> None:
+        """A peer that is not trusted named a unit, or asked for an explanation."""
+        self._metrics.forged += 1
+
+    def ignored(self) -> None:
+        """A routing header had an invalid value and was ignored."""
+        self._plane.routing.ignored += 1
+
+    def restart_suspected(self, state: UnitState) -> None:
+        """A unit closed a connection unexpectedly."""
+        self._plane.suspect_restart(state)
+
+    def gate_fault(self, reason: str) -> None:
+        """A connection could not be opened, or accepted."""
+        self._plane.gate_fault(reason)

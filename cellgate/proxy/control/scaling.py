@@ -1,0 +1,168 @@
+"""What an autoscaler wants to know of each pool of units: how full it is, who waits, and what one unit more
+or fewer would change (router/scaling.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.observe.families import gauge
+from cellgate.router.board import Board
+from cellgate.router.queue import Queue
+from cellgate.router.scaling import (
+    REQUESTS_MAX,
+    AnsweredRequest,
+    Valued,
+    Waits,
+    demand_of,
+    desired_units,
+    least_valued,
+    saturation,
+    waits,
+)
+from cellgate.router.unit_state import UnitState
+
+LOOK_S = 10.0
+"""How often each pool is computed; one of them in a tick."""
+PREFILL = "prefill"
+
+
+class PoolUnits(NamedTuple):
+    """The units of one pool that answer requests and are not drained, and those of them that are usable."""
+
+    name: str
+    all: list[UnitState]
+    usable: list[UnitState]
+
+    @property
+    def models(self) -> list[str]:
+        """What they serve."""
+        return sorted({model for state in self.all for model in state.base_models()})
+
+
+class Scaling(Collector):
+    """The signals of one gate.
+
+    `answered` gets the first five fields of an AnsweredRequest of each request; `waited`, of those that had
+    to wait, the unit, when their attempt was opened, and how long they had waited.
+    """
+
+    def __init__(self, board: Board, queue: Queue) -> None:
+        self.answered: deque[tuple[float, float, float, int, str]] = deque(maxlen=REQUESTS_MAX)
+        self.waited: deque[tuple[tuple[str, float], float]] = deque(maxlen=REQUESTS_MAX)
+        self._board = board
+        self._queue = queue
+        self._waits: dict[str, tuple[int, Waits]] = {}
+        """By pool: with how many usable units they were computed."""
+        self._due: list[str] = []
+        self._look_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Compute one pool, if it is due."""
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._due = [pool.name for pool in self.pools()]
+            self._waits = {name: self._waits[name] for name in self._due if name in self._waits}
+        elif self._due:
+            name = self._due.pop()
+            for pool in self.pools():
+                if pool.name == name:
+                    found = waits(demand_of(self._requests(), pool.usable, now))
+                    self._waits[name] = len(pool.usable), found
+
+    def _requests(self) -> Iterator[AnsweredRequest]:
+        waited_s = dict(self.waited)
+        for opened_at, first_at, ended_at, tokens, unit in self.answered:
+            wait_s = waited_s.get((unit, opened_at), 0.0)
+            yield AnsweredRequest(opened_at, first_at, ended_at, tokens, unit, wait_s)
+
+    def _forecast(self, pool: PoolUnits) -> Waits:
+        """The waits of a pool. With another number of units than they were computed with, only how long
+        requests wait now is known.
+        """
+        units, found = self._waits.get(pool.name, (0, Waits()))
+        return found if units == len(pool.usable) else Waits(now=found.now)
+
+    def pools(self, model: str | None = None) -> list[PoolUnits]:
+        """All pools; with a model, that of its requests."""
+        board = self._board
+        groups: dict[str, list[UnitState]] = {}
+        for name, state in board.units.items():
+            if not state.drained and state.unit.role != PREFILL:
+                groups.setdefault(board.pools.of_unit(name), []).append(state)
+        wanted = board.pools.of(model) if model is not None else None
+        return [
+            PoolUnits(name, states, [state for state in states if state.is_usable()])
+            for name, states in groups.items()
+            if wanted is None or name == wanted
+        ]
+
+    async def view(self, goal_s: float, model: str | None = None) -> dict[str, Any]:
+        """For JSON. `goal_s`: the 90th percentile of waits that there should be at most. The loop turns
+        between pools.
+        """
+        pools = []
+        for pool in self.pools(model):
+            pools.append(self._pool_view(pool, goal_s))
+            await asyncio.sleep(0)
+        return {"desired_units": sum(pool["desired_units"] for pool in pools), "pools": pools}
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. The label is the first model of a pool; empty where none is known."""
+        pools = [(next(iter(pool.models), ""), pool) for pool in self.pools()]
+        yield gauge(
+            "scaling_saturation",
+            "Share of the seats in use, or of the time in which prompts are computed, whichever is more.",
+            ("model",),
+            (((model,), saturation(pool.usable)) for model, pool in pools),
+        )
+        yield gauge(
+            "scaling_queue_seconds",
+            "Predicted time until all requests that wait in this gate have a unit.",
+            ("model",),
+            (((model,), self._queue_s(pool)) for model, pool in pools),
+        )
+        yield gauge(
+            "scaling_wait_p90_seconds",
+            "90th percentile of the time to a first token, with one unit fewer, as many as now, one more.",
+            ("model", "units"),
+            (
+                ((model, units), wait_s)
+                for model, pool in pools
+                for units, wait_s in self._forecast(pool)._asdict().items()
+                if wait_s is not None
+            ),
+        )
+
+    def _pool_view(self, pool: PoolUnits, goal_s: float) -> dict[str, Any]:
+        found = self._forecast(pool)
+        least, saturated = least_valued(pool.all), saturation(pool.usable)
+        return {
+            "models": pool.models,
+            "units": len(pool.all),
+            "usable": len(pool.usable),
+            "waiting": len(self._queue.pool(pool.name).entries),
+            "queue_s": round(self._queue_s(pool), 3),
+            "saturation": round(saturated, 3),
+            "wait_p90_s": {units: _rounded(wait_s) for units, wait_s in found._asdict().items()},
+            "desired_units": desired_units(found, len(pool.usable), len(pool.all), goal_s, saturated),
+            "least_valued": None if least is None else _valued(least),
+        }
+
+    def _queue_s(self, pool: PoolUnits) -> float:
+        fair = self._queue.pool(pool.name).fair_queue
+        return fair.drain_s(self._board.tokens_s(pool.name)) if len(fair) else 0.0
+
+
+def _valued(least: Valued) -> dict[str, Any]:
+    return {"unit": least.unit, "value_s": _rounded(least.value_s)}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,208 @@
+"""Units from DNS: one for each address of a name (A, AAAA), or for each SRV record.
+
+1. Queried every `period_s`, whatever the TTL: the name server caches.
+2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice
+   that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cellgate.proxy.config.settings import DnsSource, EcsSource, FileSource
+from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, named, together
+from cellgate.proxy.orchestrators.ecs_api import (
+    ROLE_TAG,
+    SERVES_TAG,
+    SIZE_TAG,
+    UNIT_TAG,
+    AwsError,
+    connect,
+    running_tasks,
+    tags_of,
+)
+from cellgate.router.nouns import Node, Role, Unit
+
+PATIENCE_S = 5.0
+LATER = 0.001
+"""The factor of a weight for each earlier SRV priority: a later one gets what the others have no room for."""
+
+
+class Endpoint(NamedTuple):
+    """Where a unit listens, and its share among those of the answer."""
+
+    host: str
+    port: int
+    weight: float
+
+
+async def follow_dns(source: DnsSource) -> AsyncGenerator[Found, None]:
+    """The units of each answer."""
+    resolver = await asyncio.to_thread(_resolver, source.server)
+    while True:
+        yield Found(units=units_at(await _places(source, resolver), source.like, source.scheme))
+        await asyncio.sleep(source.period_s)
+
+
+def _resolver(server: str) -> Any:
+    dns = importlib.import_module("dns.asyncresolver")
+    try:
+        resolver = dns.Resolver(configure=not server)
+    except Exception as error:  # Each platform has its own errors for this.
+        raise SourceError(f"the system's resolver is not configured: {error}") from None
+    if server:
+        host, _, port = server.rpartition(":")
+        resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
+    return resolver
+
+
+async def _places(source: DnsSource, resolver: Any) -> list[Endpoint]:
+    errors = importlib.import_module("dns.exception")
+    try:
+        answer = await resolver.resolve(source.host, source.record, search=True, lifetime=PATIENCE_S)
+    except errors.DNSException as error:
+        raise SourceError(f"not resolved: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise SourceError(f"the name server cannot be reached: {error}") from None
+    if source.record == "SRV":
+        return weighed((row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer)
+    return [Endpoint(row.address, source.port, 1.0) for row in answer]
+
+
+def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Endpoint]:
+    """SRV records (priority, weight, target, port) with shares (RFC 2782): by weight within a priority,
+    1 for the heaviest; what has a later priority gets next to nothing while there is room before it.
+    """
+    records = sorted(set(records))
+    levels = sorted({priority for priority, *_ in records})
+    heaviest = {
+        level: max(max(weight, 1) for priority, weight, *_ in records if priority == level)
+        for level in levels
+    }
+    return [
+        Endpoint(target, port, max(weight, 1) / heaviest[priority] * LATER ** levels.index(priority))
+        for priority, weight, target, port in records
+        if target
+    ]
+
+
+def units_at(endpoints: Iterable[Endpoint], like: Unit, scheme: str) -> tuple[Unit, ...]:
+    """A unit with one node for each place, named after it."""
+    units = []
+    for host, port, weight in sorted(set(endpoints)):
+        name = named(f"{host}-{port}")
+        at = f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+        nodes = (Node(name, Role.LEADER),)
+        units.append(
+            replace(like, name=name, url=f"{scheme}://{at}", weight=like.weight * weight, nodes=nodes)
+        )
+    return tuple(units)
+
+
+# Units from Amazon ECS: the running tasks that have the same value of a tag are one.
+#
+# 1. The tags are those in orchestrators/ecs_api.py. Tasks without `cellgate:unit` are ignored.
+# 2. ECS is polled, because it has no watch. A stopping task leaves the list of running ones at once.
+
+
+_RANKS = {"leader": 0, "follower": None}
+
+
+async def follow_ecs(source: EcsSource) -> AsyncGenerator[Found, None]:
+    """The units at each poll."""
+    ports = NodePorts(source.port, source.agent_port, source.scheme)
+    try:
+        client = await asyncio.to_thread(connect, source.region)
+        while True:
+            tasks = await asyncio.to_thread(running_tasks, client, source.cluster, source.services)
+            yield together([group.found(source.like, ports) for group in groups(tasks)])
+            await asyncio.sleep(source.period_s)
+    except AwsError as error:
+        raise SourceError(str(error)) from None
+
+
+def groups(tasks: Iterable[Mapping[str, Any]]) -> list[Group]:
+    """The groups that these tasks make, by name. `tasks` are as the API describes them."""
+    members: dict[str, list[Member]] = {}
+    for task in tasks:
+        tags = tags_of(task)
+        if name := tags.get(UNIT_TAG):
+            members.setdefault(name, []).append(member(task, tags))
+    return [Group(named(name), "task", tuple(members[name])) for name in sorted(members)]
+
+
+def member(task: Mapping[str, Any], tags: Mapping[str, str]) -> Member:
+    """What a task is in its unit."""
+    arn, size = task["taskArn"], tags.get(SIZE_TAG, "")
+    trouble, fatal = _trouble(task, tags)
+    return Member(
+        name=named(f"{tags.get(ROLE_TAG, 'task')}-{arn.rpartition('/')[2][:8]}"),
+        incarnation=arn,
+        rank=_RANKS.get(tags.get(ROLE_TAG, "")),
+        size=int(size) if size.isascii() and size.isdigit() else None,
+        address=_address(task),
+        trouble=trouble,
+        fatal=fatal,
+        serves=tags.get(SERVES_TAG, ""),
+    )
+
+
+def _trouble(task: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[str, bool]:
+    """The fault of a task, and whether it is certain."""
+    if tags.get(ROLE_TAG) not in _RANKS:
+        return f"its tag {ROLE_TAG} is neither leader nor follower", True
+    if task.get("desiredStatus") == "STOPPED" or task.get("lastStatus") != "RUNNING":
+        why = f" ({task['stoppedReason']})" if task.get("stoppedReason") else ""
+        return f"its task is {str(task.get('lastStatus', 'unknown')).lower()}{why}", True
+    if task.get("healthStatus") == "UNHEALTHY":
+        return "the health check of its container fails", False
+    return "", False
+
+
+def _address(task: Mapping[str, Any]) -> str:
+    """The private address of a task's own network interface (network mode awsvpc); empty without one."""
+    for attachment in task.get("attachments", ()):
+        for detail in attachment.get("details", ()):
+            if detail.get("name") == "privateIPv4Address":
+                return str(detail["value"])
+    for container in task.get("containers", ()):
+        for interface in container.get("networkInterfaces", ()):
+            if interface.get("privateIpv4Address"):
+                return str(interface["privateIpv4Address"])
+    return ""
+
+
+# Units from a watched YAML file: `units: [...]`, each with the keys that a unit of the configuration has.
+#
+# A file that cannot be read as a whole changes nothing; it is read again whenever its bytes have changed.
+
+
+async def follow_file(source: FileSource) -> AsyncGenerator[Found, None]:
+    """The units of the file, each time it has changed."""
+    before: bytes | None = None
+    while True:
+        data = await asyncio.to_thread(_bytes, source.path)
+        if data != before:
+            yield Found(units=await asyncio.to_thread(_units, source, data))
+            before = data
+        await asyncio.sleep(source.period_s)
+
+
+def _bytes(path: str) -> bytes:
+    # Not by its time: files of a ConfigMap are links that change, and a copy may keep the old time.
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _units(source: FileSource, data: bytes) -> tuple[Unit, ...]:
+    # Imported late, because most gates have no such file.
+    from cellgate.proxy.discovery.file_units import units_in
+
+    return units_in(source.path, data, source.like)

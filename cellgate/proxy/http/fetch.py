@@ -1,0 +1,719 @@
+"""`fetch`: one bounded request to a server, for probes.
+
+A unit that accepts no more connections would look healthy as long as one old connection to it lives. So a
+request uses a new connection when it is asked to, after a failure, and when the last new one was too long
+ago; otherwise a kept connection is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Trouble
+from cellgate.probes.engines import CLOSING
+from cellgate.probes.readiness import VIA_GATE, name_there
+from cellgate.probes.runner import Agenda
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import gates_token
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.heads import RANK_FIELD, TOKEN_FIELD, UNIT_FIELD
+from cellgate.proxy.http.reply import ReplyHead, UsualReply, usual_reply
+from cellgate.proxy.http.turns import ReadScheduler
+from cellgate.proxy.http.unit import LATE_S, GateStalledError, MakeTls, Pool, UnitConnection, connect_failure
+from cellgate.router.nouns import Unit
+from cellgate.router.unit_state import UnitState
+
+# One request to a server whose whole reply is wanted: callbacks, no task, no timer.
+
+
+REPLY_BYTES = 64 << 20
+
+
+class Caller(Protocol):
+    """Gets the result of a call: one of the two is called, once, unless the call is abandoned."""
+
+    def answered(self, status: int, body: bytes) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
+
+
+class Call:
+    """One request in flight. Also the taker of its connection, and the sink of its reply.
+
+    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
+    `usual` is what the server usually replies, or has just replied, if that may be usual.
+    """
+
+    __slots__ = (
+        "_body",
+        "_caller",
+        "_conn",
+        "_has_read",
+        "_head",
+        "_max_bytes",
+        "_pieces",
+        "_pool",
+        "_size",
+        "over",
+        "reply_head",
+        "usual",
+    )
+
+    def __init__(
+        self,
+        caller: Caller,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        *,
+        max_bytes: int = REPLY_BYTES,
+        usual: UsualReply | None = None,
+    ) -> None:
+        self._caller = caller
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._max_bytes = max_bytes
+        self.usual = usual
+        self._pieces: list[bytes]
+        self._size: int
+
+    def begin(self, *, fresh: bool = False) -> None:
+        """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
+        self.over = self._has_read = False
+        self._conn: UnitConnection | None = None
+        self.reply_head: ReplyHead | None = None
+        self._pool.take(self, fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop waiting for the reply."""
+        if self.over:
+            return
+        self.over = True
+        if self._conn is not None:
+            self._conn.drop()
+        else:
+            self._pool.cancel(self)
+
+    @property
+    def phase(self) -> str:
+        """How far it is."""
+        if self._conn is None:
+            return "connecting"
+        return "waiting for its reply" if self.reply_head is None else "reading its reply"
+
+    def on_connected(self, conn: UnitConnection) -> None:
+        """The pool's answer."""
+        self._conn = conn
+        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """A part of the reply."""
+        usual = self.usual
+        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
+            self._take(data, pieces, conn)
+        else:
+            # Only the whole of it is known by its head.
+            self.over = True
+            self.reply_head = usual.head
+            self._caller.answered(usual.head.status, usual.body)
+
+    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        is_first, self._has_read = not self._has_read, True
+        if is_first:
+            self._pieces, self._size = [], 0
+        self._pieces += pieces
+        self._size += sum(map(len, pieces))
+        self.reply_head = head = conn.reply.head
+        if self._size > self._max_bytes:
+            conn.drop()
+            self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
+        elif conn.reply.ended and head is not None:
+            self.over = True
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            keep_alive = conn.reply.keep_alive and is_first
+            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
+            self._caller.answered(head.status, body)
+
+    def on_failed(self, failure: Failure) -> None:
+        """The reply failed."""
+        self.over = True
+        self._caller.failed(failure)
+
+
+FRESH_S = 30.0
+FRESH_POST_S = 10.0
+"""The same for a request with a body (a canary): so much later at most, a new connection is tried."""
+PAGES_MAX = 16
+"""Usual replies are kept of so many pages of a server."""
+
+_TROUBLES = {
+    FailureKind.REFUSED: Trouble.REFUSED,
+    FailureKind.UNREACHABLE: Trouble.UNREACHABLE,
+    FailureKind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
+    FailureKind.NO_RESOURCES: Trouble.OWN,
+    FailureKind.EVICTED: Trouble.OWN,
+    FailureKind.INTERNAL: Trouble.OWN,
+}
+
+
+def fetch_error(failure: Failure) -> FetchError:
+    """The same, as probes know it."""
+    return FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message)
+
+
+class UnitFetch:
+    """The `Fetch` of one server (see probes/base.py). `heard` is called for each reply, whatever its status;
+    a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are, `fresh_at`
+    when the last new connection was asked for that has brought a reply.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[], None],
+        deadlines: Agenda,
+        api_key: str = "",
+    ) -> None:
+        self.pool = pool
+        self.deadlines = deadlines
+        self.now = loop.time
+        self._loop = loop
+        self._heard = heard
+        self.fresh_at = self.answered_at = -math.inf
+        self._fields = _fields(pool.authority.decode(), api_key)
+        self._pages: dict[str, KnownPage] = {}
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        request_id: str = "",
+        rank: int | None = None,
+        fresh: bool = False,
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> Reply:
+        """The whole reply; see `cellgate.probes.base.Fetch`."""
+        done: asyncio.Future[Reply | FetchError] = self._loop.create_future()
+        page = self._page(target)
+        if method != "GET" or request_id or rank is not None:
+            page = KnownPage(self._head(method, target, len(body), request_id, rank, content_type))
+        waiting = _Waiting(self, page, body, timeout_s, max_bytes, fresh, partial(_settle, done))
+        try:
+            outcome = await done
+        finally:
+            waiting.abandon()
+        if isinstance(outcome, FetchError):
+            raise outcome
+        return outcome
+
+    def get(
+        self,
+        target: str,
+        done: Callable[[Reply | FetchError], None],
+        *,
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> _Waiting:
+        """A GET without a task; see `cellgate.probes.base.Fetch`."""
+        return _Waiting(self, self._page(target), b"", timeout_s, max_bytes, False, done)
+
+    def note_reply(self) -> None:
+        """A reply has come."""
+        self.answered_at = self.now()
+        self._heard()
+
+    def note_error(self, error: FetchError) -> None:
+        """There was none."""
+        self.fresh_at = -math.inf
+        if error.trouble is Trouble.REFUSED:
+            self._heard()
+
+    def _page(self, target: str) -> KnownPage:
+        page = self._pages.get(target)
+        if page is None:
+            page = KnownPage(self._head("GET", target, 0, "", None))
+            if len(self._pages) < PAGES_MAX:
+                self._pages[target] = page
+        return page
+
+    def _head(
+        self,
+        method: str,
+        target: str,
+        length: int,
+        request_id: str,
+        rank: int | None,
+        content_type: str = "",
+    ) -> bytes:
+        head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
+        if request_id:
+            head += f"x-request-id: {request_id}\r\n"
+        if rank is not None:
+            head += f"{RANK_FIELD.decode()}: {rank}\r\n"
+        if length:
+            head += f"content-type: {content_type}\r\ncontent-length: {length}\r\n"
+        return (head + "\r\n").encode()
+
+
+def request_head(authority: str, token: str, target: str) -> bytes:
+    """The head of a GET."""
+    return f"GET {target} HTTP/1.1\r\n{_fields(authority, token)}\r\n\r\n".encode()
+
+
+def _fields(authority: str, token: str) -> str:
+    lines = [f"host: {authority}", "user-agent: cellgate"]
+    if token:
+        lines.append(f"authorization: Bearer {token}")
+    return "\r\n".join(lines)
+
+
+class KnownPage:
+    """A request that is sent again and again: its head, and the usual reply, if there is one, as it was read
+    and as probes get it.
+    """
+
+    __slots__ = ("head", "reply", "usual")
+
+    def __init__(self, head: bytes) -> None:
+        self.head = head
+        self.usual: UsualReply | None = None
+        self.reply: Reply | None = None
+
+    def answered(self, call: Call, status: int, body: bytes) -> Reply:
+        """The reply to `call`: the same object as before when it is the usual one."""
+        usual, reply = call.usual, self.reply
+        if reply is None or usual is None or usual is not self.usual:
+            assert call.reply_head is not None
+            self.usual = usual
+            self.reply = reply = Reply(status, _Headers(call.reply_head), body)
+        return reply
+
+
+class _Waiting:
+    """A request on its way: `tell` is called with what becomes of it, in a later turn of the loop."""
+
+    __slots__ = ("_call", "_due", "_fetch", "_fresh_at", "_is_over", "_page", "_tell")
+
+    def __init__(
+        self,
+        fetch: UnitFetch,
+        page: KnownPage,
+        body: bytes,
+        timeout_s: float,
+        max_bytes: int,
+        fresh: bool,
+        tell: Callable[[Reply | FetchError], None],
+    ) -> None:
+        now = fetch.now()
+        is_fresh = fresh or now - fetch.fresh_at >= (FRESH_POST_S if body else FRESH_S)
+        self._fetch = fetch
+        self._page = page
+        self._tell: Callable[[Reply | FetchError], None] | None = tell
+        self._is_over = False
+        self._fresh_at = now if is_fresh else 0.0
+        self._due = fetch.deadlines.at(now + timeout_s, self._expire)
+        self._call = Call(self, fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
+        self._call.begin(fresh=is_fresh)
+
+    def answered(self, status: int, body: bytes) -> None:
+        fetch, call = self._fetch, self._call
+        if self._fresh_at:
+            fetch.fresh_at = self._fresh_at
+        fetch.note_reply()
+        self._settle(self._page.answered(call, status, body))
+
+    def failed(self, failure: Failure) -> None:
+        if failure.kind is FailureKind.STALE_CONNECTION:
+            # It was closed while it was idle, which proves nothing about the server.
+            self._call.begin(fresh=True)
+        else:
+            self._fail(fetch_error(failure))
+
+    def abandon(self) -> None:
+        """Leave nothing behind: no deadline, no request for a connection, no connection waiting for a
+        reply.
+        """
+        self._tell = None
+        if not self._is_over:
+            call = self._call
+            self._close()
+            call.abandon()
+
+    def _expire(self) -> None:
+        phase = self._call.phase
+        self._call.abandon()
+        if self._fetch.now() > self._due.when + LATE_S:
+            self._fail(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
+        else:
+            self._fail(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
+
+    def _fail(self, error: FetchError) -> None:
+        self._fetch.note_error(error)
+        self._settle(error)
+
+    def _settle(self, outcome: Reply | FetchError) -> None:
+        if not self._is_over:
+            self._close()
+            # Not now: its connection is not given back yet.
+            self._fetch.deadlines.soon(self._deliver, outcome)
+
+    def _close(self) -> None:
+        self._is_over = True
+        self._fetch.deadlines.cancel(self._due)
+        # They refer to each other: without this, each look would leave something to the collector.
+        del self._call
+
+    def _deliver(self, outcome: Reply | FetchError) -> None:
+        if self._tell is not None:
+            self._tell(outcome)
+
+
+def _settle(done: asyncio.Future[Reply | FetchError], outcome: Reply | FetchError) -> None:
+    if not done.done():
+        done.set_result(outcome)
+
+
+class _Headers(Mapping[str, str]):
+    """The headers of a reply, parsed on demand: few probes use them."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+
+    def __getitem__(self, name: str) -> str:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def _read(self) -> dict[str, str]:
+        pairs = [*self._head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in self._head.lines)]
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+
+
+# Follows a reply without an end, on a connection of its own.
+
+
+class Following:
+    """One request on its way, and its reply. `asked` ends when it is sent, or by FetchError."""
+
+    __slots__ = ("_conn", "_has_head", "_head", "_listener", "_pool", "asked")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool, head: bytes, listener: Listener) -> None:
+        self.asked: asyncio.Future[None] = loop.create_future()
+        self._pool = pool
+        self._head = head
+        self._listener = listener
+        self._conn: UnitConnection | None = None
+        self._has_head = False
+        pool.take(self, fresh=True)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.asked.cancel()
+        if self._conn is not None:
+            self._conn.drop()
+        self._pool.close()
+
+    # Callbacks of the pool and the connection.
+
+    def on_connected(self, conn: UnitConnection) -> None:
+        self._conn = conn
+        conn.send(self._head, b"", self, to_head=False)
+        if not self.asked.done():
+            self.asked.set_result(None)
+
+    def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        head = conn.reply.head
+        if head is None:
+            return
+        body = b"".join(pieces)
+        if self._has_head:
+            self._listener.on_body(body)
+        else:
+            self._has_head = True
+            self._listener.on_head(head.status, is_stream=head.coding == b"chunked", body=body)
+        if conn.reply.ended:
+            self._listener.on_over("it ended its stream", is_garbled=False)
+
+    def on_failed(self, failure: Failure) -> None:
+        self._conn = None
+        if not self.asked.done():
+            self.asked.set_exception(fetch_error(failure))
+        else:
+            self._listener.on_over(failure.message, is_garbled=failure.kind is FailureKind.GARBAGE)
+
+
+# How probes of a unit reach addresses other than the unit's own: nodes, exporters, agents.
+
+
+class UnitNet:
+    """The `Net` of one unit (see probes/base.py).
+
+    `heard` is called when anything answers, `on_gate_fault` with a reason when the gate could not connect.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[], None],
+        *,
+        connect_timeout_s: float,
+        tls: MakeTls | None,
+        read_scheduler: ReadScheduler | None = None,
+        deadlines: Agenda | None = None,
+        on_gate_fault: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._loop = loop
+        self._heard = heard
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._read_scheduler = read_scheduler
+        self._deadlines = deadlines or Agenda(loop)
+        self._on_gate_fault = on_gate_fault
+        self._pools: dict[str, Pool] = {}
+        self._fetches: dict[str, UnitFetch] = {}
+
+    def fetch(self, url: str, *, token: str = "") -> UnitFetch:
+        """A `Fetch` to the server of `url`; the same each time, because it keeps its connection."""
+        fetch = self._fetches.get(url)
+        if fetch is None:
+            self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
+            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard, self._deadlines, token)
+        return fetch
+
+    async def connect(
+        self, address: str, factory: Callable[[], P], *, timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        """A connection to HOST:PORT. Raises FetchError."""
+        # A timeout needs a task, which the run of a probe is not.
+        connecting = self._loop.create_task(self._connect(address, factory, timeout_s))
+        try:
+            return await connecting
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_abort)
+            connecting.cancel()
+            raise
+
+    async def _connect(
+        self, address: str, factory: Callable[[], P], timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        host, _, port = address.rpartition(":")
+        deadline = self._loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                transport, protocol = await self._loop.create_connection(factory, host.strip("[]"), int(port))
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and self._loop.time() > deadline + LATE_S
+            failure = connect_failure(GateStalledError() if late else error, address)
+            assert failure is not None
+            if failure.kind is FailureKind.REFUSED:
+                self._heard()
+            elif failure.kind is FailureKind.NO_RESOURCES:
+                self._on_gate_fault(failure.message)
+            raise fetch_error(failure) from None
+        self._heard()
+        return transport, protocol
+
+    @asynccontextmanager
+    async def follow(
+        self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
+    ) -> AsyncIterator[None]:
+        """See `cellgate.probes.base.Net`."""
+        pool = self._pool(f"http://{address}", connect_timeout_s=timeout_s)
+        following = Following(self._loop, pool, request_head(address, token, target), listener)
+        try:
+            await following.asked
+            self._heard()
+            yield
+        except FetchError as error:
+            if error.trouble is Trouble.REFUSED:
+                self._heard()
+            raise
+        finally:
+            following.close()
+
+    def purge(self, now: float) -> None:
+        """Close what has been idle for too long."""
+        for pool in self._pools.values():
+            pool.purge(now)
+
+    def close(self) -> None:
+        """Close idle connections; probes in flight are cancelled by their runner."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def _pool(self, url: str, *, connect_timeout_s: float) -> Pool:
+        return Pool(
+            url,
+            self._loop,
+            connect_timeout_s=connect_timeout_s,
+            tls=self._tls,
+            read_scheduler=self._read_scheduler,
+            on_gate_fault=self._on_gate_fault,
+        )
+
+
+def _abort(connecting: asyncio.Task[tuple[asyncio.Transport, P]]) -> None:
+    """Close a connection that nobody waits for any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[0].abort()
+
+
+# The connections to all units and of their probes: created when first needed, closed with the unit.
+
+
+PURGE_S = 1.0
+
+
+class ProbeTransport(NamedTuple):
+    """How the probes of a unit reach it: its own address, and any other."""
+
+    fetch: Fetch
+    net: Net
+
+
+class UnitPools:
+    """Pools by unit. `own_keys`: requests get the unit's own key, because those of clients end at the gate.
+    `token` gives the admin token: units of gates are named with what is made of it.
+
+    `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
+    why the gate could not open one.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout_s: float,
+        tls: MakeTls | None,
+        own_keys: bool,
+        token: Callable[[], str | None],
+        on_broken: Callable[[UnitState], None],
+        on_gate_fault: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self.tls = tls
+        self._own_keys = own_keys
+        self._token = token
+        self._on_broken = on_broken
+        self._on_gate_fault = on_gate_fault
+        self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
+        self._deadlines = Agenda(loop)
+        self._purge_at = 0.0
+        self._pools: dict[UnitState, Pool] = {}
+        self._nets: dict[UnitState | None, UnitNet] = {}
+        """By unit; that of None is for servers of no unit."""
+
+    def pool(self, state: UnitState) -> Pool:
+        """The connections to a unit's own address."""
+        pool = self._pools.get(state)
+        if pool is None:
+            pool = Pool(
+                state.unit.url,
+                self._loop,
+                connect_timeout_s=self._connect_timeout_s,
+                tls=self.tls,
+                read_scheduler=self._read_scheduler,
+                on_broken=lambda: self._on_broken(state),
+                on_gate_fault=self._on_gate_fault,
+            )
+            pool.lines = self._lines(pool, state.unit)
+            self._pools[state] = pool
+        # Which engine it is may be found out late, and change.
+        pool.closes_after_stream = state.engine in CLOSING
+        return pool
+
+    def renew(self) -> None:
+        """Units were configured anew: their keys may be others."""
+        for state, pool in self._pools.items():
+            pool.lines = self._lines(pool, state.unit)
+
+    def _lines(self, pool: Pool, unit: Unit) -> bytes:
+        """What the head of each request to the unit begins with."""
+        lines = b"host: %b\r\n" % pool.authority
+        if unit.engine == VIA_GATE:
+            lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(unit).encode())
+            if (token := self._token()) is not None:
+                lines += b"%b: %b\r\n" % (TOKEN_FIELD, gates_token(token).encode())
+        if self._own_keys and unit.api_key:
+            lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
+        return lines
+
+    def probe_transport(self, state: UnitState) -> ProbeTransport:
+        """How the probes of a unit reach it."""
+
+        def heard() -> None:
+            state.heard_at = self._loop.time()
+
+        fetch = UnitFetch(self.pool(state), self._loop, heard, self._deadlines, state.unit.api_key)
+        return ProbeTransport(fetch, self._net(state, heard))
+
+    def net(self) -> Net:
+        """Access to servers that belong to no unit."""
+        return self._net(None, lambda: None)
+
+    def _net(self, state: UnitState | None, heard: Callable[[], None]) -> UnitNet:
+        net = self._nets.get(state)
+        if net is None:
+            net = UnitNet(
+                self._loop,
+                heard,
+                connect_timeout_s=self._connect_timeout_s,
+                tls=self.tls,
+                read_scheduler=self._read_scheduler,
+                deadlines=self._deadlines,
+                on_gate_fault=self._on_gate_fault,
+            )
+            self._nets[state] = net
+        return net
+
+    def distrust(self, state: UnitState) -> None:
+        """Close idle connections: their process is gone or cannot be trusted."""
+        if state in self._pools:
+            self._pools[state].purge()
+
+    def leave(self, state: UnitState) -> None:
+        """The unit is no longer configured: keep no connection, but let replies in flight finish."""
+        if (net := self._nets.pop(state, None)) is not None:
+            net.close()
+        if state in self._pools:
+            self._pools[state].close()
+
+    def tick(self, now: float) -> None:
+        """Close connections that have been idle for too long, forget unused pools; once a second."""
+        if now < self._purge_at:
+            return
+        self._purge_at = now + PURGE_S
+        for state, pool in list(self._pools.items()):
+            pool.purge(now)
+            if state.retired and not state.leases:
+                del self._pools[state]
+        for net in self._nets.values():
+            net.purge(now)
+
+    def close(self) -> None:
+        """Close all that is idle or being opened."""
+        for pool in self._pools.values():
+            pool.close()
+        for net in self._nets.values():
+            net.close()
+
+    def __len__(self) -> int:
+        """How many connections are open to the units' own addresses."""
+        return sum(len(pool.connections) for pool in self._pools.values())

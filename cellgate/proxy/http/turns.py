@@ -1,0 +1,395 @@
+"""What one turn of the loop may cost: large reads of all connections, to units or to clients, and the begin
+of requests. What has to wait is done in turn, one connection after the other.
+
+The loop reads up to 256 kB of a connection at once, 32 times in one turn while more has arrived, and of all
+connections that are ready in the same turn: with a few large bodies, or some hundred streams, that is more
+than a second of work. So large reads are put aside, their connections are not read meanwhile, and one turn
+of the loop parses only a bounded part of all of them.
+
+If all requests of a burst began in one turn, the first would wait with their connections to units, and their
+first tokens, until the last had begun, and the units would do nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from cellgate.proxy.config.limits import LIMITS, reached
+
+if TYPE_CHECKING:
+    from cellgate.proxy.http.errors import Failure
+    from cellgate.proxy.http.request import Request
+
+
+PART_BYTES = 16384
+"""Bytes that are parsed of one connection before the next has its turn."""
+PIECE_BYTES = 1024
+"""What each piece of a body counts as, beside its bytes: many small pieces take the time."""
+
+
+class PendingRead(Protocol):
+    """A connection with a read that is not parsed yet."""
+
+    def go_on(self, size: int, /) -> tuple[int, bool]:
+        """Parse about so many bytes of it, if there are any and they may be parsed now: what that cost in
+        bytes, and whether there is more to be parsed.
+        """
+
+
+class ReadScheduler:
+    """Decides whose read is parsed next. `soon` schedules a callback for the next turn of the loop, which may
+    cost `bytes_per_turn`.
+    """
+
+    __slots__ = ("_bytes_per_turn", "_is_due", "_left", "_next", "_soon", "_waiting")
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object], bytes_per_turn: int) -> None:
+        self._soon = soon
+        self._bytes_per_turn = bytes_per_turn
+        self._waiting: OrderedDict[PendingRead, None] = OrderedDict()
+        self._next: dict[PendingRead, None] = {}
+        # Of this turn, and of those before it that have left something: a turn is not worth a callback.
+        self._left = bytes_per_turn
+        self._is_due = False
+
+    def join(self, late: PendingRead) -> None:
+        """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come."""
+        self._waiting[late] = None
+        if not self._is_due:
+            self._go_on()
+
+    def join_next(self, late: PendingRead) -> None:
+        """The same, but not in this turn."""
+        self._next[late] = None
+        if not self._is_due:
+            self._is_due = True
+            self._soon(self._next_turn)
+
+    def has_room(self, cost: int) -> bool:
+        """Whether something else that costs so much may be done in this turn; it counts then."""
+        if self._left <= 0:
+            return False
+        self._left -= cost
+        if self._left <= 0 and not self._is_due:
+            self._is_due = True
+            self._soon(self._next_turn)
+        return True
+
+    def _next_turn(self) -> None:
+        self._left = self._bytes_per_turn
+        self._waiting.update(self._next)
+        self._next.clear()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        # Connections that are added meanwhile wait for their turn.
+        self._is_due = True
+        try:
+            while self._waiting and self._left > 0:
+                late, _ = self._waiting.popitem(last=False)
+                cost, has_more = late.go_on(PART_BYTES)
+                self._left -= cost
+                if has_more:
+                    self._waiting[late] = None
+        finally:
+            self._is_due = self._left <= 0 or bool(self._waiting) or bool(self._next)
+            if self._is_due:
+                self._soon(self._next_turn)
+
+
+# Access to what the kernel knows of a TCP connection. For other sockets nothing is done.
+
+
+UNSENT_BYTES = 64 * 1024
+"""The kernel takes no more than this of what it cannot send yet. By itself it takes up to 4 MB a connection:
+more than any stream of tokens, so that a client that never reads would never hold back its unit.
+"""
+HELD_BYTES = 16 * 1024
+"""Bytes in the loop's buffer, beyond those in the kernel, from which on the unit of a slow client is
+paused.
+"""
+_NO_LINGER = struct.pack("ii", 1, 0)
+_GONE = (7, 8)
+"""States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
+_BYTES = 256
+_ACKED, _SENT = struct.Struct("Q"), struct.Struct("QQ")
+_ACKED_AT, _SENT_AT = 120, 200
+"""Where `struct tcp_info` of Linux (uapi/linux/tcp.h) has tcpi_bytes_acked, which counts the SYN as well,
+and tcpi_bytes_sent with tcpi_bytes_retrans behind it."""
+_QUEUED = struct.Struct("I")
+_QUEUED_AT = 24
+"""Where it has tcpi_unacked, which of a listener is how many connections wait to be accepted."""
+
+
+def bound_unsent(transport: asyncio.WriteTransport) -> None:
+    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def bound_held(transport: asyncio.WriteTransport) -> None:
+    """Have the loop hold no more than `HELD_BYTES` before it says so."""
+    if transport.get_extra_info("socket") is not None:
+        transport.set_write_buffer_limits(high=HELD_BYTES)
+
+
+def has_left(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side of a connection that is not read has closed it: the loop does not look there."""
+    sock = transport.get_extra_info("socket")
+    return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
+
+
+def accept_queue(listener: socket.socket) -> int:
+    """How many connections wait on a listener; 1 if that is unknown."""
+    size = _QUEUED_AT + _QUEUED.size
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+        (queued,) = _QUEUED.unpack_from(info, _QUEUED_AT)
+    except (OSError, AttributeError, struct.error):
+        return 1
+    return int(queued)
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """Reset a connection: for a client that reads a body until the close, a normal close would end it
+    cleanly.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
+
+
+def acknowledged(transport: asyncio.BaseTransport) -> int | None:
+    """How many bytes the other side has acknowledged; None if that is unknown."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+        (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
+    except (OSError, AttributeError, struct.error):
+        return None
+    return int(acked)
+
+
+def has_unacked(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has yet to acknowledge bytes that were sent. False if that is unknown."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return False
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + _QUEUED.size)
+        (unacked,) = _QUEUED.unpack_from(info, _QUEUED_AT)
+    except (OSError, AttributeError, struct.error):
+        return False
+    return bool(unacked)
+
+
+def took_all(transport: asyncio.BaseTransport) -> bool:
+    """Whether a unit received all of a request before it closed the connection. True if that is unknown.
+
+    A server that had closed a kept connection before a request came never acknowledges that request: the
+    connection was stale. One that has acknowledged it may have died of it. (A server may also close what it
+    takes for idle while a request waits to be read, which cannot be seen: so the request may be sent once
+    more, and only then has the unit died of it.)
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return True
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+        (acked,), (sent, again) = _ACKED.unpack_from(info, _ACKED_AT), _SENT.unpack_from(info, _SENT_AT)
+    except (OSError, AttributeError, struct.error):
+        # No TCP, or another system than Linux.
+        return True
+    return bool(acked > sent - again)
+
+
+# The memory that all request bodies share: reading pauses when it is used up, and resumes when some is
+# freed.
+#
+# 1. A body reserves memory as it arrives, and ahead in proportion, up to its declared length. So a client
+# that
+# only declares a large body reserves nothing, and one that has sent a sixteenth can complete its body:
+# bodies do not deadlock.
+# 2. A part is kept for small bodies, which are read on while large ones wait.
+
+
+_AHEAD = 16
+"""A body may reserve this many times what has arrived of it."""
+_KEPT_PART = 8
+"""One part in this many is kept for small bodies."""
+
+
+def wanted(size: int, length: int) -> int:
+    """The memory to be held for a body of which `size` bytes have come; `length` were declared (0: none)."""
+    return max(size, min(length, _AHEAD * size))
+
+
+class BodyMemory:
+    """Counts bytes. A caller that is refused leaves a callback, which is called when bytes are freed.
+
+    `largest` is the size of the largest body there may be: one of them always has room.
+    """
+
+    __slots__ = ("_for_large", "_waiters", "total", "used")
+
+    def __init__(self, total: int, largest: int) -> None:
+        self.total = total
+        self.used = 0
+        self._for_large = max(total - total // _KEPT_PART, min(largest, total))
+        self._waiters: dict[Callable[[], None], None] = {}
+
+    @property
+    def is_short(self) -> bool:
+        """True while somebody waits."""
+        return bool(self._waiters)
+
+    def take(self, size: int, held: int = 0) -> bool:
+        """Reserve `size` bytes for a body that has `held` of them already; False, with nothing reserved, when
+        they are not there.
+        """
+        room = self.total if held + size <= LIMITS.small_body_bytes else self._for_large
+        if self.used + size > room:
+            return False
+        self.used += size
+        return True
+
+    def hold(self, size: int) -> None:
+        """Count bytes that have already arrived, whether there was room for them or not."""
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """Free bytes and call the waiters, in their order."""
+        self.used -= size
+        if self._waiters:
+            waiters, self._waiters = self._waiters, {}
+            for waiter in waiters:
+                waiter()
+
+    def wait(self, waiter: Callable[[], None]) -> None:
+        """Have `waiter` called once, after bytes were freed; it must then reserve again."""
+        self._waiters[waiter] = None
+
+    def forget(self, waiter: Callable[[], None]) -> None:
+        """The waiter is gone."""
+        self._waiters.pop(waiter, None)
+
+
+# A client and the exchange that answers its request, as each sees the other.
+
+
+class ClientExchange(Protocol):
+    """What a connection knows of the exchange that answers its request."""
+
+    def start(self) -> None: ...
+    def crashed(self, error: Exception) -> None: ...
+    def client_left(self) -> None: ...
+    def client_paused(self, paused: bool) -> None: ...
+    def stop(self, failure: Failure) -> None: ...
+    def tick(self, now: float) -> None: ...
+
+
+class ResponseClient(Protocol):
+    """What an exchange knows of its client. `secure`: by TLS; `shows_internals`: its answers tell which
+    unit it was.
+
+    `write` checks nothing, and must not be used once the client has left.
+    """
+
+    peer: str
+    secure: bool
+    shows_internals: bool
+
+    def write(self, data: bytes, /) -> None: ...
+    def send(self, data: bytes) -> None: ...
+    def finish(self, request: Request, *, keep_alive: bool) -> None: ...
+    def give_up(self, exchange: ClientExchange, request: Request) -> None: ...
+    def cut(self) -> None: ...
+
+
+# A client whose answer comes faster than it reads it: what is kept for it, and when it is too slow.
+#
+# Its unit goes on until `LIMITS.unsent_bytes` wait in the gate: so a slot is held for as long as its engine
+# works, and not for as long as its client reads. All clients together have `LIMITS.unsent_total_bytes`; who
+# comes when that is used up has its unit paused at once.
+
+
+LOOK_S = 0.01
+"""How often what waits is looked at: the loop tells only once that something does."""
+
+
+class Backlogs:
+    """The memory for what slow clients have yet to read. Each has all that it may have, or none."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def take(self) -> bool:
+        """Reserve as much as one may have; False: there is not so much left."""
+        if self.held + LIMITS.unsent_bytes > LIMITS.unsent_total_bytes:
+            reached("unsent_total_bytes")
+            return False
+        self.held += LIMITS.unsent_bytes
+        return True
+
+    def give(self) -> None:
+        """Give back what one had."""
+        self.held -= LIMITS.unsent_bytes
+
+
+class SlowReader:
+    """From when on something waits for a client until all of it was taken. `hold_back` is called once, when
+    its unit has to wait.
+    """
+
+    __slots__ = ("_acknowledged", "_backlogs", "_has_room", "_hold_back", "_since", "_timer", "_transport")
+
+    def __init__(
+        self, transport: asyncio.Transport, backlogs: Backlogs, now: float, hold_back: Callable[[], None]
+    ) -> None:
+        self._transport = transport
+        self._backlogs = backlogs
+        self._hold_back = hold_back
+        self._since, self._acknowledged = now, acknowledged(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_room = backlogs.take()
+        if self._has_room:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        else:
+            hold_back()
+
+    def _look(self) -> None:
+        if self._transport.get_write_buffer_size() < LIMITS.unsent_bytes:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        else:
+            self._timer = None
+            reached("unsent_bytes")
+            self._hold_back()
+
+    def is_too_slow(self, now: float) -> bool:
+        """Whether it has taken too little for too long."""
+        if self._acknowledged is None or now - self._since < LIMITS.slow_reader_s:
+            return False
+        before, self._acknowledged = self._acknowledged, acknowledged(self._transport)
+        self._since = now
+        if self._acknowledged is None:
+            return False
+        return self._acknowledged - before < LIMITS.slow_reader_s * LIMITS.slow_reader_bytes_per_s
+
+    def end(self) -> None:
+        """It has taken all, or has left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._has_room:
+            self._has_room = False
+            self._backlogs.give()

@@ -1,0 +1,569 @@
+"""The unit's side: one connection to a unit, and what its bytes mean.
+
+Rules:
+1. Bytes are parsed (reply_reader.py) before they are used: nothing of a malformed read is passed on, and its
+   connection is closed. The common read of a stream, exactly one chunk, is recognised by its size line and
+   does not need the parser.
+2. A connection is reused only after a reply that ended cleanly and said keep-alive.
+3. A large read is parsed in its turn (see rota.py), and nothing more is read before that. It also waits while
+   the client is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.reply import ReplyReader, UsualReply
+from cellgate.proxy.http.sse import ABORT
+from cellgate.proxy.http.turns import PIECE_BYTES, ReadScheduler, took_all
+
+EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+"""How a chunk ends whose last event is complete."""
+
+# How the chunk of a token begins, by the length of the whole chunk: its size line, and the event as an
+# OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
+_TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size for size in range(1, 8192)}
+
+_SIZE_LINE = len(b"1fff\r\n")
+"""The longest size line of those."""
+
+
+class ReplySink(Protocol):
+    """Receives a reply. Every method is called synchronously from the transport's callbacks."""
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """A parsed read: raw `data`, and the body `pieces` in it; `conn.reply` has the state of the reply."""
+
+    def on_failed(self, failure: Failure) -> None:
+        """The reply failed; the connection is closed."""
+
+
+class TokenSink(Protocol):
+    """Receives the chunks of a stream unchanged."""
+
+    @property
+    def usual_ends(self) -> tuple[bytes, ...]:
+        """Only those that end in one of these come here; the others are read first."""
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk that holds the event of a token and ends it."""
+
+
+class Home(Protocol):
+    """Where connections come from and go back to: the pool."""
+
+    read_scheduler: ReadScheduler
+
+    def give_back(self, conn: UnitConnection) -> None: ...
+    def forget(self, conn: UnitConnection) -> None: ...
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None: ...
+    def report(self, error: Exception) -> None: ...
+
+
+class UnitConnection(asyncio.Protocol):
+    """One connection to a unit, carrying one request at a time; `reply` is what has come of its reply.
+
+    `raw` is set by the relaying response while the stream is between two chunks and two events; a reply that
+    is like the `usual` one is not parsed.
+    """
+
+    __slots__ = (
+        "_held",
+        "_late",
+        "_late_at",
+        "_pool",
+        "_taken",
+        "idle_since",
+        "raw",
+        "reply",
+        "reused",
+        "sink",
+        "transport",
+        "usual",
+    )
+
+    def __init__(self, pool: Home) -> None:
+        self._pool = pool
+        self._held = self._taken = False
+        # What was read, and from where on it has yet to be parsed.
+        self._late = b""
+        self._late_at = 0
+        self.transport: asyncio.Transport | None = None
+        self.sink: ReplySink | None = None
+        self.reply = ReplyReader()
+        self.raw: TokenSink | None = None
+        self.usual: UsualReply | None = None
+        self.reused = False
+        self.idle_since = 0.0
+
+    # -- use -----------------------------------------------------------------------------------------------
+
+    def send(
+        self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool, usual: UsualReply | None = None
+    ) -> None:
+        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD, `usual` is the
+        reply that will probably come.
+        """
+        self.sink = sink
+        self.usual = usual
+        self.reply.expect(to_head=to_head)
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            self._fail(
+                FailureKind.STALE_CONNECTION if self.reused else FailureKind.CLOSED_EARLY,
+                "it closed the connection before the request",
+            )
+        elif len(body) < 16384:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def drop(self) -> None:
+        """Drop the reply and close the connection at once: the unit must stop working for it."""
+        self._pool.forget(self)
+        self._late = b""
+        self.sink = self.raw = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def discard(self) -> None:
+        """Drop the reply, and keep the connection if the reply is complete."""
+        if not self.reply.ended:
+            self.drop()
+
+    def pause(self) -> None:
+        """Stop reading: the receiver is paused."""
+        self._held = True
+        self._update_reading()
+
+    def resume(self) -> None:
+        """Read on, once all that was read before is parsed."""
+        self._held = False
+        if self._late:
+            self._pool.read_scheduler.join(self)
+        self._update_reading()
+
+    @property
+    def usable(self) -> bool:
+        """True when another request may be sent."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    # -- the transport's callbacks -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's, so this cannot be asserted.
+        transport = cast(asyncio.Transport, transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        raw = self.raw
+        if raw is not None:
+            start = _TOKEN_STARTS.get(len(data))
+            is_event = start is not None and data.startswith(start) and data.endswith(raw.usual_ends)
+            if is_event and ABORT not in data and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
+                # The parser stands before this chunk, and would stand as well behind it. It is one event:
+                # another one in the same chunk might be an error.
+                try:
+                    raw.on_token(data)
+                except Exception as error:
+                    self._crash(error)
+                return
+        try:
+            if len(data) > LIMITS.small_reply_bytes or self._late:
+                self._put_aside(data)
+            else:
+                self._parse(data)
+        except Exception as error:
+            self._crash(error)
+
+    def go_on(self, size: int) -> tuple[int, bool]:
+        """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see
+        rota.py), and whether there is more to be parsed. Never raises.
+        """
+        if self._held or not self._late:
+            return 0, False
+        late, at = self._late, self._late_at
+        is_sized = self.reply.has_head and self.reply.length is not None
+        end = len(late) if is_sized else at + size
+        part = late[at:end]
+        self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
+        pieces = 0
+        try:
+            pieces = self._parse(part)
+        except Exception as error:
+            self._crash(error)
+        if not self._late:
+            self._update_reading()
+        return len(part) + PIECE_BYTES * pieces, bool(self._late)
+
+    def _parse(self, data: bytes) -> int:
+        """Parse a read, and pass it on; in how many pieces the body in it came."""
+        sink = self.sink
+        if sink is None:
+            # There was no request: the connection cannot be trusted with one.
+            self.drop()
+            return 0
+        reply, usual = self.reply, self.usual
+        if usual is not None and not reply.begun and usual.is_like(data):
+            pieces = reply.repeat(usual.head, usual.body)
+        else:
+            pieces = reply.feed(data)
+        if reply.misbehaved:
+            self._fail(FailureKind.GARBAGE, reply.misbehaved)
+        else:
+            sink.on_read(data, pieces, self)
+            if reply.ended:
+                self._release()
+        return len(pieces)
+
+    def eof_received(self) -> bool:
+        if self.reused and not self.reply.begun and self.sink is not None and self.transport is not None:
+            # Distinguish a stale connection from a unit that died of the request.
+            self._taken = took_all(self.transport)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        transport, self.transport = self.transport, None
+        if self._late:
+            self._parse_late()
+        reply = self.reply
+        reply.close()
+        waited = self.sink is not None and not reply.ended
+        ends_by_close = waited and exc is None and reply.is_ended_by_close()
+        is_stale = waited and self.reused and not reply.begun
+        if is_stale and exc is not None and transport is not None:
+            self._taken = took_all(transport)
+        unused = is_stale and not self._taken
+        try:
+            self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
+        except Exception as error:
+            # The receiver of the reply must learn of the failure all the same.
+            self._pool.report(error)
+        if not waited:
+            return
+        if ends_by_close:
+            sink, self.sink, self.raw = self.sink, None, None
+            assert sink is not None
+            try:
+                sink.on_read(b"", [], self)
+            except Exception as error:
+                self.sink = sink
+                self._crash(error)
+            return
+        if is_stale:
+            self._fail(FailureKind.STALE_CONNECTION, "it closed the kept-alive connection before its reply")
+        else:
+            where = "in the middle of" if reply.has_head else "before"
+            self._fail(FailureKind.CLOSED_EARLY, f"it closed the connection {where} its reply")
+
+    def pause_writing(self) -> None:
+        """Requests are held whole in memory either way: nothing to pause."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _put_aside(self, data: bytes) -> None:
+        if not self._late:
+            self._late_at = 0
+        self._late += data
+        self._pool.read_scheduler.join(self)
+        if self._late:
+            self._update_reading()
+
+    def _parse_late(self) -> None:
+        """The connection is gone: what it has brought still counts, even if its client cannot take it."""
+        late, self._late = self._late[self._late_at :], b""
+        try:
+            self._parse(late)
+        except Exception as error:
+            self._crash(error)
+
+    def _update_reading(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._held or self._late:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def _crash(self, error: Exception) -> None:
+        # An exception that leaves the callback would close the transport without an answer to the client.
+        self._pool.report(error)
+        self._fail(FailureKind.INTERNAL, f"the gate failed on its reply: {error!r}")
+
+    def _release(self) -> None:
+        if self._late:
+            # There are bytes after the end of the reply: this connection must not get another request.
+            self.drop()
+            return
+        self.sink = self.raw = None
+        if self.reply.keep_alive:
+            if self._held:
+                # The last read may have filled its client's buffer; the next one has nothing to do with it.
+                self.resume()
+            self._pool.give_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+
+    def _fail(self, kind: FailureKind, reason: str) -> None:
+        sink, self.sink, self.raw = self.sink, None, None
+        self._late = b""
+        if self.transport is not None:
+            self.transport.abort()
+        if sink is not None:
+            sink.on_failed(Failure(kind, reason, taken=self._taken))
+
+
+# Connections to one unit: kept alive for reuse, a new one is opened when none is idle.
+#
+# The name of the unit is resolved on every new connection. The youngest idle connection is taken first, and
+# none that has been idle longer than the engines keep theirs (vLLM and SGLang close after 5 s).
+
+
+IDLE_S = 4.0
+EARLY_S = 1.5
+"""No engine closes a connection for having been idle for less than this."""
+SOON_S = 0.1
+ONE_OFFS = 3
+"""A unit that has closed so many connections in a row this soon after their first reply keeps none."""
+KEPT_EACH = 64
+"""Of the connections to such a unit one in so many is kept nevertheless: it may have changed."""
+LATE_S = 0.1
+"""A timeout that fires this late shows that the gate's event loop was blocked. The unit may have answered in
+time, so nothing is proven against it."""
+_OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+P = TypeVar("P", bound=asyncio.Protocol)
+MakeTls = Callable[[], ssl.SSLContext]
+"""The TLS context for the next connection to an https unit; created on first use, as most gates have none."""
+
+
+class Taker(Protocol):
+    """Wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
+
+    def on_connected(self, conn: UnitConnection) -> None: ...
+    def on_failed(self, failure: Failure) -> None: ...
+
+
+class GateStalledError(Exception):
+    """The gate's event loop was blocked while it should have connected."""
+
+
+class Pool:
+    """The connections of the gate to one unit; `unix_path`: at a Unix socket. Pools of several share a
+    `read_scheduler`, or each has its own.
+
+    `on_broken` is called when the unit closes a connection unexpectedly, `on_gate_fault` with a reason when
+    the gate itself could not open one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout_s: float,
+        tls: MakeTls | None,
+        unix_path: str | None = None,
+        read_scheduler: ReadScheduler | None = None,
+        on_broken: Callable[[], None] = lambda: None,
+        on_gate_fault: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.authority = parts.netloc.encode()
+        self.lines = b"host: %b\r\n" % self.authority
+        """What the head of each request to the unit begins with."""
+        self._on_broken = on_broken
+        self._on_gate_fault = on_gate_fault
+        self._unix_path = unix_path
+        self._tls = tls if parts.scheme == "https" else None
+        self._loop = loop
+        self.read_scheduler = read_scheduler or ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: deque[UnitConnection] = deque()
+        self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
+        self.connections: dict[UnitConnection, int] = {}
+        # Connections, one after the other, that were closed soon after their first reply; each connection has
+        # their number when it was opened. And how many were not kept for that.
+        self._one_offs = self._spent = 0
+        self.closed_for_good = False
+        self.closes_after_stream = False
+        """The unit ends a connection with a streamed reply, whatever the head of that says."""
+
+    def take(self, taker: Taker, *, fresh: bool = False) -> None:
+        """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
+        now = self._loop.time()
+        while self._idle and not fresh:
+            conn = self._idle.pop()
+            if conn.usable and now - conn.idle_since < IDLE_S:
+                conn.reused = True
+                taker.on_connected(conn)
+                return
+            conn.drop()
+        task = self._loop.create_task(self._connect())
+        self._connecting[task] = taker
+        task.add_done_callback(self._settled)
+
+    def cancel(self, taker: Taker) -> None:
+        """The taker no longer wants its connection; what is being opened is kept for the next."""
+        for task, waiting in self._connecting.items():
+            if waiting is taker:
+                self._connecting[task] = None
+
+    def give_back(self, conn: UnitConnection) -> None:
+        """Keep a connection that is fit for another request."""
+        is_spent = self.closes_after_stream and conn.reply.is_chunked
+        if self._one_offs:
+            is_spent = self._is_spent(conn) or is_spent
+        if self.closed_for_good or is_spent or not conn.usable:
+            conn.drop()
+            return
+        conn.idle_since = self._loop.time()
+        self._idle.append(conn)
+
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
+        """Note that a connection is gone.
+
+        `broken`: the unit closed it during an exchange; `unused`: before it took the next one. A connection
+        that is closed after a very short idle time was not closed for being idle: the unit's process may be
+        gone.
+        """
+        was_idle, idle_s = conn in self._idle, self._loop.time() - conn.idle_since
+        is_next = self.connections.get(conn) == self._one_offs
+        self.forget(conn)
+        if not was_idle and not unused and not broken:
+            return
+        is_second = conn.reused and not was_idle and not conn.reply.begun
+        if idle_s < SOON_S and (is_second or (was_idle and not conn.reused)):
+            # Others that were open before are closed by a process that ends.
+            self._one_offs += is_next
+            if self._one_offs > ONE_OFFS:
+                return
+        if broken or idle_s < EARLY_S:
+            self._on_broken()
+
+    def _is_spent(self, conn: UnitConnection) -> bool:
+        """Whether the unit will close this connection, as it has those before."""
+        if conn.reused:
+            self._one_offs = 0
+        if self._one_offs < ONE_OFFS:
+            return False
+        self._spent += 1
+        return self._spent % KEPT_EACH != 0
+
+    def forget(self, conn: UnitConnection) -> None:
+        """Neither keep nor count a connection any more: it is gone, or about to be."""
+        self.connections.pop(conn, None)
+        if conn in self._idle:
+            self._idle.remove(conn)
+
+    def purge(self, now: float | None = None) -> None:
+        """Close idle connections: all of them, or only those that are too old at `now`."""
+        while self._idle and (now is None or now - self._idle[0].idle_since >= IDLE_S):
+            self._idle.popleft().drop()
+
+    def close(self) -> None:
+        """Close what is idle and keep nothing from now on; replies in flight may finish."""
+        self.closed_for_good = True
+        self.purge()
+        for task in list(self._connecting):
+            task.cancel()
+
+    def report(self, error: Exception) -> None:
+        """Report a defect of the gate to the loop's exception handler."""
+        where = f"{self.host}:{self.port}"
+        self._loop.call_exception_handler(
+            {"message": f"a reply of {where} could not be processed", "exception": error}
+        )
+
+    async def open(self, factory: Callable[[], P]) -> P:
+        """A connection of another kind to the same place. Raises OSError, GateStalledError."""
+        deadline = self._loop.time() + self._connect_timeout_s
+        tls = self._tls() if self._tls is not None else None
+        try:
+            async with asyncio.timeout_at(deadline):
+                if self._unix_path is not None:
+                    return (await self._loop.create_unix_connection(factory, self._unix_path))[1]
+                return (await self._loop.create_connection(factory, self.host, self.port, ssl=tls))[1]
+        except TimeoutError:
+            if self._loop.time() > deadline + LATE_S:
+                raise GateStalledError from None
+            raise
+
+    async def _connect(self) -> UnitConnection:
+        conn = await self.open(lambda: UnitConnection(self))
+        # Counted only now: connection_lost is never called for a connect that was cancelled.
+        if conn.usable:
+            self.connections[conn] = self._one_offs
+        return conn
+
+    def _settled(self, task: asyncio.Task[UnitConnection]) -> None:
+        taker = self._connecting.pop(task)
+        try:
+            self._tell(task, taker)
+        except Exception as error:
+            self.report(error)
+            if taker is not None:
+                taker.on_failed(Failure(FailureKind.INTERNAL, f"the gate failed on a connection: {error!r}"))
+
+    def _tell(self, task: asyncio.Task[UnitConnection], taker: Taker | None) -> None:
+        if task.cancelled():
+            failure: Failure | None = Failure(
+                FailureKind.EVICTED, "the unit was taken out of the configuration"
+            )
+        else:
+            error = task.exception()
+            failure = connect_failure(error, f"{self.host}:{self.port}")
+            if failure is not None and failure.kind is FailureKind.INTERNAL and isinstance(error, Exception):
+                self.report(error)
+        if failure is not None:
+            if failure.kind is FailureKind.NO_RESOURCES:
+                self._on_gate_fault(failure.message)
+            if taker is not None:
+                taker.on_failed(failure)
+        elif taker is None:
+            self.give_back(task.result())
+        else:
+            # A connection that was closed meanwhile fails when it is used.
+            taker.on_connected(task.result())
+
+
+def connect_failure(error: BaseException | None, where: str) -> Failure | None:
+    """The failure of a connection to `where` (HOST:PORT), by whose fault it is."""
+    match error:
+        case None:
+            return None
+        case ConnectionRefusedError():
+            return Failure(FailureKind.REFUSED, f"connection refused by {where}")
+        case TimeoutError():
+            return Failure(FailureKind.CONNECT_TIMEOUT, f"no connection to {where} in time")
+        case GateStalledError():
+            return Failure(
+                FailureKind.NO_RESOURCES, f"the gate's event loop was blocked while it connected to {where}"
+            )
+        case socket.gaierror():
+            return Failure(
+                FailureKind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}"
+            )
+        case ssl.SSLError():
+            return Failure(FailureKind.UNREACHABLE, f"TLS with {where} failed: {error}")
+        case OSError() if error.errno in _OWN_ERRNOS:
+            return Failure(FailureKind.NO_RESOURCES, f"the gate cannot open a connection: {error.strerror}")
+        case OSError():
+            return Failure(FailureKind.UNREACHABLE, f"{where} cannot be reached: {error.strerror or error}")
+        case _:
+            return Failure(FailureKind.INTERNAL, f"connecting to {where} failed: {error!r}")

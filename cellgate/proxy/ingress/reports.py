@@ -1,0 +1,322 @@
+"""ORCA: the gate's load in the words of Envoy and gRPC, as one header line of every proxied response.
+
+The message is xds.data.orca.v3.OrcaLoadReport; its carriers are those of gRFC A51 and Envoy. Rules:
+1. Lines are rendered once a tick of the gate; a request only picks one.
+2. `application_utilization` and `rps_fractional` are means of the same window, so that their quotient, which
+   is the weight a balancer gives the gate, is what its units can do, however much they are sent just now.
+3. The means hold still while there is nothing to measure: no unit, or no work. A weight that fell meanwhile
+   would keep requests away, and with them the reports that could raise it again.
+4. `application_utilization` is never 0, which would mean "not set".
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import orjson
+
+from cellgate.router.board import Board
+from cellgate.router.health import spoken
+from cellgate.router.judge import CANARY_SOURCE, READINESS_SOURCE
+from cellgate.router.nouns import Evidence, Sign, Verdict
+from cellgate.router.unit_state import UnitState
+
+FORMAT_FIELD = b"endpoint-load-metrics-format"
+"""The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
+REPORT_FIELDS = frozenset({b"endpoint-load-metrics", b"endpoint-load-metrics-bin"})
+"""The reply fields an engine may report in. They never cross: the gate's own report stands in their place."""
+
+WINDOW_S = 5.0
+"""The time constant of every mean, in seconds in which there was work."""
+KV_FULL = 0.9
+"""From this share of the KV cache on, engines preempt: a unit counts as full."""
+LEAST = 0.001
+
+_NOT_WORK = frozenset(
+    {"denied", "health", "model", "models", "tokenize", "unit_health", "unlisted", "unread", "version"}
+)
+"""Routes that no unit computes tokens for: they are cheap, and tell nothing of what a gate can do."""
+
+# Protobuf wire format: a tag is (field number << 3 | wire type); 1: eight bytes, 2: length-delimited.
+_DOUBLE = struct.Struct("<Bd")
+_RPS, _EPS, _UTILIZATION = (number << 3 | 1 for number in (6, 7, 9))
+_NAMED_METRICS, _KEY, _VALUE = 8 << 3 | 2, 1 << 3 | 2, 2 << 3 | 1
+
+
+class OrcaReport(NamedTuple):
+    """One load report. Utilization 1 is full and more is overload; rates are per second."""
+
+    application_utilization: float
+    rps_fractional: float
+    eps: float = 0.0
+    named_metrics: Mapping[str, float] = {}
+
+
+def encoded(report: OrcaReport) -> bytes:
+    """The report in protobuf's wire format. As there, what is 0 is left out."""
+    doubles = (
+        (_RPS, report.rps_fractional),
+        (_EPS, report.eps),
+        (_UTILIZATION, report.application_utilization),
+    )
+    named = (_entry(name.encode(), value) for name, value in report.named_metrics.items())
+    return b"".join((*(_DOUBLE.pack(tag, value) for tag, value in doubles if value), *named))
+
+
+def bin_line(report: OrcaReport) -> bytes:
+    """The header line of gRFC A51, read by Envoy and gRPC without being asked for."""
+    return b"endpoint-load-metrics-bin: %b\r\n" % base64.b64encode(encoded(report))
+
+
+def text_line(report: OrcaReport) -> bytes:
+    """The TEXT carrier. Its separator is ":": older Envoys drop a whole report that has "="."""
+    named = {f"named_metrics.{name}": value for name, value in report.named_metrics.items()}
+    pairs = {**report._asdict(), **named}
+    del pairs["named_metrics"]
+    text = ",".join(f"{name}:{value:.6g}" for name, value in pairs.items())
+    return b"endpoint-load-metrics: TEXT %b\r\n" % text.encode()
+
+
+def json_line(report: OrcaReport) -> bytes:
+    """The JSON carrier: protobuf's JSON mapping with the field names of the message."""
+    return b"endpoint-load-metrics: JSON %b\r\n" % orjson.dumps(report._asdict())
+
+
+class LoadLines:
+    """The last report as header lines: the one that goes with every response, and those that may be asked for
+    instead, by format.
+    """
+
+    def __init__(self) -> None:
+        self.usual = b""
+        self.others: dict[bytes, bytes] = {}
+
+    def line(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The header line for a request with these fields, with its line end."""
+        line = self.usual
+        for name, value in fields:
+            if name == FORMAT_FIELD:
+                line = self.others.get(value.strip().lower(), self.usual)
+        return line
+
+
+class Orca:
+    """The gate's report. `responses` are the counts of requests that ended, by route and status (as in
+    `Metrics`), `waiting` is how many wait for a unit.
+    """
+
+    def __init__(
+        self, board: Board, responses: Mapping[tuple[str, int], int], waiting: Callable[[], int]
+    ) -> None:
+        self._board = board
+        self._responses = responses
+        self._waiting = waiting
+        self._at = math.inf
+        self._ended = self._failed = 0
+        self._utilization = self._rps = self._eps = 0.0
+        self.report = OrcaReport(LEAST, 0.0)
+        self.lines = LoadLines()
+        self._render()
+
+    def refresh(self, now: float) -> None:
+        """Measure and render anew. To be called by the gate's tick."""
+        waiting, (ended, failed) = self._waiting(), self._counts()
+        utilization = gate_utilization(self._board, waiting)
+        if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:
+            passed_s = now - self._at
+            part = 1.0 - math.exp(-passed_s / WINDOW_S)
+            self._utilization += part * (utilization - self._utilization)
+            self._rps += part * ((ended - self._ended) / passed_s - self._rps)
+            self._eps += part * ((failed - self._failed) / passed_s - self._eps)
+        self._at, self._ended, self._failed = now, ended, failed
+        self.report = OrcaReport(
+            max(LEAST, self._utilization), self._rps, self._eps, named_metrics(self._board, waiting)
+        )
+        self._render()
+
+    def _render(self) -> None:
+        self.lines.usual = bin_line(self.report)
+        self.lines.others = {b"text": text_line(self.report), b"json": json_line(self.report)}
+
+    def _counts(self) -> tuple[int, int]:
+        """Generations that have ended so far, and those of them that failed or were turned away."""
+        ended = failed = 0
+        for (route, status), count in self._responses.items():
+            if route not in _NOT_WORK:
+                ended += count
+                failed += count if status >= 500 or status == 429 else 0
+        return ended, failed
+
+
+def gate_utilization(board: Board, waiting: int) -> float | None:
+    """How much of what its usable units can take at once is taken now; requests that wait count as taken.
+    None: no unit is usable.
+
+    A gate is as full as its units: each counts with its max_in_flight, and with the requests there, others'
+    as well, or with its KV cache where that is nearer to its end.
+    """
+    usable = [state for state in board if state.is_usable()]
+    capacity = sum(state.unit.max_in_flight for state in usable)
+    return (sum(map(_taken, usable)) + waiting) / capacity if capacity else None
+
+
+def named_metrics(board: Board, waiting: int) -> dict[str, float]:
+    """What else a balancer or a person may want to know. `kv_cache_usage` is the mean of the usable units."""
+    usable = [state for state in board if state.is_usable()]
+    kv_uses = [state.load.kv_use for state in usable if state.load is not None]
+    return {
+        "in_flight": float(board.in_flight),
+        "queued": float(waiting),
+        "kv_cache_usage": sum(kv_uses) / len(kv_uses) if kv_uses else 0.0,
+        "units_ready": float(len(usable)),
+        "units_total": float(len(board.units)),
+    }
+
+
+def _taken(state: UnitState) -> float:
+    """How many of a unit's places are taken."""
+    kv_use = state.load.kv_use if state.load is not None else 0.0
+    return max(float(state.in_flight + state.foreign), state.unit.max_in_flight * kv_use / KV_FULL)
+
+
+def _entry(name: bytes, value: float) -> bytes:
+    """One entry of a map<string, double>: a message of a key (1) and a value (2)."""
+    # Its length is one byte of the format as long as names are short, and ours are.
+    inner = bytes((_KEY, len(name))) + name + _DOUBLE.pack(_VALUE, value)
+    return bytes((_NAMED_METRICS, len(inner))) + inner
+
+
+# Response headers that Envoy reads for health. Pure.
+#
+# 1. `x-envoy-immediate-health-check-fail` takes the whole host out at once, and out of the count of those
+# that
+# should be there. So it says one thing only: this gate is stopping. It is never a word about one unit.
+# 2. `x-envoy-degraded` is read from replies to health checks only: the host is used after those that are
+# not.
+
+
+FAIL_NOW = ("x-envoy-immediate-health-check-fail", "1")
+DEGRADED = ("x-envoy-degraded", "1")
+
+DEGRADED_SHARE = 0.5
+"""A gate with no more than this share of its configured weight in good order is degraded."""
+
+HeaderPairs = tuple[tuple[str, str], ...]
+
+
+def lines(headers: HeaderPairs) -> bytes:
+    """Headers as lines of a head."""
+    return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
+
+
+def readyz_headers(board: Board, *, stopping: bool) -> HeaderPairs:
+    """What a reply to /readyz says beside its status."""
+    if stopping:
+        return (FAIL_NOW,)
+    return (DEGRADED,) if gate_is_degraded(board) else ()
+
+
+def response_line(*, stopping: bool) -> bytes:
+    """The header line of any other response: a stopping gate gets no request more, not one check later."""
+    return _FAIL_NOW_LINE if stopping else b""
+
+
+def unit_headers(board: Board, name: str) -> HeaderPairs:
+    """What a reply to /healthz/unit/NAME says beside its status, which `unit_health` decides."""
+    state = board.units.get(name)
+    return (DEGRADED,) if state is not None and state.is_usable() and is_degraded(state) else ()
+
+
+def is_degraded(state: UnitState) -> bool:
+    """Whether a usable unit should come after others: it is suspected, in doubt, or slower than the rest."""
+    return (
+        state.case.verdict is Verdict.SUSPECT or state.is_restart_suspected() or state.outlier.degraded > 0.0
+    )
+
+
+_FAIL_NOW_LINE = lines((FAIL_NOW,))
+
+
+def gate_is_degraded(board: Board) -> bool:
+    """Whether a gate should come after others: half of its units are lost or degraded, or it is cut off."""
+    weight = sum(state.weight for state in board)
+    well = sum(state.weight for state in board if state.is_usable() and not is_degraded(state))
+    return board.panic_at is not None or well <= DEGRADED_SHARE * weight
+
+
+# What the gate tells load balancers: is it ready, and is one unit. Pure, the same on both ports.
+
+
+def readiness(board: Board, stopping: bool, *, full: bool = False) -> tuple[bool, dict[str, Any]]:
+    """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
+    descriptors), and why.
+    """
+    usable = sum(state.is_usable() for state in board)
+    ready = usable > 0 and not stopping and not full
+    units = {
+        state.unit.name: {
+            "usable": state.is_usable(),
+            "verdict": state.case.verdict.value,
+            "reason": why(state),
+        }
+        for state in board
+    }
+    return ready, {
+        "ready": ready,
+        "stopping": stopping,
+        "full": full,
+        "panic": board.panic_at is not None,
+        "usable_units": usable,
+        "units": units,
+    }
+
+
+def as_json(value: Any) -> bytes:
+    """A page of JSON. Indented: who reads this at night has curl and nothing else."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def unit_health(board: Board, name: str) -> tuple[HTTPStatus, str]:
+    """The status a load balancer that addresses single units gets, and why.
+
+    200: send it requests; 503: do not; 404: drained, on hold or unknown, which HAProxy
+    (`http-check disable-on-404`) reads as: no new requests, but let the running ones end.
+    """
+    state = board.units.get(name)
+    if state is None:
+        return HTTPStatus.NOT_FOUND, f"no unit is named {name!r}"
+    if state.drained or state.hold is not None:
+        return HTTPStatus.NOT_FOUND, why(state)
+    return (HTTPStatus.OK if state.is_usable() else HTTPStatus.SERVICE_UNAVAILABLE), why(state)
+
+
+def why(state: UnitState) -> str:
+    """The reason behind what is believed of a unit, in one line."""
+    if state.drained:
+        return "drained by an operator"
+    if state.hold is not None:
+        return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
+    if state.is_usable() and state.is_restart_suspected():
+        return "it closed a connection unexpectedly and may have restarted; a canary is sent"
+    said = present_reason(state)
+    if said is None:
+        return "no probe has answered yet"
+    reason = f"{said.reason} (source {said.source})"
+    ready = state.last_evidence.get((None, READINESS_SOURCE))
+    if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
+        reason += f"; but its readiness says: {ready.reason}"
+    return reason
+
+
+def present_reason(state: UnitState) -> Evidence | None:
+    """What speaks for the verdict, as it was last said; before the first verdict, what the canary found."""
+    because, last = state.case.because, state.last_evidence
+    if because is None:
+        return last.get((None, CANARY_SOURCE)) or last.get((None, READINESS_SOURCE))
+    newest = last.get((because.node, because.source), because)
+    return newest if newest.sign is because.sign else because

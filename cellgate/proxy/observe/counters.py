@@ -1,0 +1,354 @@
+"""The gate's counters: plain ints while it works, rendered at scrape.
+
+1. `finished` and `attempt` run once per request: no prometheus_client object is touched there.
+2. Gauges are not kept: exposition.py reads them from the Board at scrape, so a removed unit disappears.
+3. Every label is bounded by construction: unit and cell names from the configuration, enums, our own route
+   names, status codes. Nothing that a client can choose (path, model, address) becomes a label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import (
+    DURATION,
+    DURATION_BOUNDS_S,
+    LOOP_LAG_BOUNDS_S,
+    TTFT,
+    TTFT_BOUNDS_S,
+    Exemplars,
+    Histogram,
+)
+from cellgate.router.board import Board, DownCause, Flip
+from cellgate.router.nouns import Outcome, Refusal, Verdict
+
+# Results of streams that a unit broke: each is counted, and one event for each unit sums them up.
+
+
+REPORT_AFTER_S = 1.0
+"""A unit breaks its streams together: the event follows this long after the first."""
+
+
+class ContinuationKind(Enum):
+    """What kind of stream a unit broke."""
+
+    TEXT = "text"
+    """Of chat or completions, as are the next ones; with nothing but text."""
+    TOOLS = "tools"
+    """It may call tools, and has not yet."""
+    TOOL_CALL = "tool_call"
+    """It has shown a tool call, or a part of one."""
+    REASONING = "reasoning"
+    """It has shown reasoning."""
+    LOGPROBS = "logprobs"
+    PENALTIES = "penalties"
+    CONSTRAINED = "constrained"
+    """A grammar, a forced tool call or something else shapes it."""
+    MESSAGES = "messages"
+    RESPONSES = "responses"
+    OTHER = "other"
+
+
+class ContinuationResult(Enum):
+    """The result of a broken stream."""
+
+    CONTINUED = "continued"
+    """Another unit resumed it to its end, or until that one broke it as well, or its client left."""
+    COMPLETED = "completed"
+    """The text was complete; the gate sent the last events."""
+    NOT_CONTINUABLE = "not_continuable"
+    """Its request, its events or the configuration do not allow it."""
+    REFUSED = "refused"
+    """The other unit could not resume it, or could not prove it."""
+    NO_UNIT = "no_unit"
+    CLIENT_LEFT = "client_left"
+
+
+Count = Callable[[str, ContinuationKind, ContinuationResult], None]
+
+
+class Continuations:
+    """Collects all results. `count` is called for each."""
+
+    def __init__(self, count: Count, events: EventLog) -> None:
+        self._count = count
+        self._events = events
+        self._unreported: dict[str, Counter[str]] = {}
+        self._due: dict[str, float] = {}
+
+    def record(self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = "") -> None:
+        """The result of a stream that `unit` broke, and why it was not resumed."""
+        self._count(unit, kind, result)
+        what = result.value.replace("_", " ")
+        self._unreported.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
+
+    def tick(self, now: float) -> None:
+        """Report events that are due; called a few times a second."""
+        for unit in list(self._unreported):
+            if now < self._due.setdefault(unit, now + REPORT_AFTER_S):
+                continue
+            counts = self._unreported.pop(unit)
+            del self._due[unit]
+            detail = ", ".join(f"{count} {what}" for what, count in counts.most_common(5))
+            self._events.add(Action("broken_streams", "gate", unit, detail))
+
+
+# What any process of a gate counts: workers report to the control process, which shows the sum.
+
+
+@dataclass(frozen=True, slots=True)
+class TallyFamily:
+    """One family of `/metrics`, a counter. `known`: rows that are shown from the start, with 0."""
+
+    text: str
+    labels: tuple[str, ...]
+    known: tuple[tuple[str, ...], ...] = ()
+
+
+RELOADS = "reloads"
+NAMED = "named_requests"
+FALLBACKS = "fallbacks"
+GUARDRAIL = "guardrail_verdicts"
+
+FAMILIES = {
+    RELOADS: TallyFamily(
+        "Times that files were read again while the gate runs; refused: what was in use stays.",
+        ("what", "result"),
+        tuple(
+            (what, result)
+            for what in ("configuration", "certificates", "keys")
+            for result in ("taken", "refused")
+        ),
+    ),
+    NAMED: TallyFamily(
+        "Requests for a name of `models`, by the model that was to serve them first.", ("name", "model")
+    ),
+    FALLBACKS: TallyFamily(
+        "Requests that fell back to another name, because no unit could serve the one before.",
+        ("name", "fallback"),
+    ),
+    GUARDRAIL: TallyFamily(
+        "Questions to the guardrail by their result: a verdict, or why there was none.",
+        ("phase", "result"),
+        tuple(
+            (phase, result)
+            for phase in ("request", "answer")
+            for result in (
+                "allowed",
+                "denied",
+                "changed",
+                "timeout",
+                "unreachable",
+                "nonsense",
+                "too_many",
+                "too_large",
+                "unreadable",
+            )
+        ),
+    ),
+}
+"""By name. Values of labels come from the configuration or from a table, never from a client."""
+
+TallyKey = tuple[str, ...]
+"""The family, and the values of its labels."""
+
+TALLIES: Counter[TallyKey] = Counter(
+    {(name, *row): 0 for name, family in FAMILIES.items() for row in family.known}
+)
+"""What this process has counted since it began."""
+
+
+def tally(family: str, *labels: str) -> None:
+    """Count one."""
+    TALLIES[family, *labels] += 1
+
+
+RECENT = 0.1
+"""The weight of the latest value in a moving mean, which covers the last ten or twenty."""
+_EOF = b"# EOF\n"
+"""The last line of OpenMetrics; families are encoded one by one."""
+LAGS_KEPT = 240
+"""A minute of the gate's ticks, so that no lag is missed between two scrapes."""
+
+
+class Tally:
+    """The counts of one unit. The name "" is for requests that no unit answered."""
+
+    __slots__ = (
+        "broken",
+        "cell",
+        "downs",
+        "duration",
+        "flips",
+        "outcomes",
+        "recent_ttft_s",
+        "retries",
+        "ttft",
+    )
+
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.downs = dict.fromkeys(DownCause, 0)
+        self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
+        self.retries = 0
+        self.broken = 0
+        """Streams that it broke in the middle."""
+        self.ttft = Histogram(TTFT_BOUNDS_S)
+        self.recent_ttft_s: float | None = None
+        self.duration = Histogram(DURATION_BOUNDS_S)
+
+
+class _Only(Collector):
+    """One family as the collector that `generate_latest` wants."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
+
+
+class Encoding(NamedTuple):
+    """How families become text."""
+
+    encode: Callable[[Collector], bytes]
+    content_type: str
+
+
+PLAIN = Encoding(generate_latest, CONTENT_TYPE_LATEST)
+
+
+class Metrics:
+    """Counts what happens, and renders it with the registered collectors."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.tallies: dict[str, Tally] = {}
+        self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self.refusals = dict.fromkeys(Refusal, 0)
+        self.continuations = dict.fromkeys(product(ContinuationKind, ContinuationResult), 0)
+        self.recoveries: dict[tuple[str, str], int] = {}
+        self.forged = 0
+        """Requests that named a unit and came from a peer that is not trusted."""
+        self.defects = 0
+        """Exceptions in workers; those of this process are in proxy/observe/log.py."""
+        self.workers_tallies: Counter[TallyKey] = Counter()
+        """What workers have counted; the counts of this process are in proxy/observe/counters.py."""
+        self.limits: defaultdict[str, int] = defaultdict(int)
+        """Limits that took effect in workers; those of this process are in proxy/config/limits.py."""
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.exemplars = Exemplars()
+        self.lag = Histogram(LOOP_LAG_BOUNDS_S)
+        self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+
+    def include(self, collector: Collector) -> None:
+        """Show its families as well."""
+        self._registry.register(collector)
+
+    def finished(self, record: Finished) -> None:
+        """A request has ended, whoever answered it."""
+        # Unpacked, and not read by name, because this is done for each request.
+        _, _, _, _, route, _, status, _, unit, _, _, _, ttft_s, duration_s, _, bytes_in, bytes_out, _ = record
+        self.responses[route, status] += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        tally = self.tallies.get(unit) or self.tally(unit)
+        tally.duration.observe(duration_s)
+        if ttft_s is not None:
+            tally.ttft.observe(ttft_s)
+            before_s = ttft_s if tally.recent_ttft_s is None else tally.recent_ttft_s
+            tally.recent_ttft_s = before_s + RECENT * (ttft_s - before_s)
+
+    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
+        """A request that has ended was traced under this id."""
+        cell = self.tally(unit).cell
+        self.exemplars.note(DURATION, cell, unit, duration_s, trace_id)
+        if ttft_s is not None:
+            self.exemplars.note(TTFT, cell, unit, ttft_s, trace_id)
+
+    def attempt(self, unit: str, outcome: Outcome) -> None:
+        """An attempt on a unit has ended."""
+        tally = self.tallies.get(unit) or self.tally(unit)
+        tally.outcomes[outcome] += 1
+
+    def flip(self, flip: Flip) -> None:
+        """A verdict has changed."""
+        tally = self.tally(flip.unit)
+        tally.flips[flip.before, flip.after] += 1
+        if flip.cause is not None:
+            tally.downs[flip.cause] += 1
+
+    def retry(self, unit: str) -> None:
+        """A request is retried on another unit because this one failed."""
+        self.tally(unit).retries += 1
+
+    def continuation(self, unit: str, kind: ContinuationKind, result: ContinuationResult) -> None:
+        """The result of a stream that this unit broke."""
+        self.continuations[kind, result] += 1
+        self.tally(unit).broken += 1
+
+    def refusal(self, reason: Refusal) -> None:
+        """A request was refused without a unit."""
+        self.refusals[reason] += 1
+
+    def loop_lag(self, seconds: float) -> None:
+        """The gate's tick was late."""
+        self.lag.observe(seconds)
+        self.last_lags_s.append(seconds)
+
+    def recent_ttft_s(self, unit: str) -> float | None:
+        """The recent mean time to first token of this unit; None before the first."""
+        return self.tallies[unit].recent_ttft_s if unit in self.tallies else None
+
+    async def families(self) -> AsyncIterator[Metric]:
+        """Everything that is counted, now.
+
+        The loop turns between two families: all at once take 0.7 ms for each unit, which would delay streams.
+        """
+        self._forget_departed()
+        for family in self._registry.collect():
+            yield family
+            await asyncio.sleep(0)
+
+    def encoding_for(self, accept: str) -> Encoding:
+        """How to render for who sent this `Accept`: OpenMetrics while there are exemplars, else plain."""
+        if self.exemplars and "application/openmetrics-text" in accept:
+            return Encoding(*choose_encoder(accept))
+        return PLAIN
+
+    async def render(self, encoding: Encoding = PLAIN) -> bytes:
+        """Everything in Prometheus' text format, or in another one."""
+        parts = [encoding.encode(_Only(family)).removesuffix(_EOF) async for family in self.families()]
+        return b"".join(parts if encoding is PLAIN else [*parts, _EOF])
+
+    def tally(self, unit: str) -> Tally:
+        """The counts of a unit, zero at first."""
+        if unit not in self.tallies:
+            state = self.board.units.get(unit)
+            self.tallies[unit] = Tally(state.unit.cell if state is not None else "")
+        return self.tallies[unit]
+
+    def _forget_departed(self) -> None:
+        """Drop the counts of removed units, which would otherwise accumulate."""
+        known = {"", *self.board.units, *(state.unit.name for state in self.board.leaving)}
+        for name in self.tallies.keys() - known:
+            del self.tallies[name]
+        for name, state in self.board.units.items():
+            if self.tally(name).cell != state.unit.cell:
+                self.tallies[name] = Tally(state.unit.cell)

@@ -1,0 +1,349 @@
+"""One family of histograms that are kept for each unit and shown for each cell, or also for each unit.
+
+A histogram of each unit is 20 to 25 series; a gate of 120 units would show 15,000 of them, which nobody looks
+at. What units counted that have left stays in the sum of their cell: Prometheus takes a sum that falls for a
+restart of the gate, and what is left of it for new observations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.observe.families import (
+    TTFT_BOUNDS_S,
+    Buckets,
+    Exemplars,
+    Histogram,
+    counter,
+    gauge,
+    histogram,
+    summary,
+)
+from cellgate.router.board import Board
+from cellgate.router.cost_model import Usage
+from cellgate.router.queue import Queue
+from cellgate.router.unit_state import Lease
+
+T = TypeVar("T")
+Counted = tuple[Buckets, float]
+"""Cumulated buckets and the sum of all observations."""
+_Row = tuple[tuple[str, ...], Buckets, float]
+_Shown = tuple[tuple[str, ...], Sequence[Sequence[object]], float]
+
+
+class UnitSource(NamedTuple, Generic[T]):
+    """What one unit has counted. `of` lives as long as the unit, and is not used for another one."""
+
+    cell: str
+    unit: str
+    of: T
+
+
+class UnitHistograms(Generic[T]):
+    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown; `has_means`:
+    count and sum of each unit are shown besides, from which its mean follows. `exemplars` has those of all
+    families.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[T], Counted],
+        *,
+        per_unit: bool,
+        has_means: bool = False,
+        exemplars: Exemplars | None = None,
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+        self._per_unit = per_unit
+        self._has_means = has_means
+        self._exemplars = Exemplars() if exemplars is None else exemplars
+        self._shown: dict[tuple[int, str], UnitSource[T]] = {}
+        self._departed: dict[str, Counted] = {}
+        """By cell."""
+
+    def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
+        """The families as they stand; `sources` are all that there are. Each is read once."""
+        counted = [(source, self._read(source.of)) for source in sources]
+        labels, rows = self._rows(counted)
+        yield histogram(self._name, self._text, labels, map(self._with_exemplars, rows))
+        if self._has_means:
+            means = (
+                ((source.unit,), int(buckets[-1][1]), total)
+                for source, (buckets, total) in counted
+                if source.unit
+            )
+            yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
+
+    def _with_exemplars(self, row: _Row) -> _Shown:
+        labels, buckets, total = row
+        cell, *unit = labels
+        shown = self._exemplars.beside(self._name, cell, unit[0] if unit else None, buckets)
+        return labels, shown, total
+
+    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> tuple[tuple[str, ...], Iterator[_Row]]:
+        if self._per_unit:
+            return ("cell", "unit"), (((one.cell, one.unit), *what) for one, what in counted)
+        shown = {(id(source.of), source.cell): source for source, _ in counted}
+        for key in self._shown.keys() - shown.keys():
+            gone = self._shown[key]
+            _add(self._departed, gone.cell, self._read(gone.of))
+        self._shown = shown
+        cells = dict(self._departed)
+        for source, what in counted:
+            _add(cells, source.cell, what)
+        return ("cell",), (((cell,), *sums) for cell, sums in cells.items())
+
+
+def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
+    """Add to the sum of a cell."""
+    if cell in cells:
+        before, total = cells[cell]
+        buckets, more = counted
+        both = [(bound, one + other) for (bound, one), (_, other) in zip(before, buckets, strict=True)]
+        counted = both, total + more
+    cells[cell] = counted
+
+
+# Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue.
+
+
+class _Tally:
+    """What is counted of one unit."""
+
+    __slots__ = ("completion", "expected", "found", "missed", "predicted", "prompt")
+
+    def __init__(self) -> None:
+        self.predicted = Histogram(TTFT_BOUNDS_S)
+        self.missed = Histogram(TTFT_BOUNDS_S)
+        self.prompt = self.expected = self.found = self.completion = 0
+
+
+class _ModelTokens:
+    """The tokens of one model."""
+
+    __slots__ = ("completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = self.completion = 0
+
+
+class RoutingMetrics(Collector):
+    """Counts in plain numbers. `ignored`: headers with invalid values."""
+
+    def __init__(self, board: Board, queue: Queue, *, per_unit: bool = False) -> None:
+        self._board = board
+        self.ignored = 0
+        self._queue = queue
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
+        self._waits = Histogram(TTFT_BOUNDS_S)
+        self._models: defaultdict[str, _ModelTokens] = defaultdict(_ModelTokens)
+        """By the names in the configuration; all others, which clients or engines have made up, under ""."""
+        self._predicted = UnitHistograms(
+            "ttft_predicted_seconds",
+            "Predicted time from the start of an attempt to its first token.",
+            Histogram.read,
+            per_unit=per_unit,
+        )
+        self._missed = UnitHistograms(
+            "ttft_missed_seconds",
+            "Absolute error of the predicted time to first token.",
+            Histogram.read,
+            per_unit=per_unit,
+        )
+
+    def waited(self, seconds: float) -> None:
+        """A request has left the queue, for any reason."""
+        self._waits.observe(seconds)
+
+    def shown(self, lease: Lease) -> None:
+        """A unit has sent the first token of a stream."""
+        tally, due_s = self._tallies[lease.unit], lease.job.ttft_s
+        tally.predicted.observe(due_s)
+        tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
+
+    def completed(self, lease: Lease, usage: Usage | None, tokens: int) -> None:
+        """A generation ended without a failure; its answer has so many `tokens`."""
+        tally, job, model = self._tallies[lease.unit], lease.job, lease.ask.model
+        prompt = job.prompt_tokens
+        tally.prompt += prompt
+        tally.expected += job.cached_tokens
+        tally.completion += tokens
+        of_model = self._models[model if model and model in lease.unit_state.unit.models else ""]
+        of_model.prompt += prompt
+        of_model.completion += tokens
+        if usage is not None and usage.cached_tokens is not None:
+            tally.found += usage.cached_tokens
+
+    def completion_tokens(self) -> int:
+        """Tokens of all answers that were completed."""
+        return sum(of_model.completion for of_model in self._models.values())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        for name in self._tallies.keys() - self._board.units.keys():
+            del self._tallies[name]
+        tallies = [(name, self._tallies[name]) for name in self._board.units]
+        units = [state.unit for state in self._board]
+        places = [((unit.cell, unit.name), self._tallies[unit.name]) for unit in units]
+        yield from self._predicted.collect(UnitSource(*place, tally.predicted) for place, tally in places)
+        yield from self._missed.collect(UnitSource(*place, tally.missed) for place, tally in places)
+        for field, (name, text) in _TOKENS.items():
+            yield counter(
+                name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]
+            )
+        for name, text, field in _MODEL_TOKENS:
+            rows = (((model,), getattr(of_model, field)) for model, of_model in self._models.items())
+            yield counter(name, text, ("model",), rows)
+        yield histogram(
+            "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *self._waits.read())]
+        )
+        yield gauge(
+            "queue_tokens",
+            "Uncached tokens of the prompts that wait for a unit.",
+            (),
+            [((), self._queue.tokens)],
+        )
+        yield counter(
+            "ignored_headers",
+            "Request headers with invalid values, which were ignored.",
+            (),
+            [((), self.ignored)],
+        )
+        yield from self._rates()
+
+    def _rates(self) -> Iterator[Metric]:
+        costs = [((state.unit.name,), state.costs) for state in self._board]
+        yield gauge(
+            "unit_prefill_tokens_per_second",
+            "Uncached tokens that a unit computes in a second, as measured.",
+            ("unit",),
+            ((unit, book.rates.prefill_tokens_s.value) for unit, book in costs),
+        )
+        yield gauge(
+            "unit_step_seconds",
+            "Duration of a decoding step with the sequences that a unit has, as measured.",
+            ("unit",),
+            ((unit, book.rates.steps.at(book.backlog.batch)) for unit, book in costs),
+        )
+        yield gauge(
+            "unit_queued_tokens",
+            "Uncached tokens of this gate's prompts that a unit has not computed yet.",
+            ("unit",),
+            ((unit, book.backlog.queued_tokens) for unit, book in costs),
+        )
+        yield gauge(
+            "prefix_blocks",
+            "Blocks of prompts that the prefix caches of all units are believed to hold.",
+            (),
+            [((), sum(len(book.prefixes) for _, book in costs))],
+        )
+
+
+_TOKENS = {
+    "prompt": ("prompt_tokens", "Tokens of the prompts a unit has answered, as estimated."),
+    "expected": ("prefix_expected_tokens", "Of those, what was believed to be in its prefix cache."),
+    "completion": ("completion_tokens", "Tokens of the answers that a unit has completed."),
+    "found": ("prefix_found_tokens", "Tokens that its engine reported as cached, if it reports them."),
+}
+
+_MODEL_TOKENS = (
+    (
+        "model_prompt_tokens",
+        "Tokens of the prompts of completed answers, by configured model.",
+        "prompt",
+    ),
+    ("model_completion_tokens", "Tokens of completed answers, by configured model.", "completion"),
+)
+
+
+# Metrics of requests whose prompt one unit computes and another one answers.
+
+
+_PAIR = ("prefiller", "decoder")
+
+
+@dataclass(slots=True)
+class PairTally:
+    """The transfers of one pair: those that were timed, their seconds, and the tokens of all."""
+
+    timed: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Blocks have arrived; `seconds` 0: not timed."""
+        self.tokens += tokens
+        self.timed += seconds > 0.0
+        self.seconds += seconds
+
+
+class SplitCounts(Protocol):
+    """What is counted (proxy/control/watches.py)."""
+
+    @property
+    def steps(self) -> Counter[tuple[str, str, str]]: ...
+    @property
+    def pairs(self) -> Mapping[tuple[str, str], PairTally]: ...
+
+    def orphans(self) -> int: ...
+
+
+class SplitMetrics(Collector):
+    """Renders the counts of one gate; nothing where no unit has a role."""
+
+    def __init__(self, board: Board, counts: SplitCounts, now: Callable[[], float]) -> None:
+        self._board = board
+        self._counts = counts
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        counts, pairs = self._counts, self._board.pairs
+        if not pairs.prefillers and not counts.steps:
+            return
+        yield counter(
+            "split_steps",
+            "Steps of split requests by what became of them.",
+            (*_PAIR, "step"),
+            counts.steps.items(),
+        )
+        yield counter(
+            "splits_not_paying",
+            "Requests that could have been split, and were not because it would not have paid.",
+            (),
+            [((), pairs.not_paying)],
+        )
+        yield summary(
+            "transfer_seconds",
+            "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
+            _PAIR,
+            [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
+        )
+        yield counter(
+            "transfer_tokens",
+            "Tokens of KV cache that were moved from prefillers to decoders, as estimated.",
+            _PAIR,
+            [(pair, tally.tokens) for pair, tally in counts.pairs.items()],
+        )
+        yield gauge(
+            "link_open",
+            "1 while requests may be split between the pair; 0 while it is avoided because transfers failed.",
+            _PAIR,
+            [(pair, link.is_open(self._now())) for pair, link in pairs.links.items()],
+        )
+        yield gauge(
+            "split_orphans",
+            "Computed prompts whose blocks are held for nobody.",
+            (),
+            [((), counts.orphans())],
+        )

@@ -1,0 +1,681 @@
+"""The commands of a gate to Redis: writing documents, the index of writers, and reading.
+
+Each exchange is a batch of commands with a timeout, for at most SLICE units. The loop turns between two, so
+that streams are not delayed by the number of units. Redis refuses single commands; the others still count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import orjson
+from redis.asyncio import Redis, Sentinel
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from cellgate.proxy.config.checks import address
+from cellgate.proxy.config.settings import Address, RedisAccess, Tls
+from cellgate.proxy.control.containment import Containment, fingerprint_name
+from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.redis.reports import Names, UnitReport, written
+from cellgate.router.poison import Ban
+
+# Bans of prompts that gates share: a JSON document for each. docs/redis.md describes it.
+#
+# Advisory like everything in Redis: a document that is invalid, of an unknown gate, or without an end is
+# counted and ignored. The time of a ban here is limited by this gate's own `poison.ban_s`.
+
+
+VERSION = 1
+DOCUMENT_MAX = 4096
+BANS_MAX = 1024
+"""The most entries of the index that are read."""
+LEFT_MS_MAX = 1 << 40
+LIFTED_MS = 1000
+"""How long the end of a ban stays readable."""
+_BEGIN = b'{"poison":'
+_MARK = re.compile(r"[0-9a-f]{16}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MODEL_MAX, _UNITS_MAX = 128, 8
+
+
+class BanDocument(NamedTuple):
+    """One document. `left_ms`: how long it holds; 0: it is lifted."""
+
+    mark: str
+    gate: str
+    model: str
+    units: tuple[str, ...]
+    left_ms: int
+
+
+class BanWrite(NamedTuple):
+    """A document to be written, and its expiry."""
+
+    mark: str
+    document: bytes
+    expiry_ms: int
+    is_lifted: bool
+
+
+def is_ban(document: bytes) -> bool:
+    """Whether a message on the channel is of this kind."""
+    return document.startswith(_BEGIN)
+
+
+def read_ban(document: bytes) -> BanDocument | None:
+    """The content of a document; None when it is invalid."""
+    try:
+        found = orjson.loads(document) if len(document) <= DOCUMENT_MAX else None
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(found, dict) or found.get("v") != VERSION:
+        return None
+    mark, gate = _fit(found.get("poison"), _MARK), _fit(found.get("gate"), _NAME)
+    left_ms, model, units = found.get("left_ms"), found.get("model"), found.get("units")
+    if mark is None or gate is None or not isinstance(left_ms, int) or not 0 <= left_ms <= LEFT_MS_MAX:
+        return None
+    named = [str(unit) for unit in units if _fit(unit, _NAME)] if isinstance(units, list) else []
+    model = model[:_MODEL_MAX] if isinstance(model, str) else ""
+    return BanDocument(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms)
+
+
+class SharedBans:
+    """One gate's part in it, under the name `gate`."""
+
+    def __init__(self, containment: Containment, gate: str, now: Callable[[], float]) -> None:
+        self._containment = containment
+        self._gate = gate
+        self._now = now
+
+    def own(self) -> list[BanWrite]:
+        """The bans of this gate."""
+        return [self.row(ban, lifted=False) for ban in self._containment.bans.all() if not ban.gate]
+
+    def row(self, ban: Ban, *, lifted: bool) -> BanWrite:
+        """The document of a ban that begins, or was lifted."""
+        left_ms = 0 if lifted else max(1, round(1000 * (ban.until - self._now())))
+        told = {
+            "poison": fingerprint_name(ban.fingerprint),
+            "v": VERSION,
+            "gate": self._gate,
+            "model": ban.model[:_MODEL_MAX],
+            "units": ban.units[:_UNITS_MAX],
+            "left_ms": left_ms,
+        }
+        return BanWrite(fingerprint_name(ban.fingerprint), orjson.dumps(told), left_ms or LIFTED_MS, lifted)
+
+    def knows(self, mark: str) -> bool:
+        """Whether that prompt is refused here."""
+        return (
+            _fit(mark, _MARK) is not None
+            and self._containment.bans.find(int(mark, 16), self._now()) is not None
+        )
+
+    def heard(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
+        """Apply a document of one of `gates`; False when it is ignored. `left_ms`: the time to live of its
+        key.
+        """
+        told = read_ban(document) if isinstance(document, bytes) else None
+        if told is None or told.gate not in gates or told.gate == self._gate:
+            return False
+        mark, contained = int(told.mark, 16), self._containment
+        if not told.left_ms:
+            contained.lift(mark, f"gate {told.gate}", tell=False)
+            return True
+        left_s = min(told.left_ms if left_ms is None else left_ms, told.left_ms) / 1000.0
+        now = self._now()
+        until = now + min(left_s, contained.ban_s)
+        if until > now:
+            contained.take(Ban(mark, told.model, now, until, told.units, told.gate))
+        return True
+
+
+def _fit(found: Any, pattern: re.Pattern[str]) -> str | None:
+    return found if isinstance(found, str) and pattern.fullmatch(found) else None
+
+
+# What the gate wants of a Redis, however many servers it is: batches of commands, and one channel.
+#
+# Every command has one key, so that a Cluster can take each of them.
+
+
+EXCHANGE_S = 1.0
+"""How long one exchange may take before the connection is given up."""
+
+Command = tuple[str | bytes | int, ...]
+
+
+class RedisClient(Protocol):
+    """One user's connections. Errors are those of redis-py, or TimeoutError."""
+
+    async def exchange(self, commands: Sequence[Command], limit_s: float = EXCHANGE_S, /) -> list[Any]:
+        """The answers to these commands; an error of the server stands in the place of an answer."""
+
+    async def pubsub(self) -> PubSub:
+        """For messages of a channel that any client of this Redis publishes."""
+
+    async def disconnect(self) -> None:
+        """Close all connections; the next exchange makes new ones."""
+
+
+class ServerClient:
+    """One server, or the primary that `sentinels` name, who are asked for each connection."""
+
+    def __init__(self, redis: Redis, sentinels: Sequence[Redis] = ()) -> None:
+        self._redis = redis
+        self._sentinels = sentinels
+
+    async def exchange(self, commands: Sequence[Command], limit_s: float = EXCHANGE_S) -> list[Any]:
+        """The answers to these commands; an error of the server stands in the place of an answer."""
+        batch = self._redis.pipeline(transaction=False)
+        for command in commands:
+            batch.execute_command(*command)
+        # A cancelled exchange closes its connection, so no later one reads its answers.
+        async with asyncio.timeout(limit_s):
+            return await batch.execute(raise_on_error=False)
+
+    async def pubsub(self) -> PubSub:
+        """For messages of a channel."""
+        return self._redis.pubsub(ignore_subscribe_messages=True)
+
+    async def disconnect(self) -> None:
+        """Close all connections. Raises the first error once all were tried."""
+        pools = [each.connection_pool for each in (self._redis, *self._sentinels)]
+        for ended in await asyncio.gather(*(pool.disconnect() for pool in pools), return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
+
+
+async def answered(
+    client: RedisClient, commands: Sequence[Command], limit_s: float = EXCHANGE_S
+) -> list[Any]:
+    """As `exchange`, for commands that must all succeed. Raises the first error of the server."""
+    answers = await client.exchange(commands, limit_s)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+SLICE = 32
+MEMBERS_MAX = 20_000
+CELLS_MAX = 1_000
+
+T = TypeVar("T")
+
+
+class IndexEntry(NamedTuple):
+    """An entry of an index: this gate reports this unit of this cell."""
+
+    cell: str
+    unit: str
+    gate: str
+
+
+class RedisCommands:
+    """The exchanges on one connection."""
+
+    def __init__(self, client: RedisClient, names: Names) -> None:
+        self._client = client
+        self._names = names
+
+    async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
+        """Write these documents. How many there were, and what was refused."""
+        count, refused = 0, list[ResponseError]()
+        for part in _slices(reports):
+            count += len(part)
+            answers = await self._client.exchange(
+                [self._set(report, written(report), expiry_ms) for report in part]
+            )
+            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
+        return count, refused
+
+    async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
+        """Write these, and publish them on the channel of flips."""
+        for part in _slices(flips):
+            commands: list[Command] = []
+            for report in part:
+                document = written(report)
+                commands.append(("PUBLISH", self._names.flips, document))
+                commands.append(self._set(report, document, expiry_ms))
+            await self._client.exchange(commands)
+
+    async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
+        """Write this gate's heartbeat; what was refused."""
+        answers = await self._client.exchange([("SET", self._names.beat(gate), beat, "PX", expiry_ms)])
+        return [answer for answer in answers if isinstance(answer, ResponseError)]
+
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
+        for part in _slices(gates):
+            keys = [self._names.beat(gate) for gate in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def cells(self) -> list[str]:
+        """All cells with reports."""
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.cells)])
+        return sorted(_texts(found))[:CELLS_MAX]
+
+    async def index_sizes(self, cells: Sequence[str]) -> dict[str, int]:
+        """How many entries the index of each of these cells has."""
+        sizes: dict[str, int] = {}
+        for part in _slices(cells):
+            answers = await self._client.exchange([("SCARD", self._names.units_of(cell)) for cell in part])
+            sizes |= zip(part, answers, strict=True)
+        return sizes
+
+    async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
+        """The reporting gates of the units of these cells."""
+        if not cells:
+            return set()
+        found = await self._client.exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
+        rows = zip(cells, found, strict=True)
+        return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
+
+    async def add_to_index(self, members: Iterable[IndexEntry]) -> None:
+        """Put these on the index."""
+        for part in _slices(members):
+            commands: list[Command] = []
+            for member in part:
+                commands.append(("SADD", self._names.cells, member.cell))
+                commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
+            await self._client.exchange(commands)
+
+    async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
+        """Take these off the index, and remove their documents."""
+        for part in _slices(members):
+            commands: list[Command] = []
+            for member in part:
+                entry = f"{member.unit}:{member.gate}"
+                commands.append(("SREM", self._names.units_of(member.cell), entry))
+                commands.append(("DEL", self._names.unit(member.unit, member.gate)))
+            await self._client.exchange(commands)
+
+    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
+        """The value of each key, unchecked, and its time to live in milliseconds."""
+        for part in _slices(members):
+            keys = [self._names.unit(member.unit, member.gate) for member in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
+        """Write these bans, or their ends, and publish them on the channel of flips."""
+        for part in _slices(rows):
+            commands: list[Command] = []
+            for row in part:
+                if publish:
+                    commands.append(("PUBLISH", self._names.flips, row.document))
+                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
+                commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
+            await self._client.exchange(commands)
+
+    async def bans(self) -> set[str]:
+        """The prompts that any gate refuses."""
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.poison)])
+        return set(islice(_texts(found), BANS_MAX))
+
+    async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """The value of each key and its time to live in milliseconds; missing ones are removed from the
+        index.
+        """
+        for part in _slices(marks):
+            keys = [self._names.ban(mark) for mark in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
+                await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
+        """Write this gate's hashes of cached prompts. A refusal does no harm."""
+        await self._client.exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+
+    async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
+        """The documents of these gates; None: there is none."""
+        for part in _slices(gates):
+            answers = await self._client.exchange([("GET", self._names.prefixes(gate)) for gate in part])
+            for row in zip(part, answers, strict=True):
+                yield row
+
+    def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
+        return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
+
+
+def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(rows)
+    while part := list(islice(rest, SLICE)):
+        yield part
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """The entries of a set, as far as it is one."""
+    for entry in found if isinstance(found, set) else ():
+        if isinstance(entry, bytes):
+            yield entry.decode("latin-1")
+
+
+def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
+    """The entries of an index that have the form of one."""
+    for entry in _texts(found):
+        unit, _, gate = entry.partition(":")
+        if unit and gate and ":" not in gate:
+            yield IndexEntry(cell, unit, gate)
+
+
+# A Redis Cluster: each command goes to the node that has its key.
+#
+# 1. The table of slots is read from any node that answers: at first, after a failure, and when a node says
+# that a slot has moved.
+# 2. Commands of one exchange go to all nodes at the same time. One that a node redirects is sent once more.
+# 3. PUBLISH goes to any node: the nodes pass it on to each other, and any of them has all messages. So the
+# one
+# channel of the gates needs no sharded one, which would have to follow its slot.
+
+
+NODE_S = 0.3
+"""How long one node is waited for when the table is read."""
+_KEY_OF_SCRIPT = 3
+
+
+class Slots(NamedTuple):
+    """Which node has which slots: from `firsts[i]` to `lasts[i]` it is `owners[i]`."""
+
+    firsts: list[int]
+    lasts: list[int]
+    owners: list[Address]
+
+    def owner(self, slot: int) -> Address:
+        """Raises redis-py's ConnectionError for a slot that no node has."""
+        at = bisect_right(self.firsts, slot) - 1
+        if at < 0 or slot > self.lasts[at]:
+            raise RedisConnectionError(f"no node of the cluster has slot {slot}")
+        return self.owners[at]
+
+
+class ClusterClient:
+    """`seeds` are nodes to begin with, `open_node` makes the client of one. It connects when it is used."""
+
+    def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], Redis]) -> None:
+        self._seeds = tuple(seeds)
+        self._open_node = open_node
+        self._nodes: dict[Address, ServerClient] = {}
+        self._slots: Slots | None = None
+
+    async def exchange(self, commands: Sequence[Command], limit_s: float = EXCHANGE_S) -> list[Any]:
+        """The answers to these commands; an error of a node stands in the place of an answer. Raises
+        redis-py's ConnectionError when a node that is needed does not answer, or the cluster is down.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                answers = await self._send(self._slots or await self._look(), commands)
+                for number, answer in enumerate(answers):
+                    if isinstance(answer, AskError):
+                        answers[number] = await self._follow(commands[number], answer)
+        except (RedisError, OSError, TimeoutError):
+            self._slots = None
+            raise
+        return answers
+
+    async def pubsub(self) -> PubSub:
+        """Of the first node in the table."""
+        async with asyncio.timeout(EXCHANGE_S):
+            slots = self._slots or await self._look()
+        return await self._node(slots.owners[0]).pubsub()
+
+    async def disconnect(self) -> None:
+        """Close all connections, and read the table again before the next exchange."""
+        self._slots = None
+        for node in self._nodes.values():
+            with suppress(RedisError, OSError):
+                await node.disconnect()
+
+    async def _send(self, slots: Slots, commands: Sequence[Command]) -> list[Any]:
+        parts: dict[Address, list[int]] = {}
+        for number, command in enumerate(commands):
+            parts.setdefault(_owner(slots, command), []).append(number)
+        asked = (self._node(at).exchange([commands[n] for n in part]) for at, part in parts.items())
+        answers: list[Any] = [None] * len(commands)
+        for part, found in zip(
+            parts.values(), await asyncio.gather(*asked, return_exceptions=True), strict=True
+        ):
+            if isinstance(found, BaseException):
+                raise found
+            for number, answer in zip(part, found, strict=True):
+                if isinstance(answer, ClusterDownError):
+                    raise RedisConnectionError(f"the cluster is down: {answer}")
+                answers[number] = answer
+        return answers
+
+    async def _follow(self, command: Command, error: AskError) -> Any:
+        """The answer of the node that another one has named."""
+        if isinstance(error, MovedError):
+            self._slots = None
+        asking: list[Command] = [] if isinstance(error, MovedError) else [("ASKING",)]
+        node = self._node(Address(error.host, int(error.port)))
+        return (await node.exchange([*asking, command]))[-1]
+
+    async def _look(self) -> Slots:
+        """Read the table. Raises redis-py's ConnectionError when no node has one."""
+        trouble = ""
+        for at in dict.fromkeys((*self._nodes, *self._seeds)):
+            try:
+                (found,) = await self._node(at).exchange([("CLUSTER", "SLOTS")], NODE_S)
+                self._slots = _table(found, at)
+            except (RedisError, OSError, TimeoutError, ValueError) as error:
+                trouble = f"{at}: {error or 'no answer'}"
+                continue
+            await self._keep(self._slots.owners)
+            return self._slots
+        raise RedisConnectionError(f"no node of the cluster answers with its slots; {trouble}")
+
+    async def _keep(self, owners: Iterable[Address]) -> None:
+        """Forget nodes that have no slots any more."""
+        for at in self._nodes.keys() - set(owners):
+            with suppress(RedisError, OSError):
+                await self._nodes.pop(at).disconnect()
+
+    def _node(self, at: Address) -> ServerClient:
+        if at not in self._nodes:
+            self._nodes[at] = ServerClient(self._open_node(at))
+        return self._nodes[at]
+
+
+def _owner(slots: Slots, command: Command) -> Address:
+    word = command[0]
+    if word in ("PUBLISH", "PING"):
+        return slots.owners[0]
+    key = command[_KEY_OF_SCRIPT if word == "EVAL" else 1]
+    return slots.owner(key_slot(key if isinstance(key, bytes) else str(key).encode()))
+
+
+def _table(found: Any, asked: Address) -> Slots:
+    """The answer to CLUSTER SLOTS: `[first, last, [host, port, id, ...], replicas ...]` for each range.
+    Raises ValueError, or the error of the server.
+    """
+    if isinstance(found, Exception):
+        raise found
+    try:
+        rows = sorted((int(row[0]), int(row[1]), _address(row[2], asked)) for row in found)
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ValueError("not a table of slots") from error
+    if not rows:
+        raise ValueError("it has no slots")
+    return Slots([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+
+def _address(node: Any, asked: Address) -> Address:
+    """A node without a host is the one that was asked."""
+    host = node[0].decode() if node[0] else asked.host
+    return Address(host, int(node[1]))
+
+
+# Where Redis is: one server, a primary that Sentinels know, or a Cluster; as the operator wrote it.
+
+
+NO_URL = (
+    "expected a URL such as redis://HOST:PORT/0, rediss://HOST:PORT/0, unix:///PATH, "
+    "redis+sentinel://HOST:PORT,HOST:PORT/NAME or redis+cluster://HOST:PORT,HOST:PORT, without user and "
+    "password: these have keys of their own (docs/redis.md)"
+)
+_SERVER = re.compile(r"rediss?://[^@/?#\s,]+(/\d*)?|unix:///[^@?#\s]+(\?db=\d+)?", re.ASCII)
+_SENTINEL = re.compile(
+    r"rediss?\+sentinel://(?P<hosts>[^@/?#\s]+)/(?P<name>[\w.-]+)(/(?P<db>\d{1,5}))?", re.ASCII
+)
+_CLUSTER = re.compile(r"rediss?\+cluster://(?P<hosts>[^@/?#\s]+)/?", re.ASCII)
+_SENTINEL_PORT, _PORT = 26379, 6379
+
+
+class RedisKind(Enum):
+    """What answers there."""
+
+    SERVER = "server"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """`hosts` are Sentinels, or nodes of a Cluster; `primary` is the name under which Sentinels know it."""
+
+    text: str = field(repr=False)
+    kind: RedisKind = RedisKind.SERVER
+    hosts: tuple[Address, ...] = ()
+    primary: str = ""
+    database: int = 0
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether connections are TLS."""
+        return self.text.startswith("rediss")
+
+
+def read_url(text: str) -> RedisUrl:
+    """Raises ValueError, without showing what may be a password."""
+    if _SERVER.fullmatch(text):
+        return RedisUrl(text)
+    if found := _SENTINEL.fullmatch(text):
+        hosts = _hosts(found["hosts"], _SENTINEL_PORT)
+        return RedisUrl(text, RedisKind.SENTINEL, hosts, found["name"], int(found["db"] or 0))
+    if found := _CLUSTER.fullmatch(text):
+        return RedisUrl(text, RedisKind.CLUSTER, _hosts(found["hosts"], _PORT))
+    raise ValueError(NO_URL)
+
+
+def _hosts(text: str, port: int) -> tuple[Address, ...]:
+    has_port = re.compile(r".*:\d+", re.ASCII)
+    try:
+        return tuple(address(one if has_port.fullmatch(one) else f"{one}:{port}") for one in text.split(","))
+    except ValueError as error:
+        raise ValueError(NO_URL) from error
+
+
+# Connections to Redis: from a URL, with timeouts, and with errors that show no password.
+
+
+_NO_TLS = Tls()
+_REFUSED = "invalid username-password pair"
+_SENTINEL_USER = "default"
+"""With this name a Sentinel that wants no password accepts any."""
+
+Connect = Callable[[], RedisClient]
+
+
+def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
+    """A factory of clients for the Redis at a URL (redis_url.py). TLS is verified by `tls.ca`, with
+    `tls.unit_cert` as client certificate.
+
+    Raises ValueError when the URL is invalid or has a password, without showing it.
+    """
+    url = read_url(access.url)
+    options = _options(access, url, tls)
+    makers: dict[RedisKind, Connect] = {
+        RedisKind.SERVER: lambda: ServerClient(Redis.from_url(url.text, **options)),
+        RedisKind.SENTINEL: lambda: _by_sentinel(access, url, options),
+        RedisKind.CLUSTER: lambda: ClusterClient(url.hosts, lambda at: _node(at, options)),
+    }
+    try:
+        makers[url.kind]()
+    except Exception as error:
+        raise ValueError(NO_URL) from error
+    return makers[url.kind]
+
+
+def _options(access: RedisAccess, url: RedisUrl, tls: Tls) -> dict[str, Any]:
+    """Of each connection."""
+    options: dict[str, Any] = {
+        "username": access.username,
+        "password": access.password,
+        "protocol": 2,
+        "socket_connect_timeout": EXCHANGE_S,
+        # A timeout for each answer doubles the cost of an exchange: the caller limits it as a whole.
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.is_secured:
+        return options
+    secured = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.unit_cert, "ssl_keyfile": tls.unit_key}
+    # A URL says itself that it wants TLS.
+    return options | secured | ({} if url.kind is RedisKind.SERVER else {"ssl": True})
+
+
+def _by_sentinel(access: RedisAccess, url: RedisUrl, options: dict[str, Any]) -> ServerClient:
+    """A client of the primary. Sentinels are asked one after the other; the one that answered is the first to
+    be asked next time.
+    """
+    asking = options | {"socket_connect_timeout": NODE_S, "socket_timeout": NODE_S}
+    asking |= {"username": _SENTINEL_USER if access.password else None}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(at.host, at.port) for at in url.hosts], sentinel_kwargs=asking, **options
+    )
+    return ServerClient(sentinel.master_for(url.primary, db=url.database), sentinel.sentinels)
+
+
+def _node(at: Address, options: dict[str, Any]) -> Redis:
+    return Redis(host=at.host, port=at.port, **options)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the credentials were refused."""
+    # While a connection is set up, redis-py turns the server's answer into a plain ConnectionError.
+    return isinstance(error, (AuthenticationError, NoPermissionError)) or _REFUSED in str(error)
+
+
+def refusal_reason(error: ResponseError) -> str:
+    """Why Redis does not accept writes."""
+    if isinstance(error, NoPermissionError):
+        return "its access control list does not let this user write there: docs/redis.md has the rights"
+    return "it is full, or read-only"
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, (TimeoutError, RedisTimeoutError)):
+        return f"no answer within {EXCHANGE_S:g} s"
+    if is_refusal(error):
+        return "it rejects these credentials"
+    return one_line(f"{type(error).__name__}: {error}")[:200]

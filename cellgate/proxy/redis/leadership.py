@@ -1,0 +1,481 @@
+"""Gates agree through Redis on who acts: a lease with a fencing token for each scope, and documents under it.
+
+A scope is a cell, or `:roll`. Only the leader of a scope writes documents there; all who stand for it read
+them.
+
+1. The leader renews its lease twice a second. Once it has run out, another gate that stands for the scope
+   gets it.
+2. A new leader waits SETTLE_S first. Meanwhile all gates write again the documents that a Redis which came
+   back empty, or a replica that has become the primary, does not know.
+3. Redis has the last word: a document is written right before the action that it announces, and is refused
+   when the lease has run out, however long that gate stood still.
+4. Without Redis nobody leads, because no gate knows whether another does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import orjson
+from redis.exceptions import RedisError
+
+from cellgate.proxy.extras.operator.plan import Claim, NotActingError
+from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, in_words
+from cellgate.proxy.redis.reports import Names
+
+# What Redis does for gates that agree on who leads: three scripts, each on one key.
+#
+# The key is a hash: `gate` leads until `until` (Redis's own clock, milliseconds) with the fencing token
+# `token`; `of:NAME` is a document of the leader, `MILLISECONDS:TEXT`. A script is one step for all gates,
+# so
+# that of two who write at the same time one is refused. docs/redis.md describes it.
+
+
+KEEP_MS = 24 * 3600 * 1000
+"""How long a document is remembered."""
+
+_NOW = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local had = redis.call('HMGET', KEYS[1], 'gate', 'token', 'until')
+local gate, token, ends = had[1], tonumber(had[2]) or 0, tonumber(had[3]) or 0
+"""
+
+# A token is never smaller than the clock, so that it grows even when Redis came back empty.
+HOLD = (
+    _NOW
+    + """
+local me, ttl, stands, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
+local function at(written) return tonumber(string.match(written, '^(%d+):')) or 0 end
+for i = 5, #ARGV, 2 do
+  local has = redis.call('HGET', KEYS[1], 'of:' .. ARGV[i])
+  if not has or at(has) < at(ARGV[i + 1]) then redis.call('HSET', KEYS[1], 'of:' .. ARGV[i], ARGV[i + 1]) end
+end
+if stands and (gate == me or ends <= now) then
+  if gate ~= me or ends <= now then token = math.max(token + 1, now) end
+  gate, ends = me, now + ttl
+elseif gate == me and not stands then
+  ends = 0
+end
+if gate == me then
+  redis.call('HSET', KEYS[1], 'gate', gate, 'token', string.format('%.0f', token),
+             'until', string.format('%.0f', ends))
+end
+redis.call('PEXPIRE', KEYS[1], keep)
+local all, found = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  if string.sub(all[i], 1, 3) == 'of:' then
+    if at(all[i + 1]) + keep < now then redis.call('HDEL', KEYS[1], all[i])
+    else found[#found + 1] = string.sub(all[i], 4); found[#found + 1] = all[i + 1] end
+  end
+end
+return {gate or '', token, math.max(0, ends - now), now, found}
+"""
+)
+"""ARGV: gate, lifetime in ms, whether it stands, KEEP_MS, then names and documents that are missing or old.
+Returns who leads, its token, for how many ms more, Redis's clock, and all documents."""
+
+WRITE = (
+    _NOW
+    + """
+if gate ~= ARGV[1] or token ~= tonumber(ARGV[2]) or ends <= now then return {0, gate or ''} end
+local name = 'of:' .. ARGV[3]
+local before = tonumber(string.match(redis.call('HGET', KEYS[1], name) or '', '^(%d+):')) or 0
+local said = string.format('%.0f', math.max(now, before + 1)) .. ':' .. ARGV[4]
+redis.call('HSET', KEYS[1], name, said)
+return {1, said}
+"""
+)
+"""ARGV: gate, its token, name, text. Returns 1 and the document as it is written, or 0 and who leads."""
+
+ERASE = """
+local name, written = 'of:' .. ARGV[1], ARGV[2]
+if redis.call('HGET', KEYS[1], name) ~= written then return 0 end
+local erased = string.format('%.0f', tonumber(string.match(written, '^(%d+):')) + 1) .. ':'
+redis.call('HSET', KEYS[1], name, erased)
+return erased
+"""
+"""ARGV: name, the document as it was written. It becomes an empty one that is newer, lest a gate that has
+heard of it writes it again. Returns that, or 0: there is another one."""
+
+
+RENEW_S = 0.5
+LEASE_S = 2.5
+SETTLE_S = 1.5
+"""With LEASE_S and RENEW_S at most 4.5 s from the death of a leader to the first action of the next."""
+SLICE = 32
+"""So many scopes are asked about in one exchange."""
+DOCUMENTS_MAX = 4096
+"""The most documents of one scope that are read."""
+QUEUE_MAX = 64
+"""The most texts that wait in a list; the oldest are dropped."""
+_UNREACHED = "Redis cannot be asked which gate acts: %s"
+_UNASKED = "Redis has not been asked yet which gate acts"
+
+
+class Document(NamedTuple):
+    """What a leader has written under a name, and how long ago."""
+
+    scope: str
+    name: str
+    text: bytes
+    age_s: float
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What this gate knows of one scope. `token` is 0 while another gate leads; `ours_until` and `settled_at`
+    are on this gate's clock; `written` is by name, as Redis has it, `missing` names what Redis has lost.
+    """
+
+    leader: str = ""
+    token: int = 0
+    ours_until: float = 0.0
+    settled_at: float = 0.0
+    written: dict[str, bytes] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+class Leadership:
+    """This gate's part, under the name `gate`. `on_leading` is called with a scope and a token when this gate
+    begins to lead it, `on_document` with each document that another gate has written.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        gate: str,
+        names: Names,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+        on_leading: Callable[[str, int], None],
+        on_document: Callable[[Document], None],
+    ) -> None:
+        self.gate = gate
+        self._client = connect()
+        self._names = names
+        self._now = now
+        self._rng = rng
+        self._on_leading = on_leading
+        self._on_document = on_document
+        self._standing: dict[str, frozenset[str]] = {}
+        self._scopes: dict[str, _Scope] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._clock_ahead_ms = 1000.0 * (time.time() - now())
+        self.trouble = _UNASKED
+        """Why nobody is known to lead; empty: somebody is."""
+
+    def start(self) -> None:
+        """Begin, and run until `close`."""
+        self._task = asyncio.create_task(self._forever(), name="leadership")
+
+    async def close(self) -> None:
+        """Let another gate lead, at once, if Redis can be told."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        self._standing = {}
+        with suppress(RedisError, OSError, TimeoutError):
+            await self._ask(sorted(self._scopes))
+        with suppress(RedisError, OSError):
+            await self._client.disconnect()
+
+    def scopes(self) -> frozenset[str]:
+        """What this gate stands for."""
+        return frozenset().union(*self._standing.values())
+
+    def stand_for(self, purpose: str, scopes: Collection[str]) -> None:
+        """For this purpose the gate could lead these scopes now, and no others."""
+        if (standing := frozenset(scopes)) != self._standing.get(purpose, frozenset()):
+            self._standing[purpose] = standing
+            self._wake.set()
+
+    def leads(self, scope: str) -> bool:
+        """Whether this gate's lease on the scope holds, and has held for SETTLE_S."""
+        known = self._scopes.get(scope)
+        return known is not None and known.token > 0 and known.settled_at <= self._now() < known.ours_until
+
+    def leader(self, scope: str) -> str:
+        """The gate that leads the scope; empty: none is known."""
+        known = self._scopes.get(scope)
+        return known.leader if known is not None else ""
+
+    def clock_ms(self) -> int:
+        """Redis's clock, as of its last answer; before the first one, this machine's."""
+        return round(1000.0 * self._now() + self._clock_ahead_ms)
+
+    async def write(self, scope: str, name: str, text: bytes) -> int:
+        """Write a document right before the action that it announces; the fencing token. Raises
+        NotActingError.
+        """
+        known = self._scopes.get(scope)
+        if known is None or not self.leads(scope):
+            raise NotActingError(_who(known.leader if known else ""))
+        asked_at, token = self._now(), known.token
+        granted, answer = await self._script(WRITE, scope, self.gate, token, name, text)
+        if not granted:
+            known.token = 0
+            raise NotActingError(_who(_text(answer)))
+        known.written[name] = bytes(answer)
+        if self._now() - asked_at > EXCHANGE_S:
+            # This process stood still: by now another gate may have acted.
+            await self.erase(scope, name)
+            raise NotActingError("Redis answered too late")
+        return token
+
+    async def erase(self, scope: str, name: str) -> None:
+        """What was announced was not begun after all. Harmless when Redis cannot be told."""
+        known = self._scopes.get(scope)
+        if known is None or (written := known.written.get(name)) is None:
+            return
+        with suppress(NotActingError):
+            erased = await self._script(ERASE, scope, name, written)
+            if isinstance(erased, bytes):
+                known.written[name] = erased
+
+    async def push(self, queue: str, text: bytes) -> None:
+        """Append to a list from which a leader takes. Raises NotActingError when Redis cannot be asked."""
+        await self._exchange("RPUSH", self._names.prefix + queue, text)
+        await self._exchange("LTRIM", self._names.prefix + queue, -QUEUE_MAX, -1)
+
+    async def first(self, queue: str) -> bytes | None:
+        """The oldest of a list; None: it is empty. Raises NotActingError when Redis cannot be asked."""
+        found = await self._exchange("LINDEX", self._names.prefix + queue, 0)
+        return found if isinstance(found, bytes) else None
+
+    async def remove(self, queue: str, text: bytes) -> None:
+        """Take it off the list. Raises NotActingError when Redis cannot be asked."""
+        await self._exchange("LREM", self._names.prefix + queue, 1, text)
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                await self._ask(sorted(self.scopes() | self._scopes.keys()))
+                self.trouble = ""
+            except Exception as error:  # No exception may end this task, which has to reconnect.
+                self.trouble = _UNREACHED % in_words(error)
+                with suppress(Exception):
+                    await self._client.disconnect()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S * self._rng.uniform(0.8, 1.0)):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _ask(self, scopes: list[str]) -> None:
+        standing = self.scopes()
+        for at in range(0, len(scopes), SLICE):
+            part, asked_at = scopes[at : at + SLICE], self._now()
+            commands: list[Command] = []
+            for scope in part:
+                words = self._said(scope, stands=scope in standing)
+                commands.append(("EVAL", HOLD, 1, self._names.acting(scope), *words))
+            for scope, answer in zip(part, await answered(self._client, commands), strict=True):
+                self._take(scope, answer, asked_at)
+
+    def _said(self, scope: str, *, stands: bool) -> Iterable[str | bytes | int]:
+        known = self._scopes.setdefault(scope, _Scope())
+        lost = [part for name in known.missing if (text := known.written.get(name)) for part in (name, text)]
+        return self.gate, round(1000 * LEASE_S), int(stands), KEEP_MS, *lost
+
+    def _take(self, scope: str, answer: Any, asked_at: float) -> None:
+        """What Redis has answered about a scope."""
+        leader, token, left_ms, redis_ms, rows = answer
+        self._clock_ahead_ms = redis_ms - 1000.0 * self._now()
+        known = self._scopes[scope]
+        known.leader = _text(leader) if left_ms else ""
+        known.ours_until = asked_at + left_ms / 1000.0
+        self._take_documents(scope, rows, redis_ms)
+        if known.leader != self.gate:
+            known.token = 0
+        elif token != known.token:
+            known.token, known.settled_at = token, self._now() + SETTLE_S
+            self._on_leading(scope, token)
+
+    def _take_documents(self, scope: str, rows: Any, redis_ms: int) -> None:
+        known = self._scopes[scope]
+        pairs = zip(rows[: 2 * DOCUMENTS_MAX : 2], rows[1 : 2 * DOCUMENTS_MAX : 2], strict=True)
+        found = {_text(name): bytes(written) for name, written in pairs}
+        for name, written in found.items():
+            if _written_ms(written) > _written_ms(known.written.get(name, b"")):
+                known.written[name] = written
+                age_s = max(0.0, (redis_ms - _written_ms(written)) / 1000.0)
+                self._on_document(Document(scope, name, written.partition(b":")[2], age_s))
+        # Redis forgets what is old, and so must those who would write it again.
+        old = [name for name, written in known.written.items() if _written_ms(written) + KEEP_MS < redis_ms]
+        for name in old:
+            del known.written[name]
+        # The newest holds: a gate that has missed it may have written an older one into an empty Redis.
+        lost = [name for name, written in known.written.items() if found.get(name, b"") != written]
+        known.missing = tuple(lost[:SLICE])
+
+    async def _script(self, script: str, scope: str, *words: str | bytes | int) -> Any:
+        return await self._exchange("EVAL", script, 1, self._names.acting(scope), *words)
+
+    async def _exchange(self, *words: str | bytes | int) -> Any:
+        """One command. Raises NotActingError when Redis does not answer it well."""
+        try:
+            (answer,) = await answered(self._client, [words])
+        except (RedisError, OSError, TimeoutError) as error:
+            raise NotActingError(_UNREACHED % in_words(error)) from error
+        return answer
+
+
+def _written_ms(written: bytes) -> int:
+    """When a document was written, by Redis's clock; 0 where there is none."""
+    at = written.partition(b":")[0]
+    return int(at) if at.isdigit() else 0
+
+
+def _who(leader: str) -> str:
+    return f"gate {leader} acts" if leader else "no gate acts"
+
+
+def _text(found: Any) -> str:
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+
+
+# Recovery's side of leadership: which gate acts for a cell, and the attempts that gates have claimed.
+
+
+RECOVERY_PURPOSE = "recovery"
+VERSION = 1
+
+
+class ClaimSharing:
+    """The agreement of gates on who acts, as recovery knows it (`Acting`)."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._news: list[Claim] = []
+
+    @property
+    def trouble(self) -> str:
+        """Why no gate is known to act; empty: one is."""
+        return self._leadership.trouble
+
+    def stand_for(self, cells: Collection[str]) -> None:
+        """This gate could act for these cells now, and for no others."""
+        self._leadership.stand_for(RECOVERY_PURPOSE, cells)
+
+    def acts_for(self, cell: str) -> bool:
+        """Whether this gate acts for the cell."""
+        return self._leadership.leads(cell)
+
+    def news(self) -> list[Claim]:
+        """The claims of other gates since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def hear(self, document: Document) -> None:
+        """A document of a cell. One that is no claim is ignored."""
+        claim = _read(document)
+        if claim is not None and claim.gate != self._leadership.gate:
+            self._news.append(claim)
+
+    async def claim(self, claim: Claim) -> int:
+        """Claim an attempt right before it begins; its fencing token. Raises NotActingError."""
+        said = _written(replace(claim, gate=self._leadership.gate))
+        return await self._leadership.write(claim.cell, claim.unit, said)
+
+    async def withdraw(self, claim: Claim) -> None:
+        """A claimed attempt was not begun after all. If Redis cannot be told, the unit is given its time."""
+        await self._leadership.erase(claim.cell, claim.unit)
+
+    async def close(self) -> None:
+        """Let another gate act, at once."""
+        await self._leadership.close()
+
+
+def _written(claim: Claim) -> bytes:
+    told = {"id": claim.id, "gate": claim.gate, "attempt": claim.attempt, "rest_s": claim.rest_s}
+    return orjson.dumps({"v": VERSION} | told)
+
+
+def _read(document: Document) -> Claim | None:
+    """The claim in a document; None when there is none."""
+    try:
+        found = orjson.loads(document.text)
+        who = str(found["gate"]), str(found["id"])
+        numbers = int(found["attempt"]), float(found["rest_s"])
+        return Claim(document.name, document.scope, *who, *numbers, age_s=document.age_s)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+# The roll that gates share through Redis: a document of the scope `:roll`, and a list of orders.
+
+
+SCOPE = ":roll"
+"""No cell can have this name."""
+NAME = "roll"
+ORDERS = "roll:orders"
+ROLL_PURPOSE = "roll"
+
+
+class SharedRoll:
+    """The roll as all gates of this Redis know it (`RollStore`)."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._text = b""
+
+    @property
+    def trouble(self) -> str:
+        """Why no gate is known to conduct; empty: one does."""
+        return self._leadership.trouble
+
+    @property
+    def conductor(self) -> str:
+        """The gate that conducts; empty: none is known."""
+        return self._leadership.leader(SCOPE)
+
+    def hear(self, document: Document) -> None:
+        """A document of the scope."""
+        if document.name == NAME:
+            self._text = document.text
+
+    def stand(self, *, willing: bool) -> None:
+        """Whether this gate could conduct."""
+        self._leadership.stand_for(ROLL_PURPOSE, {SCOPE} if willing else set())
+
+    def conducts(self) -> bool:
+        """Whether this gate conducts."""
+        return self._leadership.leads(SCOPE)
+
+    def clock_ms(self) -> int:
+        """Redis's clock."""
+        return self._leadership.clock_ms()
+
+    def latest(self) -> bytes:
+        """The document that was written last; empty: none."""
+        return self._text
+
+    async def write(self, text: bytes) -> int:
+        """Write the document; its fencing token. Raises NotActingError when another gate conducts."""
+        token = await self._leadership.write(SCOPE, NAME, text)
+        self._text = text
+        return token
+
+    async def ask(self, text: bytes) -> None:
+        """Ask the conductor for something. Raises NotActingError when Redis cannot be asked."""
+        await self._leadership.push(ORDERS, text)
+
+    async def asked(self) -> bytes | None:
+        """What was asked first and is not done yet; None: nothing. Raises NotActingError."""
+        return await self._leadership.first(ORDERS)
+
+    async def done(self, text: bytes) -> None:
+        """It was carried out, or refused. Raises NotActingError."""
+        await self._leadership.remove(ORDERS, text)

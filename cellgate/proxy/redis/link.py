@@ -1,0 +1,435 @@
+"""The gate's connection to Redis: writes reports of its units, reads those of other gates. Advisory.
+
+1. Nothing waits for it: it runs in its own tasks, and any failure leads to a pause and a retry.
+2. Every exchange with Redis has a timeout. Without Redis the roster keeps what it has.
+3. Each change of state is one log line without passwords.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+from redis.exceptions import ResponseError
+
+from cellgate.proxy.observe.families import counter, gauge
+from cellgate.proxy.redis.commands import (
+    EXCHANGE_S,
+    SLICE,
+    BanWrite,
+    Connect,
+    IndexEntry,
+    RedisClient,
+    RedisCommands,
+    SharedBans,
+    in_words,
+    is_ban,
+    is_refusal,
+    read_ban,
+    refusal_reason,
+)
+from cellgate.proxy.redis.reports import (
+    DOCUMENT_BEATS,
+    EXPIRY_HEARTBEATS,
+    HEARTBEAT_S,
+    Beat,
+    BeatWriter,
+    Names,
+    Roster,
+    RosterKey,
+    Seen,
+    UnitReport,
+    read_report,
+)
+from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading
+from cellgate.router.board import Board
+from cellgate.router.cost_model import NOTHING_ELSEWHERE
+
+REFUSED_PAUSE_S = 5.0
+"""The pause after refused credentials: some servers lock out clients that retry too often."""
+FLIPS_KEPT = 1024
+BAN_BEATS = 8
+"""The index of bans is read once in this many heartbeats (2 s); new ones are also published at once."""
+ABSENT_MAX = 240
+"""An entry of an index is removed after its document was missing in this many heartbeats (a minute)."""
+INDEX_BEATS = 20
+"""The index is read once in so many heartbeats, and whenever its size has changed."""
+FORGET_BEATS = 24
+"""How often reports of removed units and gates are searched."""
+
+_COUNTS = (
+    "beats",
+    "connects",
+    "failures",
+    "beats_read",
+    "documents_written",
+    "writes_refused",
+    "documents_read",
+    "documents_refused",
+    "flips_sent",
+    "flips_heard",
+    "bans_sent",
+    "bans_heard",
+    "bans_refused",
+    "prefixes_sent",
+    "prefixes_heard",
+    "prefixes_refused",
+)
+_WHAT_NOW = "this gate routes by its own observations and keeps trying"
+
+
+class LinkState(Enum):
+    """The state of the connection, with the log line for it."""
+
+    AWAY = "away"
+    REFUSED = "refused"
+    FULL = "full"
+    WELL = "well"
+
+
+_WORDS = {
+    LinkState.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
+    LinkState.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
+    LinkState.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
+    LinkState.WELL: "Redis answers: this gate shares evidence with other gates",
+}
+
+
+class RedisLink:
+    """`views` gives the reports to publish, `roster` takes those of others. `on_flip` is called for each
+    change of verdict that another gate publishes, `tell` with each log line. `all_cells`: reports of all
+    cells are read, and not only of those that this gate reports.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        gate: str,
+        reports: Callable[[], Iterable[UnitReport]],
+        roster: Roster,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+        on_flip: Callable[[Seen], None],
+        tell: Callable[[str], None],
+        names: Names,
+        heartbeat_s: float = HEARTBEAT_S,
+        all_cells: bool = False,
+        bans: SharedBans | None = None,
+        prefixes: PrefixSharing | None = None,
+    ) -> None:
+        self._bans = bans
+        self._prefixes = prefixes
+        self._ban_news: list[BanWrite] = []
+        self._connect = connect
+        self._gate = gate
+        self._reports = reports
+        self._roster = roster
+        self._now = now
+        self._rng = rng
+        self._on_flip = on_flip
+        self._tell = tell
+        self._names = names
+        self._heartbeat_s = heartbeat_s
+        self._all_cells = all_cells
+        self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
+        self._document_ms = self._expiry_ms * DOCUMENT_BEATS
+        self._flips: list[UnitReport] = []
+        self._wake = asyncio.Event()
+        self._verdicts: dict[RosterKey, str] = {}
+        self._sessions = 0
+        self._own: set[IndexEntry] = set()
+        self._known: set[IndexEntry] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._clients: list[RedisClient] = []
+        self.state = LinkState.AWAY
+        self._told: LinkState | None = None
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        self._turn = 0
+        """Heartbeats on this connection."""
+        self._sizes: dict[str, int] = {}
+        self._writer = BeatWriter(gate)
+        self._reading = ReportReading(roster, now, self._expiry_ms / 1000, self.counts, self._look_for_flip)
+
+    def start(self) -> None:
+        """Begin, and run until `close`."""
+        self._tasks = [
+            asyncio.create_task(self._forever(self._beats, tells=True), name="redis beats"),
+            asyncio.create_task(self._forever(self._tells, tells=False), name="redis flips told"),
+            asyncio.create_task(self._forever(self._listens, tells=False), name="redis flips heard"),
+        ]
+
+    async def close(self) -> None:
+        """End; written documents expire by themselves."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Only here: a task that is cancelled may already be closing connections, and leaves the others.
+        for client in self._clients:
+            with suppress(Exception):
+                await client.disconnect()
+
+    def flipped(self, report: UnitReport) -> None:
+        """A verdict of this gate has changed: publish it now. Never waits."""
+        if len(self._flips) < FLIPS_KEPT:
+            self._flips.append(report)
+        self._wake.set()
+
+    def banned(self, row: BanWrite) -> None:
+        """A ban has begun or ended: publish it now. Never waits."""
+        if len(self._ban_news) < FLIPS_KEPT:
+            self._ban_news.append(row)
+        self._wake.set()
+
+    def peers(self) -> int:
+        """How many other gates report."""
+        return len(self._roster.gates(self._now()))
+
+    # -- staying connected ---------------------------------------------------------------------------------
+
+    async def _forever(self, session: Callable[[RedisClient], Awaitable[None]], *, tells: bool) -> None:
+        # One client for good: creating one takes redis-py a millisecond, which would delay streams.
+        client = self._connect()
+        self._clients.append(client)
+        while True:
+            pause_s = self._heartbeat_s
+            try:
+                await session(client)
+            except Exception as error:  # No exception may end this task, which has to reconnect.
+                state = LinkState.REFUSED if is_refusal(error) else LinkState.AWAY
+                if state is LinkState.REFUSED:
+                    pause_s = REFUSED_PAUSE_S
+                if tells:
+                    self.counts["failures"] += 1
+                    self._roster.silent()
+                    self._note(state, in_words(error))
+            with suppress(Exception):
+                await client.disconnect()
+            # With jitter, so that many gates do not reconnect at once.
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+
+    def _note(self, state: LinkState, why: str = "") -> None:
+        """Log a change of state once, not again for another reason of the same state."""
+        self.state = state
+        if state is not self._told:
+            self._told = state
+            self._tell(_WORDS[state] % why if why else _WORDS[state])
+
+    # -- beats ---------------------------------------------------------------------------------------------
+
+    async def _beats(self, client: RedisClient) -> None:
+        commands = RedisCommands(client, self._names)
+        self._sessions += 1
+        self._turn = 0
+        self._writer.restart()
+        self._reading.restart()
+        is_new = True
+        while True:
+            refused = await self._write(commands)
+            await self._read(commands)
+            self.counts["beats"] += 1
+            self.counts["connects"] += is_new
+            is_new = False
+            self._turn += 1
+            if refused:
+                self._note(LinkState.FULL, refusal_reason(refused[0]))
+            else:
+                self._note(LinkState.WELL)
+            await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
+
+    async def _write(self, commands: RedisCommands) -> list[ResponseError]:
+        """Write what has changed; returns what was refused."""
+        own: set[IndexEntry] = set()
+        for report in self._reports():
+            own.add(IndexEntry(report.cell, report.unit, report.gate))
+            self._writer.take(report, self._now())
+            if len(own) % SLICE == 0:
+                await asyncio.sleep(0)
+        gone, self._own = self._own - own, own
+        if not own and not gone:
+            return []
+        has_prefixes = await self._put_prefixes(commands)
+        beat, due = self._writer.beat(has_prefixes=has_prefixes)
+        count, refused = await commands.put(due, self._document_ms)
+        self.counts["documents_written"] += count - len(refused)
+        refused += await commands.put_beat(self._gate, beat, self._expiry_ms)
+        self.counts["writes_refused"] += len(refused)
+        await commands.remove_from_index(gone)
+        return refused
+
+    async def _read(self, commands: RedisCommands) -> None:
+        """Read the reports of others for the same cells, or for all."""
+        cells = await commands.cells() if self._all_cells else sorted({each.cell for each in self._own})
+        sizes = await commands.index_sizes(cells)
+        if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
+            self._sizes, self._known = sizes, await commands.index(cells)
+            listed = {(member.unit, member.gate) for member in self._known}
+            self._verdicts = {key: verdict for key, verdict in self._verdicts.items() if key in listed}
+        # Restore index entries in a Redis that came back empty, and add new ones.
+        await commands.add_to_index(self._own - self._known)
+        self._known |= self._own
+        # Entries under this gate's name for units that it no longer has are looked at, and removed when old.
+        beats = await self._reading.read(commands, self._known - self._own)
+        await self._forget_departed(commands, self._known)
+        if self._prefixes is not None:
+            await self._get_prefixes(commands, self._prefixes, beats)
+        if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
+            await self._share_bans(commands, self._bans)
+
+    async def _put_prefixes(self, commands: RedisCommands) -> bool:
+        """Publish the hashes of computed prompts, if there are any."""
+        document, new = self._prefixes.document() if self._prefixes is not None else (None, 0)
+        if document is not None:
+            await commands.put_prefixes(self._gate, document, self._expiry_ms)
+            self.counts["prefixes_sent"] += new
+        return document is not None
+
+    async def _get_prefixes(
+        self, commands: RedisCommands, prefixes: PrefixSharing, beats: Mapping[str, Beat]
+    ) -> None:
+        """Read the hashes of others: of those whose beat says that there are some, or who have no beat."""
+        gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
+        news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]
+        async for gate, found in commands.get_prefixes(news):
+            taken = prefixes.heard(gate, found) if found is not None else 0
+            self.counts["prefixes_refused"] += taken is None
+            self.counts["prefixes_heard"] += taken or 0
+
+    async def _share_bans(self, commands: RedisCommands, bans: SharedBans) -> None:
+        """Read the bans of others. Bans that a Redis that came back empty has lost are written again."""
+        index = await commands.bans()
+        await commands.publish_bans((row for row in bans.own() if row.mark not in index), publish=False)
+        unknown = [mark for mark in index if not bans.knows(mark)]
+        async for mark, document, pttl_ms in commands.get_bans(unknown):
+            if document is not None and (told := read_ban(document)) is not None and told.mark == mark:
+                self._take_ban(document, pttl_ms if isinstance(pttl_ms, int) else 0)
+            elif document is not None:
+                self.counts["bans_refused"] += 1
+
+    def _take_ban(self, document: Any, left_ms: int | None = None) -> None:
+        assert self._bans is not None
+        counts = left_ms is None or left_ms > 0
+        heard = counts and self._bans.heard(document, {member.gate for member in self._known}, left_ms)
+        self.counts["bans_heard" if heard else "bans_refused"] += 1
+
+    async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
+        """Remove old entries: gates come and go under new names, and the index must not grow."""
+        absent = self._reading.absent
+        gone = {member for member, beats in absent.items() if beats >= ABSENT_MAX}
+        await commands.remove_from_index(gone)
+        for member in [member for member in absent if member in gone or member not in index]:
+            del absent[member]
+            self._known.discard(member)
+        # A fleet router keeps the reports of a gate until the gate itself is gone.
+        if self.counts["beats"] % FORGET_BEATS == 0 and not self._all_cells:
+            self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
+
+    # -- flips ---------------------------------------------------------------------------------------------
+
+    async def _tells(self, client: RedisClient) -> None:
+        """A separate connection: a flip must not wait for a heartbeat that writes and reads many units."""
+        commands = RedisCommands(client, self._names)
+        # Flips during a lost connection are published by the heartbeats.
+        self._flips.clear()
+        self._ban_news.clear()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            bans, self._ban_news = self._ban_news, []
+            await commands.publish_bans(bans)
+            self.counts["bans_sent"] += len(bans)
+            flips, self._flips = self._flips, []
+            await commands.publish(flips, self._document_ms)
+            self.counts["flips_sent"] += len(flips)
+
+    async def _listens(self, client: RedisClient) -> None:
+        async with await client.pubsub() as pubsub:
+            async with asyncio.timeout(EXCHANGE_S):
+                await pubsub.subscribe(self._names.flips)
+            session = self._sessions
+            # A subscriber does not notice a lost connection. The heartbeats do.
+            while session == self._sessions:
+                # It waits for a message, and before that, perhaps, for a new connection.
+                async with asyncio.timeout(2.0 * EXCHANGE_S):
+                    message = await pubsub.get_message(timeout=EXCHANGE_S)
+                if message is not None:
+                    self._heard(message["data"])
+
+    def _heard(self, document: Any) -> None:
+        if self._bans is not None and isinstance(document, bytes) and is_ban(document):
+            self._take_ban(document)
+            return
+        report = read_report(document) if isinstance(document, bytes) else None
+        # Messages of gates that are not on the index are ignored; their documents are read at the next
+        # heartbeat.
+        if report is None or IndexEntry(report.cell, report.unit, report.gate) not in self._known:
+            self.counts["documents_refused"] += 1
+        elif self._roster.update((report.unit, report.gate), Seen(report, 0.0), self._now()):
+            self._look_for_flip((report.unit, report.gate), Seen(report, 0.0))
+
+    def _look_for_flip(self, key: RosterKey, one: Seen) -> None:
+        """A change of verdict may arrive twice, on the channel and at the next heartbeat: report it once."""
+        verdict = one.report.verdict.value
+        if self._verdicts.get(key) != verdict:
+            self._verdicts[key] = verdict
+            self.counts["flips_heard"] += 1
+            self._on_flip(one)
+
+
+# Metrics of the gate's connection to Redis.
+
+
+_COUNTERS = {
+    "connects": "Connections to Redis that were established.",
+    "failures": "Connections to Redis that failed or were given up.",
+    "beats": "Heartbeats of this gate: what it knows was written, and what others know was read.",
+    "beats_read": "Heartbeats of other gates that were read.",
+    "documents_written": "Documents about units that Redis accepted.",
+    "writes_refused": "Documents that Redis did not accept: it is full or read-only.",
+    "documents_read": "Documents of other gates that were read.",
+    "documents_refused": "Documents and messages that were invalid and were ignored.",
+    "flips_sent": "Changes of verdict that were published to other gates.",
+    "flips_heard": "Changes of verdict that other gates published.",
+    "bans_sent": "Bans of prompts, and ends of bans, that were published to other gates.",
+    "bans_heard": "Bans of prompts, and ends of bans, that other gates published.",
+    "bans_refused": "Messages about bans that were invalid and were ignored.",
+    "prefixes_sent": "Hashes of cached prompts that were published to other gates.",
+    "prefixes_heard": "Hashes of cached prompts that were read from other gates.",
+    "prefixes_refused": "Documents of hashes that were invalid and were ignored.",
+}
+
+
+class RedisMetrics(Collector):
+    """The connection to Redis, and the attempts of other gates on shared units."""
+
+    def __init__(self, link: RedisLink, board: Board) -> None:
+        self._link = link
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        link = self._link
+        is_well = link.state is LinkState.WELL
+        yield gauge("redis_up", "1 while Redis answers and accepts writes.", (), [((), is_well)])
+        yield gauge("redis_peers", "Other gates that have reported recently.", (), [((), link.peers())])
+        known = len(self._board.remote) if self._board.remote is not None else 0
+        yield gauge(
+            "redis_prefixes", "Hashes of cached prompts that are known from other gates.", (), [((), known)]
+        )
+        yield gauge(
+            "in_flight_elsewhere",
+            "Attempts of other gates in flight at a unit.",
+            ("unit",),
+            (
+                ((name,), self._board.elsewhere.get(name, NOTHING_ELSEWHERE).in_flight)
+                for name in self._board.units
+            ),
+        )
+        for name, text in _COUNTERS.items():
+            yield counter(f"redis_{name}", text, (), [((), link.counts[name])])

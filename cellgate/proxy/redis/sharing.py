@@ -1,0 +1,517 @@
+"""Reads what other gates report: their beats, and documents where beats do not say all (beats.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from base64 import b64encode
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+import orjson
+
+from cellgate.proxy.admission.limits import LimitLedger, Meter
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.redis.commands import (
+    SLICE,
+    Command,
+    Connect,
+    IndexEntry,
+    RedisClient,
+    RedisCommands,
+    answered,
+    in_words,
+)
+from cellgate.proxy.redis.reports import (
+    DOCUMENT_BEATS,
+    HEARTBEAT_S,
+    Beat,
+    BeatReader,
+    Names,
+    Roster,
+    RosterKey,
+    Seen,
+    UnitReport,
+    age_s,
+    read_beat,
+    read_report,
+    report_of,
+)
+from cellgate.router.board import Board, Flip
+from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
+from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
+from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
+from cellgate.router.unit_state import UnitState
+
+
+class ReportReading:
+    """The part of one gate. `expiry_s` is that of a beat; `on_report` is called with each report that is new.
+    `counts` are those of the link.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        now: Callable[[], float],
+        expiry_s: float,
+        counts: dict[str, int],
+        on_report: Callable[[RosterKey, Seen], None],
+    ) -> None:
+        self._roster = roster
+        self._now = now
+        self._expiry_s = expiry_s
+        self._counts = counts
+        self._on_report = on_report
+        self._beats = BeatReader()
+        self.absent: dict[IndexEntry, int] = {}
+        """For how many looks there was no document at an entry of the index."""
+
+    def restart(self) -> None:
+        """Redis may have been away."""
+        self._beats.restart()
+
+    async def read(self, commands: RedisCommands, index: Collection[IndexEntry]) -> Mapping[str, Beat]:
+        """Take over all that is new of these, without those of this gate; returns the beats, by gate."""
+        beats = await self._read_beats(commands, {member.gate for member in index} - {self._roster.own})
+        behind = {gate for gate, (beat, at) in beats.items() if self._beats.misses(beat, at)}
+        unsaid = (
+            member
+            for member in index
+            if member.gate not in beats
+            or member.gate in behind
+            # Its document was refused by a full Redis, or is gone.
+            or self._roster.said(member.unit, member.gate) is None
+        )
+        seen: dict[RosterKey, Seen] = {}
+        async for member, document, pttl_ms in commands.get(unsaid):
+            key = member.unit, member.gate
+            if (one := self._seen(key, document, pttl_ms, has_beat=member.gate in beats)) is not None:
+                seen[key] = one
+            self.absent[member] = self.absent.get(member, 0) + 1 if document is None else 0
+        # A document that was read may be older than a message on the channel meanwhile.
+        for key in self._roster.answered(seen, self._now()):
+            self._on_report(key, seen[key])
+        for beat, at in beats.values():
+            await self._take(beat, at)
+        return {gate: beat for gate, (beat, _) in beats.items()}
+
+    async def _read_beats(self, commands: RedisCommands, gates: set[str]) -> dict[str, tuple[Beat, float]]:
+        """The beats of those who have one, and when each was written."""
+        found: dict[str, tuple[Beat, float]] = {}
+        async for gate, document, pttl_ms in commands.get_beats(sorted(gates)):
+            beat = read_beat(document, gate) if document is not None else None
+            age = age_s(pttl_ms, self._expiry_s) if isinstance(pttl_ms, int) else None
+            if beat is not None and age is not None:
+                found[gate] = beat, self._now() - age
+                self._counts["beats_read"] += 1
+            elif document is not None:
+                self._counts["documents_refused"] += 1
+        self._beats.keep(set(found))
+        return found
+
+    async def _take(self, beat: Beat, at: float) -> None:
+        self._roster.beat(beat.gate, at)
+        for number, (unit, row) in enumerate(beat.rows.items(), 1):
+            report = self._roster.change((unit, beat.gate), row if isinstance(row, dict) else None, at)
+            if report is not None:
+                self._on_report((unit, beat.gate), Seen(report, self._now() - at))
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        if (since := self._beats.whole_since(beat)) is not None:
+            self._roster.drop_older(beat.gate, since)
+
+    def _seen(self, key: RosterKey, document: Any, pttl_ms: Any, *, has_beat: bool) -> Seen | None:
+        """The report at a key; None when it is missing or invalid, or of a gate whose beat has ended."""
+        if document is None:
+            return None
+        expiry_s = self._expiry_s * (DOCUMENT_BEATS if has_beat else 1)
+        age = age_s(pttl_ms, expiry_s) if isinstance(pttl_ms, int) else None
+        report = read_report(document) if isinstance(document, bytes) else None
+        if report is None or age is None or (report.unit, report.gate) != key:
+            self._counts["documents_refused"] += 1
+            return None
+        self._counts["documents_read"] += 1
+        return Seen(report, age) if has_beat or not report.beats else None
+
+
+# Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
+#
+# It has hashes of blocks of prompts (request/body.py), by unit, that the gate has just proven there. Pure
+# except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that
+# does
+# not report the unit, is counted and ignored. A wrong one makes units look cheaper for some prompts, until
+# the
+# cached tokens that their engines report correct that.
+
+
+VERSION = 1
+HASHES_A_BEAT = 256
+"""The most new hashes in one heartbeat: 3 kB."""
+BEATS = 2
+"""Each hash is published in this many heartbeats, because a reader misses one now and then."""
+HASHES_MAX = 1024
+"""The most hashes that are read of one document."""
+DOCUMENT_MAX = 64 * 1024
+GATES_MAX = 64
+"""The most other gates whose documents are read."""
+_BLOCK_BITS = 60
+
+PrefixDocument = dict[str, list[int]]
+
+
+def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
+    """The document."""
+    units = {
+        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in told.items()
+    }
+    return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
+
+
+def read(document: Any) -> tuple[str, PrefixDocument] | None:
+    """The gate and its hashes; None when the document is invalid."""
+    try:
+        found = (
+            orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
+        )
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(found, dict) or found.get("v") != VERSION:
+        return None
+    gate, units = found.get("gate"), found.get("units")
+    if not isinstance(gate, str) or not isinstance(units, dict):
+        return None
+    told, left = PrefixDocument(), HASHES_MAX
+    for unit, text in units.items():
+        if (blocks := _blocks(text)) is None:
+            return None
+        told[unit] = blocks[:left]
+        left -= len(told[unit])
+    return gate, told
+
+
+class _Part(NamedTuple):
+    """What was published of one unit in one heartbeat. `reborn`: as its case had it then."""
+
+    unit_state: UnitState
+    reborn: tuple[str, float] | None
+    hashes: list[int]
+
+
+class PrefixSharing:
+    """The part of one gate. `roster` has the reports of other gates."""
+
+    def __init__(self, board: Board, gate: str, roster: Roster, now: Callable[[], float]) -> None:
+        self.remote = board.remote = RemotePrefixes()
+        self._proven = board.proven = ProvenPrefixes()
+        self._board = board
+        self._gate = gate
+        self._roster = roster
+        self._now = now
+        self._beats: list[list[_Part]] = []
+        """What was published in the last heartbeats."""
+        self._heard: dict[str, int] = {}
+        """By gate: the hash of the document that was read last."""
+
+    def document(self) -> tuple[bytes | None, int]:
+        """What to publish in this heartbeat (None: nothing), and how many hashes are new."""
+        news, states = self._proven.take(HASHES_A_BEAT, self._now()), self._board.units
+        beat = [_Part(states[u], states[u].case.reborn, hashes) for u, hashes in news.items() if u in states]
+        self._beats = [*self._beats[1 - BEATS :], beat]
+        told = PrefixDocument()
+        for part in (part for beat in self._beats for part in beat):
+            # The cache of an earlier incarnation is gone.
+            if part.unit_state.case.reborn == part.reborn and not part.unit_state.retired:
+                told.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
+        return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
+
+    def heard(self, gate: str, document: Any) -> int | None:
+        """Apply the document of another gate; returns the number of hashes. None: it is ignored."""
+        mark = hash(document) if isinstance(document, bytes) else 0
+        if mark and self._heard.get(gate) == mark:
+            return 0
+        found = read(document)
+        if found is None or found[0] != gate or gate == self._gate:
+            return None
+        if len(self._heard) >= GATES_MAX:
+            self._heard.clear()
+        self._heard[gate] = mark
+        taken = 0
+        for unit, blocks in found[1].items():
+            state = self._board.units.get(unit)
+            if state is not None and self._is_of_now(state, gate):
+                self.remote.take(unit, blocks, self._now())
+                taken += len(blocks)
+        return taken
+
+    def _is_of_now(self, state: UnitState, gate: str) -> bool:
+        """Whether that gate reports the unit with the same epoch."""
+        report = self._roster.said(state.unit.name, gate)
+        if report is None:
+            return False
+        own, theirs = {epoch for _, epoch in state.case.epochs}, set(filter(None, report.epoch.split(",")))
+        return not own or not theirs or not own.isdisjoint(theirs)
+
+
+def _blocks(text: Any) -> list[int] | None:
+    try:
+        data = a2b_base64(text, strict_mode=True) if isinstance(text, str) else b"?"
+        blocks = list(struct.unpack(f"<{len(data) // 8}Q", data))
+    except (Base64Error, ValueError, struct.error):
+        return None
+    return blocks if max(blocks, default=0) >> _BLOCK_BITS == 0 else None
+
+
+# Limits that gates share: each takes slices of counters in Redis, in the background (admission/limits.py).
+#
+# 1. No request waits for Redis. Without it each gate counts alone, which is said once.
+# 2. A counter is a number with an expiry: what all gates have taken of one limit in one window of the
+# clock.
+
+
+PERIOD_S, SOONEST_S = 0.25, 0.02
+"""How often slices are taken; and at most so often while limits run low."""
+ANSWER_S = 0.3
+"""Without an answer for this long, each gate counts alone: that costs nobody a request."""
+LIMITS_SLICE = 32
+"""So many counters are in one exchange."""
+QUIET_BEATS = 4
+"""A limit that nobody uses here is looked at once in so many periods."""
+KEPT_S = 60
+"""How long a counter outlives its window, for clocks that differ."""
+
+
+class _Due(NamedTuple):
+    """A counter to be looked at, what to take of it, and the window that it is of: the meter may go on to the
+    next one before its turn comes, or before the answer does.
+    """
+
+    counter: str
+    meter: Meter
+    amount: int
+    begins_at: float
+    ends_at: float
+
+
+class SharedLimits:
+    """The part of one gate. `gates` gives how many share the limits; `tell` gets each change of state."""
+
+    def __init__(
+        self,
+        ledger: LimitLedger,
+        connect: Connect,
+        names: Names,
+        gates: Callable[[], int],
+        tell: Callable[[Action], None],
+        rng: random.Random,
+    ) -> None:
+        self._ledger = ledger
+        self._client = connect()
+        self._names = names
+        self._gates = gates
+        self._tell = tell
+        self._rng = rng
+        self._low = asyncio.Event()
+        self._beats = 0
+        ledger.on_low = self._low.set
+        ledger.counts.shares = False
+        self._was_shared: bool | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, and run until `close`."""
+        self._task = asyncio.create_task(self._forever(), name="redis limits")
+
+    async def close(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            # Only here: a task that is cancelled may already be closing connections, and leaves the others.
+            with suppress(Exception):
+                await self._client.disconnect()
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                while True:
+                    await self._share(self._client)
+                    await self._pause()
+            except Exception as error:  # No exception may end this task, which has to reconnect.
+                self._ledger.stand_alone()
+                self._note(shares=False, why=in_words(error))
+            with suppress(Exception):
+                await self._client.disconnect()
+            # With jitter, so that many gates do not reconnect at once.
+            await asyncio.sleep(PERIOD_S * self._rng.uniform(0.5, 1.0))
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(SOONEST_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PERIOD_S - SOONEST_S):
+                await self._low.wait()
+        self._low.clear()
+
+    async def _share(self, client: RedisClient) -> None:
+        """Take slices of all limits in use, once."""
+        gates, self._beats = max(1, self._gates()), self._beats + 1
+        self._ledger.gates = gates
+        due = list(self._due(gates))
+        for part in _slices(due):
+            commands: list[Command] = []
+            for each in part:
+                name = self._names.limit(each.counter)
+                commands.append(("INCRBY", name, each.amount))
+                commands.append(("EXPIREAT", name, int(each.ends_at) + KEPT_S))
+            answers = await answered(client, commands, ANSWER_S)
+            for each, total in zip(part, answers[::2], strict=True):
+                if each.meter.begins_at == each.begins_at:
+                    each.meter.took(each.amount, int(total))
+        if not due:
+            # Whether it answers.
+            await answered(client, [("PING",)], ANSWER_S)
+        self._note(shares=True)
+
+    def _due(self, gates: int) -> Iterator[_Due]:
+        """The limits to be looked at now."""
+        for counter, meter in self._ledger.running():
+            if not meter.spent and not meter.taken:
+                continue
+            amount = meter.to_take(gates)
+            if amount or self._beats % QUIET_BEATS == 0:
+                yield _Due(counter, meter, amount, meter.begins_at, meter.ends_at)
+
+    def _note(self, *, shares: bool, why: str = "") -> None:
+        """Say it once when it has changed."""
+        self._ledger.counts.shares = shares
+        if shares is not self._was_shared:
+            if self._was_shared is not None or not shares:
+                detail = f"Redis: {why}; at most the limit for each gate passes" if why else ""
+                self._tell(Action("limits_shared" if shares else "limits_alone", "gate", detail=detail))
+            self._was_shared = shares
+
+
+def _slices(rows: Iterable[_Due]) -> Iterator[list[_Due]]:
+    rest = iter(rows)
+    while part := list(islice(rest, LIMITS_SLICE)):
+        yield part
+
+
+# Between the Board and Redis: what a gate reports of its units, and how it uses the reports of others.
+#
+# Pure except for the Board that it reads. Reports of others change no verdict by themselves: their DOWN is
+# evidence that sends a canary, progress seen by them saves one, their requests count as load. Reports of
+# others
+# are never published again, or two gates would keep a dead unit alive between them.
+
+
+PACE_BEATS = 20
+"""A unit's usual pace is computed once in this many heartbeats (5 s). It takes 0.1 ms, so units take
+turns.
+"""
+IDLE_BATCH = 0.01
+"""A unit with fewer requests on average keeps its last pace."""
+
+NEWS_S = HEARTBEAT_S
+"""The time of progress seen by another gate is only as exact as the way through Redis, and each slow write
+moves it a little later. A time less than this after the last progress is not new progress."""
+AT_ONCE_S = 1.0
+"""Progress this close together comes from canaries that gates sent at the same time."""
+
+
+class Sharing:
+    """The part of one gate. `observe` takes evidence (`Prober.observe`), `ttft_s` gives the recent time to
+    first token of a unit (`Metrics.recent_ttft_s`).
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        gate: str,
+        roster: Roster,
+        now: Callable[[], float],
+        observe: Callable[[Evidence], object],
+        ttft_s: Callable[[str], float | None],
+        *,
+        gate_url: Callable[[], str] = str,
+        is_stopping: Callable[[], bool] = bool,
+    ) -> None:
+        self._board = board
+        self._gate = gate
+        self._roster = roster
+        self._now = now
+        self._observe = observe
+        self._ttft_s = ttft_s
+        self._gate_url = gate_url
+        self._is_stopping = is_stopping
+        self._beats = 0
+        self._itl_s: dict[str, float | None] = {}
+        self._lives: dict[UnitState, tuple[float, float]] = {}
+        """For units whose last progress was seen by others: when this gate saw some, and when they did."""
+
+    def reports(self) -> Iterator[UnitReport]:
+        """The reports to publish now, one for each unit."""
+        self._beats += 1
+        states = list(self._board)
+        for number, state in enumerate(states):
+            if (self._beats + number) % PACE_BEATS == 0 and state.batch > IDLE_BATCH:
+                self._itl_s[state.unit.name] = state.step_times.gap_s(0.5)
+            yield self._report(state)
+        self._itl_s = {state.unit.name: self._itl_s.get(state.unit.name) for state in states}
+        self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
+
+    def report(self, flip: Flip) -> UnitReport | None:
+        """The report to publish at once for a change of verdict."""
+        state = self._board.units.get(flip.unit)
+        return self._report(state) if state is not None else None
+
+    def heard(self, seen: Seen) -> None:
+        """Another gate's verdict has changed."""
+        report = seen.report
+        if report.unit in self._board.units and report.verdict is Verdict.DOWN:
+            reason = f"gate {report.gate} reports it as down: {report.reason}"
+            source = f"gate {report.gate}"
+            self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
+
+    def tick(self, now: float) -> dict[str, Elsewhere]:
+        """Apply the progress seen by others. Returns what else they report of units."""
+        others = {}
+        for name in self._roster.units() & self._board.units.keys():
+            if (lived := self._roster.lived_at(name)) is not None:
+                self._take_life(self._board.units[name], *lived)
+            elsewhere = self._roster.elsewhere(name, now)
+            if elsewhere != NOTHING_ELSEWHERE:
+                others[name] = elsewhere
+        return others
+
+    def _take_life(self, state: UnitState, lived_at: float, gate: str) -> None:
+        """Another gate has seen progress. The gate that saw it last sends the next canary, too; of several at
+        the same time, the one whose name is first.
+        """
+        if lived_at > state.life_at + NEWS_S:
+            self._lives[state] = self._own_life_at(state), lived_at
+            state.life_at = state.peer_canary_at = lived_at
+        elif gate < self._gate and lived_at > state.life_at - AT_ONCE_S:
+            state.peer_canary_at = state.life_at
+
+    def _own_life_at(self, state: UnitState) -> float:
+        """When this gate itself last saw progress of the unit; 0: never."""
+        own_at, others_at = self._lives.get(state, (0.0, 0.0))
+        return own_at if state.life_at == others_at else state.life_at
+
+    def _report(self, state: UnitState) -> UnitReport:
+        name = state.unit.name
+        return report_of(
+            state,
+            self._gate,
+            self._now(),
+            life_at=self._own_life_at(state),
+            ttft_s=self._ttft_s(name),
+            itl_s=self._itl_s.get(name),
+            gate_url=self._gate_url(),
+            stopping=self._is_stopping(),
+        )

@@ -1,0 +1,329 @@
+"""What follows when a unit fails: a retry, another unit, a resumed stream. Actions of the table."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.config.settings import TICK_S
+from cellgate.proxy.http.errors import Failure, FailureKind, as_told
+from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.request.continuation import Continuation, find_way
+from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.routes import UNLISTED
+from cellgate.proxy.request.second_opinion import doubt, repeated
+from cellgate.proxy.request.start import (
+    OF_LINKS,
+    begin,
+    compute_here,
+    find_unit,
+    is_overdue,
+    link_failed,
+    refuse,
+)
+from cellgate.router.health import is_on, stall_limit_s
+from cellgate.router.nouns import Outcome, Verdict
+from cellgate.router.retry import Step
+from cellgate.router.unit_state import Lease
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.attempt import Attempt
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.request.response import Response
+
+
+_IN_THE_MIDDLE = (
+    FailureKind.ABORTED,
+    FailureKind.CUT,
+    FailureKind.STREAM_ERROR,
+    FailureKind.NOT_CONTINUED,
+)
+
+_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
+
+
+def try_again(exchange: Exchange, failure: Failure) -> None:
+    """The unit failed before the commit: retry on another one, if the rules allow it."""
+    lease = exchange.in_flight().lease
+    if lease.split is not None and exchange.leg is not None and failure.kind in OF_LINKS:
+        link_failed(exchange, failure.message)
+        if not lease.split.together:
+            compute_here(exchange)
+            return
+        failure = Failure(FailureKind.TRANSFER_FAILED, failure.message)
+    if failure.kind is FailureKind.STALE_CONNECTION:
+        if not exchange.was_stale:
+            exchange.was_stale = lease if failure.taken else True
+            _connect_anew(exchange, lease, failure)
+            return
+        failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
+    elif exchange.was_stale is lease and failure.kind in _GONE:
+        # Its process has ended, which had the request.
+        failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
+    if failure.kind is FailureKind.ANSWER_TIMEOUT and _is_at_work(exchange, lease):
+        exchange.let_go(Outcome.GATE_ERROR)
+        reason = f"{failure.message}; it was at work: ask for a stream, or raise timeouts.answer_s"
+        refuse(exchange, Failure(FailureKind.ANSWER_TIMEOUT, reason))
+        return
+    exchange.lose(failure)
+    selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
+    step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
+    may_return = selection.failed(lease.unit, step, told)
+    if not step.again:
+        refuse(exchange, told)
+    elif may_return and failure.kind is FailureKind.NO_RESOURCES:
+        # The gate needs a moment: the next tick tries again.
+        exchange.state = ExchangeState.WAITING
+    else:
+        find_unit(exchange, draws=step.draws)
+
+
+def _is_at_work(exchange: Exchange, lease: Lease) -> bool:
+    """Whether the unit is well, and computes an answer that is shown when it is whole. Any other unit would
+    need as long.
+    """
+    return not exchange.selection.ask.stream and lease.unit_state.case.verdict is Verdict.UP
+
+
+def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:
+    """The unit had closed a kept connection before a byte of its reply came: try once more on a new one."""
+    if failure.taken or not lease.unit_state.is_restart_suspected() or exchange.route.kind is UNLISTED:
+        begin(exchange, lease, fresh=True)
+        return
+    # It may have restarted: it gets no requests until it has shown progress.
+    exchange.let_go(Outcome.EVICTED)
+    find_unit(exchange, moved=True)
+
+
+def move(exchange: Exchange) -> None:
+    """The unit went DOWN, or is on hold, before the commit: the request moves to another unit."""
+    lease = exchange.in_flight().lease
+    if is_on(lease.unit_state.hold) and not _has_others(exchange, lease):
+        # It is answered here once the hold has ended.
+        return
+    unit = lease.unit
+    failure = Failure(
+        FailureKind.EVICTED,
+        f"unit {unit} went down or was paused before it answered, and no other unit could take the request",
+    )
+    exchange.lose(failure)
+    if exchange.route.kind is UNLISTED:
+        refuse(exchange, failure)
+        return
+    exchange.selection.failed(unit, Step(True), failure)
+    find_unit(exchange)
+
+
+def _has_others(exchange: Exchange, lease: Lease) -> bool:
+    """Whether the request may go to another unit: its client may have named this one."""
+    selection = exchange.selection
+    tried = (*selection.history.tried, lease.unit)
+    return exchange.route.kind is not UNLISTED and exchange.gate.board.could_serve(selection.ask, tried)
+
+
+def break_stream(exchange: Exchange, failure: Failure) -> None:
+    """The unit broke its answer: another unit resumes it, or the response ends with an error."""
+    lease, selection = exchange.in_flight().lease, exchange.selection
+    if failure.kind not in _IN_THE_MIDDLE:
+        failure = Failure(FailureKind.TRUNCATED, failure.message)
+    exchange.lose(failure)
+    told = as_told(failure, lease.unit, committed=True)
+    # If it is not resumed, the next call ends it.
+    exchange.state = ExchangeState.OVER
+    if _continuation(exchange).broke(lease.unit, selection.ask, told):
+        build = _build_needed(exchange, lease)
+        # Only where nothing else is possible.
+        splits = selection.ask.splits and lease.unit_state.meets
+        selection.ask = selection.ask._replace(deadline_at=inf, build=build, splits=splits)
+        selection.failed(lease.unit, Step(True), told)
+        find_unit(exchange)
+
+
+def _build_needed(exchange: Exchange, lease: Lease) -> str | None:
+    """The only build that may resume the stream; None: any may. Another one might go on in other words.
+
+    Unknown builds are the same build, and another one than each that is known.
+    """
+    replay = exchange.response.replay
+    is_begun = replay is not None and replay.read().size > 0
+    return lease.build.key if is_begun and not exchange.gate.settings.continue_across_builds else None
+
+
+def conclude(exchange: Exchange, events: bytes) -> None:
+    """The text is complete, and the unit has provided what the last events need."""
+    exchange.let_go(Outcome.OK)
+    exchange.state = ExchangeState.OVER
+    _continuation(exchange).conclude(events)
+
+
+def give_up(exchange: Exchange, reason: str) -> None:
+    """The unit cannot resume the stream, and neither could any other."""
+    failure = exchange.selection.failure
+    assert failure is not None
+    exchange.let_go(Outcome.GATE_ERROR)
+    exchange.state = ExchangeState.OVER
+    _continuation(exchange).give_up(failure, ContinuationResult.REFUSED, reason)
+
+
+def _continuation(exchange: Exchange) -> Continuation:
+    """The continuation of the stream, created at its first break."""
+    if exchange.continuation is None:
+        exchange.continuation = Continuation(exchange.gate, exchange.request, exchange.response)
+    return exchange.continuation
+
+
+# Timeouts of a request, and what its client gets while it waits. Actions of the table.
+
+
+# A member of an enum is a slow attribute on CPython 3.11.
+WAITING, HOLDING, RELAYING = ExchangeState.WAITING, ExchangeState.HOLDING, ExchangeState.RELAYING
+PROVING = ExchangeState.PROVING
+
+_PROOF_S = 30.0
+"""The timeout of a unit's proof that it can resume a stream."""
+_SILENT_S = 1.0
+"""A stream on a unit that went DOWN is given up once it has stalled for this long: a unit that closes its
+listener for a graceful shutdown continues its streams."""
+_HALTED_S = 0.1
+"""So long when an agent says that a process of the unit has ended or is stopped: by then all has come that it
+had computed before.
+"""
+_LOST_S = 30.0
+"""A stream that has stalled for this long, while its unit worked on others, was most likely forgotten. If it
+was only preempted, the unit has lost some work and the client nothing."""
+_LIVELY_S = 1.0
+_MUTE_S = 3.0
+"""A kept connection without a byte for so long, of a unit that works, is asked no more."""
+_HEADS_FIRST = frozenset({"vllm", "sglang"})
+"""Engines that answer 200 to a stream at once, and compute then."""
+_IDLE_S = 1.0
+"""At least so long a stream may show events without work before another unit is asked."""
+_IDLE_EVENTS = 8
+"""So many events without work are more than what engines send before a request's turn has come."""
+
+
+def tick(exchange: Exchange, now: float) -> None:
+    """Time has passed; called a few times a second."""
+    response, attempt, timeouts = exchange.response, exchange.attempt, exchange.gate.settings.timeouts
+    failure: Failure | None = None
+    if attempt is not None:
+        if response.paused:
+            if now - response.last_at > timeouts.answer_s:
+                # The client reads nothing, and would occupy its unit for ever.
+                exchange.client.cut()
+            return
+        hold = attempt.lease.unit_state.hold
+        if hold is not None and not hold.ended_at:
+            if exchange.state is RELAYING:
+                _stand_still(response, now - hold.since, now, timeouts.head_hold_s)
+        elif exchange.state is RELAYING:
+            if response.repeats and not attempt.lease.evicted:
+                repeated(exchange)
+            failure = _silence(exchange, attempt.lease, now)
+        elif is_overdue(exchange, attempt.lease, now):
+            attempt.abandon()
+            reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"
+            failure = Failure(FailureKind.TRANSFER_FAILED, reason)
+        elif attempt.idle_at and _moves_on(exchange, attempt, now):
+            return
+        else:
+            failure = _overdue(exchange.state, attempt.lease, now, timeouts.answer_s)
+            if failure is None and _is_half_dead(exchange, attempt, now):
+                attempt.abandon()
+                # The others that were kept may be as dead.
+                exchange.gate.pool(attempt.lease.unit_state).purge()
+                reason = "nothing came on a kept connection, while its unit worked"
+                failure = Failure(FailureKind.STALE_CONNECTION, reason)
+    elif exchange.state is WAITING and not exchange.selection.is_queued:
+        find_unit(exchange)
+        return
+    if failure is None:
+        if exchange.state is not RELAYING and not response.paused:
+            response.keep_warm(now, timeouts.head_hold_s)
+    elif exchange.state is PROVING and failure.kind is FailureKind.NOT_CONTINUED:
+        exchange.refused(failure.message)
+    else:
+        exchange.failed(failure)
+
+
+def _stand_still(response: Response, held_s: float, now: float, comment_s: float) -> None:
+    """The unit of a stream stands still on purpose: its clock does too, and the client's connection is kept
+    warm, with a comment every `comment_s`.
+    """
+    if held_s % comment_s < TICK_S and not response.in_event:
+        response.keep_warm(now, 0.0)
+    else:
+        response.last_at = now
+
+
+def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
+    """Whether the kept connection of an attempt has lost its packets, while its unit works for others: once
+    for a request. The kernel says so, or the head of a stream is missing that its engine sends at once.
+    """
+    lease = attempt.lease
+    state, open_s = lease.unit_state, now - lease.opened_at
+    if exchange.state is not HOLDING or exchange.was_stale or open_s < _MUTE_S or not attempt.is_mute():
+        return False
+    if lease.evicted or now - state.life_at > _MUTE_S or state.life_at <= lease.opened_at + _LIVELY_S:
+        return False
+    shows_head = lease.ask.stream and state.engine in _HEADS_FIRST
+    return shows_head or attempt.is_unacked()
+
+
+def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
+    """Whether another unit is asked, because a stream shows events or comments for longer than a stall may
+    last, and no work. An engine may send a few while the request waits for its turn.
+    """
+    state, events = attempt.lease.unit_state, attempt.idle_events
+    limit_s = max(_IDLE_S, stall_limit_s(state, exchange.gate.board.rules))
+    load = state.load
+    waits = load is None or load.at < attempt.idle_at or load.running + load.waiting > 0
+    if events < _IDLE_EVENTS and waits:
+        limit_s = max(_LOST_S, limit_s)
+    if now - attempt.idle_at < limit_s:
+        return False
+    attempt.idle_at = now
+    return doubt(exchange, "events without a token" if events else "comments without a token", None)
+
+
+def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:
+    """The failure of an attempt that has sent no answer for too long; None while it has time."""
+    open_s = now - max(lease.opened_at, lease.unit_state.held_until)
+    if open_s > answer_s:
+        return Failure(
+            FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} did not begin to answer within {answer_s:.0f} s"
+        )
+    if state is PROVING and open_s > _PROOF_S:
+        reason = f"unit {lease.unit} did not prove within {_PROOF_S:.0f} s that it can resume the stream"
+        return Failure(FailureKind.NOT_CONTINUED, reason)
+    return None
+
+
+def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
+    """The failure of a stream that has stalled for too long; None while it has time."""
+    unit, silent_s = lease.unit, now - exchange.response.last_at
+    if lease.evicted and silent_s > (_HALTED_S if lease.unit_state.is_halted() else _SILENT_S):
+        return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
+    if silent_s > _LOST_S and _is_lost(exchange, lease, silent_s, now):
+        reason = (
+            f"unit {unit} sent nothing of this stream for {silent_s:.0f} s, while its other streams continued"
+        )
+        return Failure(FailureKind.CUT, reason)
+    if silent_s > exchange.gate.settings.timeouts.answer_s:
+        reason = f"unit {unit} sent nothing for {silent_s:.0f} s in the middle of its answer"
+        return Failure(FailureKind.TRUNCATED, reason)
+    return None
+
+
+def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
+    """Whether the unit has forgotten this stream, and another one can resume it."""
+    gate, response, selection = exchange.gate, exchange.response, exchange.selection
+    limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, gate.board.rules))
+    if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:
+        return False
+    if response.replay is None or not response.replay.ways:
+        return False
+    if isinstance(find_way(gate, exchange.request, selection.ask, response), str):
+        response.keep_tail()
+        return False
+    return gate.board.could_serve(selection.ask, (*selection.history.tried, lease.unit))

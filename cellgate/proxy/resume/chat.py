@@ -1,0 +1,711 @@
+"""Joins two streams: the events of the second unit are rewritten as if the first had sent them. Pure.
+
+The client sees one id, one role, one token count and one end; the boundary is invisible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import orjson
+
+from cellgate.proxy.config.limits import reached
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.fetch import Call
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.sse import WORKING, extra_field, payload
+from cellgate.proxy.http.unit import Pool
+from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.resume.blocks import object_of
+from cellgate.proxy.resume.eligible import (
+    AGAIN,
+    LONG_STOPS,
+    OPEN,
+    TOKENS,
+    BoundaryStops,
+    stops_of,
+    token_start,
+    why_ineligible,
+)
+from cellgate.proxy.resume.messages import given
+from cellgate.proxy.resume.proof import (
+    LLAMA_CPP,
+    ProofRequest,
+    Tokens,
+    UnprovenError,
+    continued_by_ids,
+    extended,
+    ids_of,
+    prove,
+    prove_tokens,
+    remaining,
+)
+from cellgate.proxy.resume.raw import RawChat
+from cellgate.proxy.resume.replay import ReplayBuffer, Rewriter, plain
+from cellgate.proxy.resume.shown import (
+    REASONING,
+    MismatchError,
+    Repetition,
+    logprobs_in,
+    stitched,
+    unsupported_in,
+)
+from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, asking, kind_of
+
+# Guards against a unit that repeats the text it was given to continue. Pure.
+#
+# Some builds of llama.cpp send an open last message of the assistant again before they continue it, and
+# others
+# do not. An answer may also repeat itself. Where new text might be either, nobody can tell which one it is.
+
+
+class RepeatGuard:
+    """Holds new text back for as long as it may be the text `given`, sent once more."""
+
+    __slots__ = ("_given", "_matched")
+
+    def __init__(self, given: str) -> None:
+        self._given = given
+        self._matched = 0
+        """So many characters came that are those of the text given; all of them are held back."""
+
+    def feed(self, text: str) -> str | None:
+        """The text that is certainly new; None: all of the text given has come once more."""
+        given, matched = self._given, self._matched
+        if text.startswith(given[matched : matched + len(text)]) and given:
+            self._matched += len(text)
+            return None if self._matched >= len(given) else ""
+        return self.flush() + text
+
+    def flush(self) -> str:
+        """What was held back, once no more can come: whoever repeats, repeats all."""
+        held, self._given, self._matched = self._given[: self._matched], "", 0
+        return held
+
+
+_COUNTS = ("prompt_tokens", "completion_tokens")
+
+
+_WORKING_EVENTS = 64
+"""The client gets a comment for so many events that repeat what it knows."""
+
+
+class Stitch:
+    """Rewrites the events of one unit. `transcript` is what the client was sent, and grows with them.
+
+    The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
+    starts from the very beginning (`again`), and must repeat all that was shown.
+    `raw`: it sends raw text, which is split. `prompt`: its first event must have these token ids.
+    `is_over`: the answer is complete, further events are ignored.
+    """
+
+    __slots__ = (
+        "_again",
+        "_asks_usage",
+        "_events",
+        "_finish",
+        "_guard",
+        "_options",
+        "_prompt",
+        "_raw",
+        "_repeated",
+        "_repetition",
+        "_spells_stops",
+        "_stop_strings",
+        "_tokens",
+        "_usage_so_far",
+        "_used",
+        "_wants_usage",
+        "is_over",
+        "transcript",
+    )
+
+    def __init__(
+        self,
+        body: dict[str, Any],
+        transcript: Transcript,
+        tokens: Tokens,
+        start: int | None = None,
+        *,
+        guard: RepeatGuard | None = None,
+        again: bool = False,
+        raw: RawChat | None = None,
+        prompt: list[int] | None = None,
+    ) -> None:
+        self.transcript = transcript
+        self._guard = guard
+        self._tokens = tokens
+        text = transcript.text
+        start = len(text) if start is None else start
+        self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
+        self._again = again
+        self._raw = raw
+        self._prompt = prompt
+        # It was sent after the point where the unit starts.
+        self._repetition = Repetition(text[start:], transcript.shown if again else None)
+        # It was sent as well, if it is known here.
+        self._finish = transcript.finish
+        self._repeated = 0
+        """Events that have only repeated."""
+        self._spells_stops = bool(body.get("include_stop_str_in_output"))
+        self._wants_usage = wants_usage(body)
+        self._usage_so_far = _option(body, "continuous_usage_stats")
+        self._asks_usage = False
+        self._options = body.get("stream_options")
+        self._used: dict[str, Any] | None = None
+        """The last usage it reported, summed over both parts."""
+        self._events = 0
+        """Of its text: usually one for each token."""
+        self.is_over = False
+
+    def ask_usage(self) -> dict[str, Any]:
+        """Additional fields of its request: if the text may end here, its tokens must be counted here."""
+        if self._stop_strings.is_over or not self._wants_usage or not isinstance(self._options, dict):
+            return {}
+        self._asks_usage = True
+        return {"stream_options": {**self._options, "continuous_usage_stats": True}}
+
+    def feed(self, events: bytes) -> bytes:
+        """Complete events in, what the client gets out. Raises MismatchError."""
+        return stitched(events, self._stitched, lambda: self.is_over)
+
+    def _stitched(self, event: bytes) -> bytes:
+        if name := extra_field(event):
+            raise MismatchError(f"events with {name}")
+        data = payload(event)
+        if not data:
+            return event
+        if data == DONE:
+            self.transcript.is_done = True
+            return _event(DONE)
+        return self._rewritten(data)
+
+    def _rewritten(self, data: bytes) -> bytes:
+        document = _object(data)
+        if self._prompt is not None and document.get("choices"):
+            self._check_prompt(document)
+        if self.transcript.tokens is not None:
+            self.transcript.tokens.take(document)
+        if self._raw is not None:
+            document = self._raw.translated(document)
+        if strange := unsupported_in(document):
+            raise MismatchError(strange)
+        document.update((key, value) for key, value in self.transcript.frame.items() if key in document)
+        choices = document.get("choices")
+        usage = self._take_usage(document)
+        if choices and not self._stitch_choice(choices[0]) and not usage:
+            self._repeated += 1
+            return b"" if self._repeated % _WORKING_EVENTS else WORKING
+        self.transcript.take(document)
+        event = _event(document)
+        if self.is_over:
+            event += self._ended(document)
+        return event
+
+    def _check_prompt(self, document: dict[str, Any]) -> None:
+        if document.get("prompt_token_ids") != self._prompt:
+            raise MismatchError("an answer to other tokens than those that it was given")
+        self._prompt = None
+
+    def _take_usage(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """The usage for the client, summed over both parts."""
+        usage, choices = document.get("usage"), document.get("choices") or []
+        self._events += bool(choices) and not _is_role(choices[0])
+        if not usage:
+            return None
+        if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
+            raise MismatchError("a usage in an unknown format")
+        self._used = _summed(usage, self._tokens)
+        if choices and self._asks_usage and not self._usage_so_far:
+            # The gate requested it, not the client.
+            del document["usage"]
+            return None
+        return self._used
+
+    def _stitch_choice(self, choice: dict[str, Any]) -> bool:
+        """Whether the choice has anything for the client."""
+        part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
+        if part is not choice and self.transcript.has_role:
+            part.pop("role", None)
+        if not self._again and self._raw is None and any(part.get(name) for name in REASONING):
+            # An engine that takes an open message for reasoning would go on with the text there.
+            raise MismatchError("reasoning")
+        old = text = part.get(key) or ""
+        if self._guard is not None:
+            text = self._guarded(text, ended=bool(choice.get("finish_reason")))
+        if not (self._repetition.is_over and self._stop_strings.is_over):
+            text = self._past_boundary(choice, text)
+        if text != old:
+            part[key] = text
+        is_more = logprobs_in(choice) or (part is not choice and any(part.values()))
+        if self._finish:
+            self._check_end(choice, is_more=bool(text or is_more))
+            return False
+        return bool(text or choice.get("finish_reason") or is_more)
+
+    def _check_end(self, choice: dict[str, Any], *, is_more: bool) -> None:
+        """The client knows already how the answer ends."""
+        if is_more or (choice.get("finish_reason") or self._finish) != self._finish:
+            raise MismatchError("an end that differs from what was sent before")
+
+    def _guarded(self, text: str, *, ended: bool) -> str:
+        assert self._guard is not None
+        new = self._guard.feed(text)
+        if new is None:
+            raise MismatchError("the text that had been shown, or one that begins like it")
+        return new + self._guard.flush() if ended else new
+
+    def _past_boundary(self, choice: dict[str, Any], text: str) -> str:
+        """The new part of `text`; it ends at the end of a stop string that began before the boundary."""
+        text, stop = self._stop_strings.feed(text)
+        if stop is not None:
+            if self._wants_usage and self._tokens.prompt is None and self._used is None:
+                raise MismatchError("no token counts, although its text ends here")
+            choice["finish_reason"] = "stop"
+            choice |= {name: self._stop_strings.stop for name in STOPPED_BY if name in choice}
+            self.is_over = True
+            news = self._news(choice, stop)
+            return news if self._spells_stops else ""
+        if choice.get("finish_reason"):
+            text += self._stop_strings.flush()
+        return self._news(choice, text)
+
+    def _news(self, choice: dict[str, Any], text: str) -> str:
+        """`text` without what was shown already; so is the rest of the choice."""
+        text = self._repetition.cut_text(text)
+        self._repetition.cut_delta(choice)
+        self._repetition.check(choice, text)
+        return text
+
+    def _ended(self, document: dict[str, Any]) -> bytes:
+        """The events after the end of the text, when the gate ends it."""
+        self.transcript.is_done = True
+        usage, prompt = self._used, self._tokens.prompt
+        if usage is None and prompt is not None:
+            usage = _usage(prompt, self._tokens.shown + self._events)
+        if usage is None or not self._wants_usage:
+            return _event(DONE)
+        return _event({**document, "choices": [], "usage": usage}) + _event(DONE)
+
+
+def ending(
+    body: dict[str, Any], transcript: Transcript, tokens: Tokens | None, *, chat: bool
+) -> bytes | None:
+    """The last events of a stream whose text is complete; None when they cannot be known.
+
+    `tokens`, of the text and the stop string that ended it, are needed when the client wants its usage and
+    has not been told.
+    """
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    document = {"object": kind, **transcript.frame}
+    out = b""
+    if not transcript.finish:
+        part: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        out += _event({**document, "choices": [{"index": 0, **part, "finish_reason": "length"}]})
+    if wants_usage(body) and not transcript.has_usage:
+        if tokens is None or tokens.prompt is None:
+            return None
+        # The token that ended the text has no text, unless the text was cut there.
+        has_end = tokens.is_exact or bool(transcript.stop) or transcript.finish != "stop"
+        shown_tokens = tokens.shown + (not has_end)
+        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, shown_tokens)})
+    return out + _event(DONE)
+
+
+def wants_usage(body: dict[str, Any]) -> bool:
+    """Whether the client has asked for an event with the token counts at the end."""
+    return _option(body, "include_usage")
+
+
+def _option(body: dict[str, Any], name: str) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get(name))
+
+
+def _is_role(choice: dict[str, Any]) -> bool:
+    """Whether the choice has only a role."""
+    delta = choice.get("delta") or {}
+    return "role" in delta and not delta.get("content") and not choice.get("finish_reason")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        document = None
+    if not isinstance(document, dict):
+        raise MismatchError("an event that is not a JSON object")
+    return document
+
+
+def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:
+    least = body.get("min_tokens")
+    return () if isinstance(least, int) and least > shown else stops_of(body)
+
+
+def _summed(usage: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
+    """What the unit took for a part of the prompt was generated."""
+    said = (usage.get("completion_tokens") or 0) + tokens.shown
+    prompt = (usage.get("prompt_tokens") or 0) - tokens.shown if tokens.prompt is None else tokens.prompt
+    usage |= _usage(prompt, said)
+    if tokens.shown:
+        # It knows only its own part.
+        usage.pop("completion_tokens_details", None)
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
+        details["cached_tokens"] = min(cached, prompt)
+    return usage
+
+
+def _usage(prompt: int, said: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def _event(data: bytes | dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % (data if isinstance(data, bytes) else orjson.dumps(data))
+
+
+# How another unit goes on with a stream of chat or completions, and what is tried for which kind. Pure.
+#
+# A way is a generator: it yields requests of its proof, is sent the unit's answers, and returns what the
+# unit
+# gets, or the last events if nothing else is missing. It raises UnprovenError; then the next way is tried.
+
+
+_COMPLETIONS = b"/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStream:
+    """One stream, as a unit that runs `engine` is asked to go on with it.
+
+    `body` is its request, parsed; `sent` and `target` are the body and the path that its client sent; `ways`
+    are those that its request allows (eligible.py).
+    """
+
+    body: dict[str, Any]
+    sent: bytes
+    target: bytes
+    transcript: Transcript
+    ways: int
+    chat: bool
+    engine: str
+
+    def asks_ids(self, body: bytes) -> bytes:
+        """The body of a request, which asks for token ids if they are known so far."""
+        return asking(body) if self.transcript.tokens is not None else body
+
+
+class NextPart(NamedTuple):
+    """What the unit gets: a body for its path `target`; `stitch` joins its answer to what was shown."""
+
+    target: bytes
+    body: bytes
+    stitch: Stitch
+
+
+PlainWay = Generator[ProofRequest, dict[str, Any], NextPart | bytes]
+"""Returns the next part, or the last events."""
+
+
+def open_message(stream: BrokenStream) -> PlainWay:
+    """The text as an open message of the assistant, or behind the prompt."""
+    body, transcript = stream.body, stream.transcript
+    text = transcript.text
+    start = len(text) if transcript.finish else token_start(text, stops_of(body))
+    if not start and not transcript.finish:
+        return (yield from again(stream))
+    given = text[:start]
+    if transcript.finish and not body.get("include_stop_str_in_output"):
+        # The stop string was generated as well; only its tokens are counted here.
+        given += transcript.stop
+    tokens = yield from prove(body, given, chat=stream.chat, engine=stream.engine)
+    left = None
+    if not transcript.finish:
+        left = remaining(body, tokens.shown, chat=stream.chat, engine=stream.engine)
+    if left is None:
+        return _last_events(stream, tokens)
+    is_llama_cpp = stream.engine == LLAMA_CPP
+    guard = RepeatGuard(given) if stream.chat and is_llama_cpp else None
+    stitch = Stitch(body, transcript, tokens, start, guard=guard)
+    # llama.cpp does not count its tokens before the last event.
+    counting = {} if is_llama_cpp else stitch.ask_usage()
+    longer = orjson.dumps(extended(body, given, chat=stream.chat) | left | counting)
+    return NextPart(stream.target, stream.asks_ids(longer), stitch)
+
+
+def open_tokens(stream: BrokenStream) -> PlainWay:
+    """The same request behind exactly the tokens that were generated: then nothing that depends on them
+    changes, and the engine itself tells text from calls. Its first event must show that it took them.
+    """
+    text = stream.transcript.text
+    proven = yield from prove_tokens(stream.body, ids_of(stream.transcript))
+    if not text or not proven.raw.endswith(text):
+        raise UnprovenError("its last tokens are not those of its text")
+    left = remaining(stream.body, proven.counts.shown, chat=True, engine=stream.engine)
+    if left is None:
+        return _last_events(stream, proven.counts)
+    tokens = proven.prompt + proven.ids
+    longer = stream.body | given(tokens)
+    stitch = Stitch(stream.body, stream.transcript, proven.counts, prompt=tokens)
+    counting = stitch.ask_usage()
+    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer | left | counting)), stitch)
+
+
+def by_tokens(stream: BrokenStream) -> PlainWay:
+    """The tokens of the prompt and of what was shown: the unit sends raw text, which the gate splits."""
+    proven = yield from prove_tokens(stream.body, ids_of(stream.transcript))
+    prompt = (yield from proven.prompt_text()) if stream.body.get("tools") else ""
+    chat = RawChat(stream.body, stream.transcript, proven.raw, prompt)
+    left = remaining(stream.body, proven.counts.shown, chat=True, engine=stream.engine)
+    if left is None:
+        return _last_events(stream, proven.counts)
+    body = continued_by_ids(stream.body, proven, left)
+    stitch = Stitch(stream.body, stream.transcript, proven.counts, raw=chat)
+    return NextPart(_COMPLETIONS, orjson.dumps(body), stitch)
+
+
+def again(stream: BrokenStream) -> PlainWay:
+    """The same request: the unit must repeat what was shown. This needs no proof beforehand."""
+    yield from ()
+    if stream.transcript.tokens is not None:
+        stream.transcript.tokens.restart()
+    stitch = Stitch(stream.body, stream.transcript, Tokens(None, 0), 0, again=True)
+    return NextPart(stream.target, stream.asks_ids(stream.sent), stitch)
+
+
+MakePlainWay = Callable[[BrokenStream], PlainWay]
+
+PLAIN_WAYS: dict[ContinuationKind, tuple[MakePlainWay, ...]] = {
+    ContinuationKind.TEXT: (open_message, open_tokens, again),
+    ContinuationKind.TOOLS: (open_message, open_tokens, again),
+    ContinuationKind.TOOL_CALL: (by_tokens, again),
+    ContinuationKind.REASONING: (open_tokens, again, by_tokens),
+    ContinuationKind.LOGPROBS: (open_tokens, again),
+    ContinuationKind.PENALTIES: (open_tokens, again),
+    ContinuationKind.CONSTRAINED: (again,),
+}
+_NEEDS: dict[MakePlainWay, int] = {open_message: OPEN, open_tokens: TOKENS, by_tokens: TOKENS, again: AGAIN}
+
+
+def ways_for(stream: BrokenStream) -> list[MakePlainWay]:
+    """The ways to try, in order."""
+    shown = stream.transcript.shown
+    if not (shown.size or shown.calls or stream.transcript.finish):
+        return [again]
+    return [way for way in PLAIN_WAYS[kind_of(stream.body, shown)] if stream.ways & _NEEDS[way]]
+
+
+def _last_events(stream: BrokenStream, tokens: Tokens) -> bytes:
+    events = ending(stream.body, stream.transcript, tokens, chat=stream.chat)
+    if events is None:
+        raise UnprovenError("the text was complete, but only the broken unit knew the token counts")
+    return events
+
+
+# Asks a unit what a proof has to know: its requests are sent one after another.
+
+
+MakeHead = Callable[[bytes, int], bytes]
+"""The head of a request to the unit, of a path and the length of a body."""
+Result = TypeVar("Result")
+
+
+class ProofOwner(Protocol):
+    """Who waits for the proof. One of these is called, or the `proven` of the questions."""
+
+    def unproven(self, reason: str) -> None:
+        """The unit has answered, and the proof fails."""
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+
+
+class Questions(Generic[Result]):
+    """One proof, on one unit; `proven` gets its result."""
+
+    __slots__ = ("_asker", "_call", "_head", "_optional", "_pool", "_proof", "_proven")
+
+    def __init__(
+        self,
+        proof: Generator[ProofRequest, dict[str, Any], Result],
+        asker: ProofOwner,
+        proven: Callable[[Result], None],
+        pool: Pool,
+        head: MakeHead,
+    ) -> None:
+        self._proof = proof
+        self._asker = asker
+        self._proven = proven
+        self._pool = pool
+        self._head = head
+        self._optional = False
+        self._call: Call | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._call is not None and not self._call.over
+
+    def begin(self, *, fresh: bool) -> None:
+        """Ask the first one, on a new connection if `fresh`."""
+        self._ask(None, fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._call is not None:
+            self._call.abandon()
+
+    def answered(self, status: int, body: bytes) -> None:
+        """The unit answered a request of the proof."""
+        if status >= 500 or status == 429:
+            kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
+            reason = f"it answered {status} to the check before resuming the stream"
+            self._asker.failed(Failure(kind, reason))
+            return
+        answer = object_of(body) if status == 200 else None
+        if answer is None and not self._optional:
+            self._asker.unproven(f"its engine answered {status} to the check before resuming the stream")
+        else:
+            self._ask(answer or {})
+
+    def failed(self, failure: Failure) -> None:
+        """It gave no answer."""
+        self._asker.failed(failure)
+
+    def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
+        try:
+            # Sending None starts the generator.
+            question = self._proof.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._proven(end.value)
+        except UnprovenError as error:
+            self._asker.unproven(str(error))
+        else:
+            body = orjson.dumps(question.body)
+            self._optional = question.is_optional
+            self._call = Call(self, self._pool, self._head(question.path.encode(), len(body)), body)
+            self._call.begin(fresh=fresh)
+
+
+# Resuming a broken stream of chat or completions: what was sent, the proof that another unit can resume it.
+#
+# eligible.py and transcript.py decide what may be resumed, plain_ways.py how. questions.py sends the
+# requests
+# of the proof to the unit.
+
+
+class Resuming(Protocol):
+    """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
+
+    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+        """It is proven: send the unit's path `target` this, and stitch its answer to what was sent before."""
+
+    def conclude(self, events: bytes) -> None:
+        """The text is complete: these are the last events."""
+
+    def refused(self, reason: str) -> None:
+        """The unit cannot resume the stream, and neither could any other."""
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+
+
+class Resumption:
+    """One broken stream, of which `replay` has been shown."""
+
+    __slots__ = (
+        "_body",
+        "_chat",
+        "_head",
+        "_left",
+        "_owner",
+        "_pool",
+        "_questions",
+        "_reason",
+        "_replay",
+        "_request",
+        "_stream",
+    )
+
+    # From `begin` on.
+    _owner: Resuming
+    _pool: Pool
+    _head: MakeHead
+    _stream: BrokenStream
+    _left: list[MakePlainWay]
+
+    def __init__(self, request: Request, replay: ReplayBuffer, *, chat: bool) -> None:
+        self._request = request
+        self._replay = replay
+        self._chat = chat
+        self._body: dict[str, Any] = orjson.loads(request.body)
+        self._questions: Questions[NextPart | bytes] | None = None
+        self._reason = ""
+        """Why the first way failed."""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+        return self._questions is not None and self._questions.is_open
+
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
+        has_ids = bool(self._replay.ways & TOKENS)
+        if reason := why_ineligible(self._body, chat=self._chat, has_ids=has_ids):
+            if reason is LONG_STOPS:
+                reached("stop_bytes")
+            return reason
+        transcript = plain(self._replay)
+        if not transcript.closed:
+            return "it broke inside an event"
+        return transcript.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
+
+    def last_events(self) -> bytes | None:
+        """The events that a complete text still lacks, if no unit is needed for them."""
+        transcript = plain(self._replay)
+        if transcript.is_done:
+            return b""
+        return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
+
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
+        self._owner, self._pool, self._head = owner, pool, head
+        request, replay = self._request, self._replay
+        self._stream = BrokenStream(
+            self._body, request.body, request.target, plain(replay), replay.ways, self._chat, engine
+        )
+        self._left, self._reason = ways_for(self._stream), ""
+        self._try_next(fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._questions is not None:
+            self._questions.abandon()
+
+    # -- the result of a proof -----------------------------------------------------------------------------
+
+    def unproven(self, reason: str) -> None:
+        """The unit cannot go on in this way; the first reason is told, if no other way is left."""
+        self._reason = self._reason or reason
+        self._try_next()
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+        self._owner.failed(failure)
+
+    def _try_next(self, *, fresh: bool = False) -> None:
+        if not self._left:
+            self._owner.refused(self._reason or "there is no way to continue it")
+            return
+        way = self._left.pop(0)(self._stream)
+        self._questions = Questions(way, self, self._proven, self._pool, self._head)
+        self._questions.begin(fresh=fresh)
+
+    def _proven(self, found: NextPart | bytes) -> None:
+        if isinstance(found, bytes):
+            self._owner.conclude(found)
+        else:
+            self._owner.go_on(found.target, found.body, self._replay, found.stitch)

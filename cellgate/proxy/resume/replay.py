@@ -1,0 +1,286 @@
+"""The events of one reply: which may be sent to the client, and what is wrong with the next. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.sse import (
+    ABORT,
+    BOM,
+    NO_STOP,
+    before_error,
+    carries_data,
+    end_of_events,
+    first_end,
+    is_aborted,
+    is_error,
+    is_preamble,
+    message_of,
+    without_comments,
+)
+from cellgate.proxy.resume.eligible import OPEN
+from cellgate.proxy.resume.shown import MismatchError
+from cellgate.proxy.resume.transcript import EVENT_BYTES, Transcript
+
+IDLE_BYTES = 64 * 1024
+"""More events without work than this are shown as they are."""
+TAIL_BYTES = 16 * 1024
+"""A longer event is sent before its end has arrived, unless it must be rewritten."""
+_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
+
+
+def are_whole(events: bytes) -> bool:
+    """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
+    return not events or (
+        events.endswith(b"\n\n") and b"error" not in events and ABORT not in events and NO_STOP not in events
+    )
+
+
+class Rewriter(Protocol):
+    """Writes the events of a unit that resumes a stream as if the first unit had sent them.
+
+    `is_over`: the answer is complete, further events are ignored.
+    """
+
+    is_over: bool
+
+    def feed(self, events: bytes) -> bytes:
+        """Complete events in, what the client gets out. Raises MismatchError."""
+
+
+class Passage:
+    """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
+
+    `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
+    these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
+    `is_idle` says of whole events that nothing in them was computed: such are held like a preamble.
+    """
+
+    __slots__ = (
+        "_before",
+        "_begun",
+        "_has_ids",
+        "_is_idle",
+        "_max_bytes",
+        "_preamble",
+        "_size",
+        "_tail",
+        "in_event",
+        "stitch",
+    )
+
+    def __init__(self, *, has_ids: bool = False, is_idle: Callable[[bytes], bool] | None = None) -> None:
+        self._has_ids = has_ids
+        self._is_idle = is_idle
+        self._max_bytes = EVENT_BYTES if has_ids else LIMITS.event_bytes
+        self._tail: list[bytes] = []
+        self._size = 0
+        self._before = b"\n"
+        """The byte before the next one: a line end where an event may begin."""
+        self._begun = False
+        self._preamble = b""
+        """Events that came before anything was computed."""
+        self.in_event = False
+        self.stitch: Rewriter | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held or rewritten, and the next byte begins an event."""
+        return not self._size and not self.in_event and self.stitch is None
+
+    @property
+    def idle_events(self) -> int:
+        """How many events have come, of which none shows work."""
+        return self._preamble.count(b"\n\n")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete, although the unit may not have ended its stream."""
+        return self.stitch is not None and self.stitch.is_over
+
+    def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
+        """All that was received, once it has data; None: not yet; or the failure. `ended`: nothing
+        follows.
+        """
+        events = self._take(body)
+        if events and not self._begun:
+            self._begun = True
+            events = events.removeprefix(BOM)
+        known = len(self._preamble)
+        if events or ended:
+            events, self._preamble = self._preamble + events, b""
+        # Usually the first bytes are data.
+        is_data = events.startswith(b"data:")
+        if is_data or carries_data(events):
+            if is_error(events):
+                return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
+            shown = events if is_data else without_comments(events)
+            if (ended and self._is_idle) or not (is_preamble(shown) or self._are_idle(shown, known)):
+                return shown + self._flush() if self._tail else shown
+            self._preamble = shown
+        if ended:
+            return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
+        if self._size + len(self._preamble) > self._max_bytes:
+            reached("event_bytes")
+            return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
+        return None
+
+    def _are_idle(self, events: bytes, known: int) -> bool:
+        """Whether events show no work; of the first `known` bytes it is known."""
+        return self._is_idle is not None and len(events) <= IDLE_BYTES and self._is_idle(events[known:])
+
+    def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
+        """What may be sent now, and what is wrong with the rest."""
+        if self.in_event:
+            return self._feed_rest(body, ended=ended)
+        events = self._take(body)
+        if ended:
+            events += self._flush()
+        elif self._size > TAIL_BYTES and self.stitch is None and not self._has_ids:
+            before = self._before
+            events += self._flush()
+            self._before, self.in_event = before, True
+        good, failure = before_error(events), None
+        if len(good) < len(events):
+            failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
+        elif self._size > self._max_bytes:
+            reached("event_bytes")
+            failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
+        if good and self.stitch is not None:
+            try:
+                good = self.stitch.feed(good)
+            except MismatchError as error:
+                return error.shown, Failure(FailureKind.NOT_CONTINUED, f"it sent {error}")
+        return good, failure
+
+    def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
+        """The rest of an event that was sent in part is sent as it arrives."""
+        end = first_end(body, self._before)
+        if not end:
+            self._before = body[-1:] or self._before
+            return body, None
+        self.in_event, self._before = False, b"\n"
+        events, failure = self.feed(body[end:], ended=ended)
+        return body[:end] + events, failure
+
+    def _take(self, body: bytes) -> bytes:
+        """The events that are complete with `body`; what follows them is held."""
+        end = end_of_events(body, self._before)
+        if end == len(body) and not self._tail:
+            return body
+        if not end:
+            if body:
+                self._tail.append(body)
+                self._size += len(body)
+                self._before = body[-1:]
+            return b""
+        events = b"".join((*self._tail, body[:end])) if self._tail else body[:end]
+        rest = body[end:]
+        self._tail, self._size = ([rest], len(rest)) if rest else ([], 0)
+        self._before = rest[-1:] or b"\n"
+        return events
+
+    def _flush(self) -> bytes:
+        """What was held."""
+        if not self._tail:
+            return b""
+        held = b"".join(self._tail)
+        self._tail, self._size, self._before = [], 0, b"\n"
+        return held
+
+
+def _reported(events: bytes, kind: FailureKind, how: str) -> Failure:
+    """The failure that an engine reports in `events`: one of this kind, or that it has aborted the answer."""
+    first = events[len(before_error(events)) :].partition(b"\n\n")[0]
+    if is_aborted(first):
+        return Failure(FailureKind.ABORTED, "its engine aborted the answer")
+    return Failure(kind, f"its stream {how} an error: {message_of(events)}")
+
+
+# What a client was sent of a stream, kept in case its unit breaks it. Pure.
+#
+# Bytes are kept as they were sent. They are parsed only when there are many or the stream has broken, so
+# keeping them costs an append. Of a stream that no unit could resume, only the end is kept.
+
+
+FOLD_BYTES = 12 * 1024
+"""Above this many raw bytes they are replaced by their text."""
+END_CHUNKS = 3
+"""Enough for the number of the next event, and for why it cannot be resumed."""
+
+
+class AnyTranscript(Protocol):
+    """What one client was sent of one answer, read from its events."""
+
+    is_done: bool
+    closed: bool
+
+    @property
+    def size(self) -> int:
+        """How many characters were generated."""
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next event, in APIs that number them."""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be continued, as far as the stream tells; empty when it can."""
+
+    def read(self, pieces: Iterable[bytes]) -> None:
+        """Add what was sent; an incomplete event waits for the next piece."""
+
+    def skip(self) -> None:
+        """The next piece does not follow the last one."""
+
+
+class MakeTranscript(Protocol):
+    """Makes the transcript of a stream that has `ways` to be resumed; `framed`: read in whole HTTP chunks."""
+
+    def __call__(self, *, framed: bool, ways: int) -> AnyTranscript: ...
+
+
+class ReplayBuffer:
+    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
+
+    `ways` are the ways to resume it (eligible.py). Without any, its end alone is kept.
+    """
+
+    __slots__ = ("_folded", "_framed", "_shape", "chunks", "ways")
+
+    def __init__(self, *, framed: bool, ways: int = OPEN, shape: MakeTranscript = Transcript) -> None:
+        self._framed = framed
+        self._shape = shape
+        self._folded: AnyTranscript | None = None
+        self.ways = ways
+        self.chunks: list[bytes] | deque[bytes] = [] if ways else deque(maxlen=END_CHUNKS)
+
+    def read(self) -> AnyTranscript:
+        """Parse all that was kept, and return the transcript."""
+        transcript = self._transcript()
+        transcript.read(self.chunks)
+        self.chunks.clear()
+        return transcript
+
+    def keep_tail(self) -> None:
+        """The stream cannot be resumed: from now on keep only its end."""
+        self.ways = 0
+        self._transcript().skip()
+        self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
+
+    def _transcript(self) -> AnyTranscript:
+        """The transcript so far. Most answers end before anything is parsed."""
+        if self._folded is None:
+            self._folded = self._shape(framed=self._framed, ways=self.ways)
+        return self._folded
+
+
+def plain(replay: ReplayBuffer) -> Transcript:
+    """The transcript of a stream of chat or completions."""
+    transcript = replay.read()
+    assert isinstance(transcript, Transcript)
+    return transcript

@@ -1,0 +1,47 @@
+"""Begins to trace and to send metrics, where that is configured and OpenTelemetry is installed.
+
+A gate that cannot do it serves all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.observe.log import log_line
+
+if TYPE_CHECKING:
+    from cellgate.proxy.observe.counters import Metrics
+    from cellgate.proxy.tracing import MetricsSender, Tracing
+
+
+# What needs OpenTelemetry is imported late, because it is an extra, and takes its time.
+
+
+def trace(settings: TracingSettings | None) -> Tracing | None:
+    """The tracing of a gate; None: it has none."""
+    if settings is None:
+        return None
+    try:
+        from cellgate.proxy.tracing import Tracing
+    except ModuleNotFoundError as error:
+        _missing("tracing is off", error)
+        return None
+    return Tracing(settings)
+
+
+def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSender | None:
+    """What sends the metrics of a gate to a collector; None: nothing does."""
+    if settings is None:
+        return None
+    try:
+        from cellgate.proxy.tracing import MetricsSender
+    except ModuleNotFoundError as error:
+        _missing("metrics are not sent by OTLP", error)
+        return None
+    return MetricsSender(settings, metrics)
+
+
+def _missing(what: str, error: ModuleNotFoundError) -> None:
+    why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
+    log_line("error", f"{what}, though it is configured: {why}")

@@ -1,1 +1,0 @@
-"""Where nodes stand in the network: read from what clouds and clusters tell, and grouped into units."""

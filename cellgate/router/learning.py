@@ -1,0 +1,722 @@
+"""The rates of one unit, measured from its traffic. Pure: no clock, no random numbers.
+
+Rules:
+1. Every estimate is positive, finite and within fixed bounds, whatever it is fed.
+2. One sample moves it by little: samples are clipped at a factor, and count the less the more there were. A
+   change that lasts is followed within some ten samples.
+3. An initial estimate (configuration, the engine, the unit's peers) is used only until something was
+   measured.
+4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
+   that differ stay different however little they get (explore.py sees to it that they get something).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
+from math import exp, inf, log, sqrt
+from operator import sub
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from cellgate.router.backlog import Prefilled
+
+# The latency of a first token on an idle unit, apart from prefill. Pure.
+#
+# Front ends, tokenizers, networks and crowded machines take their time for each request, but for many at
+# once.
+# If that counted as prefill, an engine would look slow, get less work, and then look even slower, because a
+# rate that is computed from work over time falls with the work.
+
+
+LATENCY_MAX_S = 60.0
+
+_FADE = 0.95
+_LEAST_S = 0.05
+"""Shorter work counts as none."""
+_LATENCY_CLIP = 4.0
+_CLIPS = (20.0, 20.0, 4.5)
+"""For the first ones: what is guessed may be far off."""
+
+
+class Latency:
+    """The mean TTFT of late of prompts that found the unit idle; those with little work say most.
+
+    Where all prompts are as long it has all their work in it. Nobody can tell then which part that is, until
+    some are right behind each other; `tokens` are those whose work is in it.
+    """
+
+    __slots__ = ("_sum", "_tokens", "_weight", "seen", "tokens", "value")
+
+    def __init__(self) -> None:
+        self._sum = self._tokens = self._weight = 0.0
+        self.seen = 0
+        self.value = 0.0
+        """Seconds."""
+        self.tokens = 0.0
+
+    def without_work_s(self, tokens_s: float) -> float:
+        """What is left of it when so many tokens are computed in a second."""
+        return max(self.value - self.tokens / tokens_s, 0.0)
+
+    def guess(self, value: float) -> None:
+        """Set an initial latency, unless one was measured already or it is invalid."""
+        if not self.seen and 0.0 <= value < inf:
+            self.value = min(value, LATENCY_MAX_S)
+
+    def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
+        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
+        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
+            return
+        self.seen = seen = self.seen + 1
+        if work_s > LATENCY_MAX_S:
+            work_s = LATENCY_MAX_S
+        least_s = _LEAST_S + work_s
+        usual_s = self.value + least_s
+        if ttft_s > usual_s:
+            ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _LATENCY_CLIP))
+        weight = least_s**-2.0
+        self._sum = total = self._sum * _FADE + weight * ttft_s
+        self._tokens = tokens_sum = self._tokens * _FADE + weight * tokens
+        self._weight = weight = self._weight * _FADE + weight
+        self.tokens = tokens_sum / weight
+        value = total / weight
+        self.value = value if value < LATENCY_MAX_S else LATENCY_MAX_S
+
+    def reset(self) -> None:
+        """The unit has restarted: the value stays as an estimate."""
+        self.seen = 0
+        self._sum = self._tokens = self._weight = 0.0
+
+
+FIRST_PREFILL_TOKENS_S = 4000.0
+FIRST_BYTES_PER_TOKEN = 4.0
+FIRST_STEP_S = 0.02
+SPEED_BATCH = 8.0
+SEQUENCE_SHARE = 0.01
+"""A sequence more makes a step longer by so large a share, as long as nothing is known of it."""
+
+_GAIN = 0.1
+_LEAST, _MOST = 0.5, 2.0
+"""One sample counts as at least, and at most, so many times the estimate."""
+_CLIP = log(_MOST)
+_CLIP_FIRST = log(20.0)
+_SETTLED = 10
+"""From then on each sample counts as much as any other."""
+ALIKE = 1.4
+"""Estimates of equal units, that come from different prompts and batches, are as far apart as that."""
+PLAIN_ALIKE = 2.0
+"""As ALIKE, of what plain answers show: each has waited for other requests, too."""
+_UNSURE = 5.0
+"""After so many samples, estimates may be twice as far apart as after very many (as logarithms)."""
+_GUESS = 0.5
+_FADED = 3.0
+"""But never less than so many samples: one is an accident."""
+_WINDOW_TOKENS = 2048
+"""A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
+_WINDOW_S = 0.005
+_SPAN_S = 1.0
+_SURPLUS = 1.25
+"""Over so long so much more than the rate can be no accident of which prompts ended together."""
+_WORK_SHARE = 0.25
+"""A prompt whose work is a smaller part of the latency says nothing about a rate: what is left is noise."""
+_MEASURED_TOKENS = 32
+"""A shorter prompt says more about the chat template than about bytes per token."""
+
+
+def reckon(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
+    """The value to use for a unit when others of its kind have `usual`: that, unless this one, after `seen`
+    samples (at least one), clearly differs: is more than `apart` times as large or small.
+
+    Estimates scatter, the more the fewer samples there are. Taking each difference as real would send all
+    requests to units with lucky estimates.
+    """
+    far = apart ** (1.0 + _UNSURE / seen)
+    return usual if usual / far < own < usual * far else own
+
+
+class Estimate:
+    """A positive number that follows its samples in the logarithm. `usual` is what units of its kind have."""
+
+    __slots__ = ("_first", "_guesses", "_high", "_is_given", "_low", "_weight", "seen", "usual", "value")
+
+    def __init__(self, first: float, low: float, high: float) -> None:
+        self._first, self._low, self._high = first, low, high
+        self.seen = 0
+        self._weight = 0.0
+        self._guesses = 0.0
+        self._is_given = False
+        self.value = min(max(first, low), high)
+        self.usual = 0.0
+
+    @property
+    def reckoned(self) -> float:
+        """The value to use: see `reckon`."""
+        return reckon(self.value, self.usual, self.seen) if self.seen else self.value
+
+    @property
+    def is_given(self) -> bool:
+        """Whether an initial estimate is configured."""
+        return self._is_given
+
+    def guess(self, value: float, *, is_given: bool = False) -> None:
+        """Set an initial estimate, unless something was measured already or it is invalid.
+
+        It counts as half a sample. `is_given`: it is configured, and no other estimate replaces it.
+        """
+        if not is_given and 0.0 < value < inf:
+            self.usual = value
+        if not self.seen and 0.0 < value < inf and (is_given or not self._is_given):
+            self.value = min(max(value, self._low), self._high)
+            self._guesses, self._is_given = _GUESS, is_given
+
+    def presume(self, times: float) -> None:
+        """Nothing was ever measured of any unit: set so many times the initial estimate."""
+        if not (self.seen or self.usual or self._is_given):
+            self.value = min(max(self._first * times, self._low), self._high)
+
+    def learn(self, sample: float) -> None:
+        """Add one sample; anything but a positive number is ignored."""
+        if not 0.0 < sample < inf:
+            return
+        self.seen += 1
+        value = self.value
+        if self._weight < _SETTLED:
+            self._weight += 1.0
+            clip, by = max(_CLIP, _CLIP_FIRST / self.seen), log(sample) - log(value)
+            value *= exp(min(max(by, -clip), clip) / (self._weight + self._guesses))
+        else:
+            # As above, in fewer steps.
+            times = sample / value
+            value *= (times if _LEAST < times < _MOST else _LEAST if times < 1.0 else _MOST) ** _GAIN
+        self.value = self._low if value < self._low else value if value < self._high else self._high
+
+    def fade(self, keep: float) -> None:
+        """Time has passed: old samples count a little less."""
+        if self._weight > _FADED:
+            self._weight = max(self._weight * keep, _FADED)
+
+    def reset(self) -> None:
+        """Treat the measured value as an estimate from now on."""
+        if self.seen and not self.usual:
+            self.usual = self.value
+        self.seen, self._weight = 0, 0.0
+
+
+class Steps:
+    """How long a decoding step takes: `base_s + per_sequence_s * batch`, by least squares that fade."""
+
+    __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen", "usual_s")
+
+    MIN_S, MAX_S = 1e-5, 10.0
+    _FADE = 0.97
+    _FLAT = 4.0
+    """Added to the variance of the batch: a slope seen over few different batches is hardly one, and leans to
+    what is usual."""
+    _CLIP = 4.0
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self.seen = 0
+        self._usual = SEQUENCE_SHARE
+        self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
+        self.usual_s = 0.0
+        """As base_s, of units of its kind."""
+
+    @property
+    def reckoned(self) -> tuple[float, float]:
+        """The values to use, base and slope: see `reckon`."""
+        usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
+        if self.seen and reckon(own_s, usual_s, self.seen) is usual_s:
+            return self.usual_s, self._usual * self.usual_s
+        return self.base_s, self.per_sequence_s
+
+    @property
+    def share(self) -> float:
+        """By how large a share of a step one sequence more makes it longer."""
+        return self.per_sequence_s / self.base_s
+
+    def guess(self, base_s: float, share: float = SEQUENCE_SHARE) -> None:
+        """As for an Estimate. How steps grow with the batch is taken over in part even where it was seen."""
+        if not (0.0 < base_s < inf and 0.0 <= share < inf):
+            return
+        self._usual = min(share, 1.0)
+        self.usual_s = self._bounded(base_s)
+        if not self.seen:
+            self.base_s = self._bounded(base_s)
+            self.per_sequence_s = self._usual * self.base_s
+
+    def presume(self, times: float) -> None:
+        """As for an Estimate, of its speed."""
+        if not (self.seen or self.usual_s):
+            self.base_s = self._bounded(FIRST_STEP_S / times)
+            self.per_sequence_s = SEQUENCE_SHARE * self.base_s
+
+    def fade(self, keep: float) -> None:
+        """As for an Estimate."""
+        if self._n > _FADED:
+            self._n, self._x, self._y = self._n * keep, self._x * keep, self._y * keep
+            self._xx, self._xy = self._xx * keep, self._xy * keep
+
+    def reset(self) -> None:
+        """As for an Estimate."""
+        if self.seen and not self.usual_s:
+            self.usual_s = self.base_s
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self.seen = 0
+        self._usual = min(self.share, 1.0)
+
+    def at(self, batch: float) -> float:
+        """Seconds a step with so many sequences."""
+        return min(self.base_s + self.per_sequence_s * batch, self.MAX_S)
+
+    def learn(self, step_s: float, batch: float) -> None:
+        """Steps took so long on average while so many sequences were there."""
+        if not (0.0 < step_s < inf and 0.0 <= batch < inf):
+            return
+        self.seen += 1
+        expected = self.at(batch)
+        factor = max(self._CLIP, exp(_CLIP_FIRST / self.seen))
+        step_s = self._bounded(min(max(step_s, expected / factor), expected * factor))
+        batch = min(batch, 1e6)
+        keep = self._FADE
+        self._n = self._n * keep + 1.0
+        self._x = self._x * keep + batch
+        self._y = self._y * keep + step_s
+        self._xx = self._xx * keep + batch * batch
+        self._xy = self._xy * keep + batch * step_s
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        variance = max(self._xx / self._n - mean_x * mean_x, 0.0) + self._FLAT
+        covariance = self._xy / self._n - mean_x * mean_y
+        slope = (covariance + self._FLAT * self._usual * self.base_s) / variance
+        # A step with more sequences is never shorter, and one with none is not for nothing.
+        self.per_sequence_s = min(max(slope, 0.0), 0.9 * mean_y / max(mean_x, 1.0))
+        self.base_s = self._bounded(mean_y - self.per_sequence_s * mean_x)
+
+    def _bounded(self, step_s: float) -> float:
+        return min(max(step_s, self.MIN_S), self.MAX_S)
+
+
+class Rates:
+    """All measured rates of one unit."""
+
+    __slots__ = (
+        "_alone_s",
+        "_alone_tokens",
+        "_busy_s",
+        "_span_s",
+        "_span_tokens",
+        "_tokens",
+        "bytes_per_token",
+        "followed",
+        "latency",
+        "plain_tokens_s",
+        "prefill_tokens_s",
+        "steps",
+    )
+
+    def __init__(self) -> None:
+        self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        """The prefill rate as plain answers of one token show it: good for comparing units, and no more."""
+        self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
+        self.steps = Steps()
+        self.latency = Latency()
+        self.followed = 0
+        """Prompts that were computed right behind another: only they tell what many of them take."""
+        self._tokens, self._busy_s = 0, 0.0
+        self._alone_tokens, self._alone_s = 0, 0.0
+        self._span_tokens, self._span_s = 0, 0.0
+
+    def prefilled(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
+        """So many uncached tokens, right behind others, were computed in so many seconds.
+
+        Without `had_seat` they may have waited for others to end, which says nothing of how fast prompts are
+        computed.
+        """
+        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
+            return
+        self.followed += 1
+        self._tokens += tokens
+        self._busy_s += busy_s
+        if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
+            self.prefill_tokens_s.learn(self._tokens / self._busy_s)
+            self._tokens, self._busy_s = 0, 0.0
+
+    def prefilled_alone(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
+        """They began when the latency was over, and the work that is in the latency is not in `busy_s`.
+
+        What is left when the latency is taken away is uncertain by a part of the latency: one sample comes
+        from as many prompts as take that long.
+        """
+        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
+            return
+        latency = self.latency
+        tokens -= int(latency.tokens)
+        if tokens < _WORK_SHARE * latency.value * self.prefill_tokens_s.value:
+            return
+        self._alone_tokens += tokens
+        self._alone_s += busy_s
+        if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
+            self.prefill_tokens_s.learn(self._alone_tokens / self._alone_s)
+            self._alone_tokens, self._alone_s = 0, 0.0
+
+    def achieved(self, tokens: int, span_s: float) -> None:
+        """So many uncached tokens were shown in so long, whatever took it: the unit can do that."""
+        if tokens < 0 or not 0.0 <= span_s < inf:
+            return
+        self._span_tokens += tokens
+        self._span_s += span_s
+        if self._span_s >= _SPAN_S:
+            tokens_s = self._span_tokens / self._span_s
+            if tokens_s > _SURPLUS * self.prefill_tokens_s.value:
+                self.prefill_tokens_s.learn(tokens_s)
+            self._span_tokens, self._span_s = 0, 0.0
+
+    def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
+        """Add the `usage` of an answer."""
+        if prompt_tokens >= _MEASURED_TOKENS:
+            self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
+
+    def reset(self) -> None:
+        """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
+        self._tokens, self._busy_s, self.followed = 0, 0.0, 0
+        self._alone_tokens, self._alone_s = 0, 0.0
+        self._span_tokens, self._span_s = 0, 0.0
+        self.latency.reset()
+        self.prefill_tokens_s.reset()
+        self.plain_tokens_s.reset()
+        self.bytes_per_token.reset()
+        self.steps.reset()
+
+
+class Errors:
+    """The recent share of failed attempts on a unit: each failure halves the distance to 1."""
+
+    __slots__ = ("_at", "_share")
+
+    HALF_LIFE_S = 10.0
+    MAX = 0.99
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = 0.0
+
+    def share(self, now: float) -> float:
+        """0 to MAX. It fades, so that a unit with old failures is tried again."""
+        return self._share * 0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S) if self._share else 0.0
+
+    def failed(self, now: float) -> None:
+        """An attempt failed by the unit's fault."""
+        share = self.share(now)
+        self._share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
+
+    def worked(self, now: float) -> None:
+        """An attempt succeeded."""
+        if self._share:
+            self._share, self._at = self.share(now) / 2.0, now
+
+
+# The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
+#
+# `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the
+# histogram
+# that the metrics show. The recent part is the difference to the counts 10 to 20 s ago.
+
+
+GAPS_MS = 4096
+"""Gaps between tokens are counted per millisecond up to this; the last slot is for longer ones."""
+MARK_S = 10.0
+
+_ENOUGH_GAPS = 100
+_NO_GAPS = [0] * GAPS_MS
+BEYOND_MAX = 4.0
+LARGE_TOKENS = 8192
+STALL_FADES = 0.9
+SLOWEST_TOKENS_S = 15.0
+"""No engine computes prompts more slowly, as far as is known before it has shown any: processors without a
+GPU do 20 tokens a second and more, and tokens are estimated from bytes."""
+SLOWEST_STEP_S = 2.0
+"""The same of a token of an answer: large models on processors need a second."""
+SLOWEST_PREFILL_S = 600.0
+"""Nor is any prompt computed for longer."""
+SURE, UNSURE_TIMES = 3, 8.0
+"""After so many samples of its rate, a unit takes at most so many times as long as that says for a prompt
+that is larger than all before."""
+KNOWN_TIMES = 2.0
+"""What a unit has shown with one prompt is believed of prompts up to so many times as large."""
+_PACE_FADES = 0.97
+WAIT_LEAST_S = 0.25
+"""So much of a wait for a first token may be anything but prefill."""
+_PACE_TOKENS = 64
+_ANSWER_TOKENS = 16
+"""An answer costs at least as much as so many tokens: most of a short one is its prompt."""
+
+
+class StepTimes:
+    """The recent speed of one unit."""
+
+    __slots__ = (
+        "_before",
+        "_largest",
+        "_mark",
+        "_marked_at",
+        "_pace_s",
+        "_stall_s",
+        "_stall_tokens",
+        "_unused",
+        "answer_token_s",
+        "gaps_ms",
+        "longest_answer_s",
+        "rates",
+    )
+
+    def __init__(self) -> None:
+        self.gaps_ms = [0] * GAPS_MS
+        self._before: list[int] | None = None
+        self._mark: list[int] | None = None
+        self._marked_at = 0.0
+        self.rates = Rates()
+        self._largest = 0
+        self._stall_tokens = 0
+        self._stall_s = 0.0
+        self._unused = (-1.0, 0.0)
+        self._pace_s = 0.0
+        self.longest_answer_s = 0.0
+        self.answer_token_s = 0.0
+        """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
+
+    def mark(self, now: float) -> None:
+        """Take a snapshot of the counts, if it is due. Must be called now and then while tokens flow."""
+        if now - self._marked_at >= MARK_S:
+            self._before, self._mark, self._marked_at = self._mark, self.gaps_ms.copy(), now
+
+    def gap_s(self, share: float, enough: int = _ENOUGH_GAPS) -> float | None:
+        """The gap that this share (0 to 1) of the recent ones does not exceed; None when they are too few."""
+        before = self._before or self._mark or _NO_GAPS
+        total = sum(self.gaps_ms) - sum(before)
+        if total < enough:
+            return None
+        rank = share * total
+        # Most gaps are short, so only a few slots at the beginning are read.
+        counts = map(sub, self.gaps_ms, before)
+        gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
+        # A gap is counted by its whole milliseconds; it was up to one longer.
+        return (gap_ms + 1) / 1000
+
+    def slowest_s(self, unused_since: float | None) -> float:
+        """The usual gap that hardly any exceeds; of few, the longest; 0 without any. Without requests, the
+        last of which came at `unused_since`, it stays as it is, and is not counted again.
+        """
+        if unused_since is None:
+            return self._slowest_s()
+        if self._unused[0] != unused_since:
+            self._unused = unused_since, self._slowest_s()
+        return self._unused[1]
+
+    def _slowest_s(self) -> float:
+        return self.gap_s(0.99) or self.gap_s(1.0, enough=1) or 0.0
+
+    def prefilled(self, done: Prefilled) -> None:
+        """A prompt was computed.
+
+        Prompts are computed one after the other or in one step, so the time of one begins when the one before
+        it is done: to go by its time to first token would be to go by the length of the queue.
+        """
+        tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
+        rates = self.rates
+        rates.achieved(tokens, span_s)
+        learn = rates.prefilled if follows else rates.prefilled_alone
+        learn(tokens, busy_s, had_seat=had_seat)
+        if found_idle and had_seat:
+            rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
+        if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
+            self._largest = tokens
+        self._pace_s *= _PACE_FADES
+
+    def waited(self, tokens: int, wait_s: float, *, is_whole: bool) -> None:
+        """For so long nothing moved before the first token of a prompt. `is_whole`: all of its prefill is in
+        that.
+        """
+        if is_whole and tokens > self._largest:
+            self._largest = tokens
+        self._pace_s = max(self._pace_s, (wait_s - WAIT_LEAST_S) / (tokens + _PACE_TOKENS))
+
+    def record_stall(self, tokens: int, still_s: float) -> None:
+        """The longest time without a change of the engine's counters while a large prompt was computed."""
+        self._stall_tokens = max(self._stall_tokens, tokens)
+        self._stall_s = max(still_s, STALL_FADES * self._stall_s)
+
+    def answered(self, answer_s: float, tokens: int = 0) -> None:
+        """A plain answer has ended; of so many tokens, if that is known."""
+        self.longest_answer_s = max(answer_s, STALL_FADES * self.longest_answer_s)
+        if tokens:
+            token_s = answer_s / max(tokens, _ANSWER_TOKENS)
+            self.answer_token_s = max(token_s, _PACE_FADES * self.answer_token_s)
+
+    def forget_pace(self) -> None:
+        """It was given up for being too slow: nothing that it has shown is held against it next time."""
+        self._largest, self._pace_s = 0, 0.0
+        self.rates.prefill_tokens_s.reset()
+        self.longest_answer_s = self.answer_token_s = 0.0
+
+    def prefill_s(self, tokens: int, *, counts: bool = False, beside: int = 0) -> float:
+        """How long the prefill of a prompt may take, with so many tokens of other prompts `beside` it; or how
+        long the counters of an engine may not move during it.
+
+        Engines that count their steps mostly compute a large prompt in pieces, and count each; that they do
+        is known once one was seen. What is much larger than anything that the unit has computed may take as
+        long as on the slowest engine, or `UNSURE_TIMES` as long as its rate says, once that was measured.
+        """
+        rate = self.rates.prefill_tokens_s
+        learnt_s = self._learnt_s(tokens, beside, counts=counts)
+        if LARGE_TOKENS <= tokens <= 2 * self._stall_tokens and counts:
+            return min(learnt_s, 2.0 * self._stall_s)
+        if tokens <= KNOWN_TIMES * self._largest or rate.is_given:
+            return learnt_s
+        slowest_s = min((tokens + beside) / SLOWEST_TOKENS_S, SLOWEST_PREFILL_S)
+        if rate.seen >= SURE:
+            slowest_s = min(slowest_s, UNSURE_TIMES * learnt_s)
+        return max(learnt_s, slowest_s)
+
+    def _learnt_s(self, tokens: int, beside: int, *, counts: bool) -> float:
+        """By what was seen of the unit: its rate, but attention grows with the square; and the longest waits
+        of late, for a rate may have come from prompts that were in the prefix cache.
+        """
+        rate, latency = self.rates.prefill_tokens_s, self.rates.latency
+        beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
+        beside_s = beside / rate.value if rate.seen else 0.0
+        prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + beside_s
+        return max(prefill_s, self._pace_s * (tokens + beside))
+
+
+# What stands for rates that were not measured: those of a unit's peers, and what weights say. Pure.
+#
+# Rules:
+# 1. A weight says what a unit can do beside others: usually how many times as fast it is. It stands for
+# measurements until there are some, and no longer: it may be wrong, and a measured difference must not
+# count
+# twice.
+# 2. Where weights do not fit what was measured of some units, they are not believed of the others either.
+# 3. What is usual for a unit is what peers of its weight have; and where weights do not fit, all peers.
+
+
+FADE_S = 300.0
+"""What was confirmed so long ago counts half."""
+
+_NOTHING = 1e-9
+"""What sums of floats may differ by."""
+LEAST = 1e-6
+"""A unit is taken to be at least so many times as fast as the fastest."""
+
+_Rate = TypeVar("_Rate", Estimate, Latency, Steps)
+
+
+class Peer(NamedTuple):
+    """A unit, as others see it. Those of one kind serve the same, and are configured alike."""
+
+    kind: Hashable
+    weight: float
+    rates: Rates
+
+
+_Fast = tuple[float, Rates]
+"""How many times as fast as the fastest a unit is taken to be, as long as nothing is known."""
+
+
+def learn_of_peers(units: Sequence[Peer], elapsed_s: float) -> None:
+    """Have units guess what units of their kind have seen, or all; and what they saw themselves fade a
+    little.
+    """
+    keep = 0.5 ** (elapsed_s / FADE_S)
+    most = max((unit.weight for unit in units), default=1.0)
+    kinds: dict[Hashable, list[_Fast]] = {}
+    for kind, weight, rates in units:
+        kinds.setdefault(kind, []).append((max(weight / most, LEAST), rates))
+        for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
+            estimate.fade(keep)
+    everyone = [unit for kind in kinds.values() for unit in kind]
+    for units_of_kind in kinds.values():
+        if weights_fit(units_of_kind):
+            weights: dict[float, list[_Fast]] = {}
+            for unit in units_of_kind:
+                weights.setdefault(unit[0], []).append(unit)
+            for peers in weights.values():
+                _guess(peers, units_of_kind, everyone)
+        else:
+            peers = [(1.0, rates) for _, rates in units_of_kind]
+            _guess(peers, everyone)
+
+
+def weights_fit(units: Sequence[tuple[float, Rates]]) -> bool:
+    """Whether measured speeds differ as weights do: they scatter no more around what weights say than around
+    each other.
+    """
+    if all(weight == units[0][0] for weight, _ in units):
+        return True
+    prefill = [(w, rates.prefill_tokens_s.value) for w, rates in units if rates.prefill_tokens_s.seen]
+    decoding = [(w, 1.0 / rates.steps.at(SPEED_BATCH)) for w, rates in units if rates.steps.seen]
+    plain = [(w, rates.plain_tokens_s.value) for w, rates in units if rates.plain_tokens_s.seen]
+    known = [
+        [(log(weight), log(speed)) for weight, speed in each] for each in (prefill, decoding, plain) if each
+    ]
+    weighed = sum(_scatter([speed - weight for weight, speed in each]) for each in known)
+    return weighed <= sum(_scatter([speed for _, speed in each]) for each in known) + _NOTHING
+
+
+def _scatter(values: Sequence[float]) -> float:
+    usual = median(values)
+    return sum(abs(value - usual) for value in values)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; of two in the middle their geometric mean, which is as far from one as from the other."""
+    ordered = sorted(values)
+    below, above = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return sqrt(below * above) if below != above else below
+
+
+def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
+    """Set what is usual for each of `peers`, and what stands for its rates until there are some: what these
+    have seen, or else the first of `others` that have seen any. All of them contain those before them.
+    """
+    groups = [peers]
+    for some in others:
+        if len(some) > len(groups[-1]):
+            groups.append(some)
+
+    def usual(of: Callable[[Rates], _Rate], value: Callable[[_Rate], float], power: int = 0) -> float | None:
+        """The median, as if all were as fast as the fastest."""
+        for some in groups:
+            if seen := [(times, of(rates)) for times, rates in some if of(rates).seen]:
+                return _middle([value(one) / times**power for times, one in seen])
+        return None
+
+    tokens_s = usual(lambda rates: rates.prefill_tokens_s, lambda rate: rate.value, 1)
+    base_s = usual(lambda rates: rates.steps, lambda steps: steps.base_s, -1)
+    plain_tokens_s = usual(lambda rates: rates.plain_tokens_s, lambda rate: rate.value, 1)
+    step_share = usual(lambda rates: rates.steps, lambda steps: steps.share)
+    token_bytes = usual(lambda rates: rates.bytes_per_token, lambda size: size.value)
+    latency_s = usual(lambda rates: rates.latency, lambda latency: latency.value)
+    for times, rates in peers:
+        if tokens_s is not None:
+            rates.prefill_tokens_s.guess(tokens_s * times)
+        else:
+            rates.prefill_tokens_s.presume(times * _by_plain(rates.plain_tokens_s, plain_tokens_s, times))
+        if base_s is not None and step_share is not None:
+            rates.steps.guess(base_s / times, step_share)
+        else:
+            rates.steps.presume(times)
+        if token_bytes is not None:
+            rates.bytes_per_token.guess(token_bytes)
+        if latency_s is not None:
+            rates.latency.guess(latency_s)
+
+
+def _by_plain(rate: Estimate, usual: float | None, times: float) -> float:
+    """How many times as fast as is usual for its weight a unit is by its plain answers. How fast all are is
+    not known from them, because they wait for each other.
+    """
+    if usual is None or not rate.seen:
+        return 1.0
+    return reckon(rate.value, usual * times, rate.seen, PLAIN_ALIKE) / (usual * times)

@@ -1,0 +1,740 @@
+"""The router: turns an ask into a lease, a place in the queue, or a refusal.
+
+Synchronous and without I/O. Waiting asks are called back from `serve_waiting`, which the caller invokes when
+room may have appeared (a lease closed, a unit came UP, a drain ended), and from `tick`. Rules:
+1. An ask waits here and not at a unit: which unit is best is decided when there is room (late binding).
+2. A new ask never overtakes asks that wait for the same units, except by the fair order.
+3. No ask is refused that a unit with room could serve in time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
+from math import inf
+from typing import NamedTuple, cast
+
+from cellgate.router.board import Board
+from cellgate.router.cost import MODELS_MAX, Cost, Expected
+from cellgate.router.cost_model import BLOCK_BYTES
+from cellgate.router.nouns import Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
+from cellgate.router.prefix import Reuses
+from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
+from cellgate.router.shares import Shares, Waiting
+from cellgate.router.unit_state import Lease, UnitState, Usable
+
+# The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
+#
+# Units in cooling or slow start are candidates only when no other has room, SUSPECT ones only when no other
+# has
+# a free slot. An ask may wait for a unit with many prompts to compute, because that time can be predicted.
+# It
+# does not wait for one without a free slot while others have one, because the length of answers is unknown.
+
+
+_USABLE = (Verdict.UP, Verdict.SUSPECT)
+_NO_UNIT = Refusal.NO_UNIT
+_NO_SPLITS: Mapping[str, SplitPlan] = {}
+Known = tuple[str, UnitState, int]
+"""A unit that may get the ask, and how many blocks of its prompt it is believed to hold."""
+_NONE_HELD = repeat(0)
+_new = tuple.__new__
+"""What a named tuple's own constructor calls: half as long for a row."""
+
+
+class Bounds(NamedTuple):
+    """What counts as room. A unit with more than `backlog_s` seconds of this gate's prompts to compute has
+    none.
+
+    `wait_s` is added to the cost of units without room: so long others come before the ask here. With
+    `overcommit` (a share of max_in_flight) only places count, for work that is lost otherwise.
+    """
+
+    backlog_s: float
+    wait_s: float = 0.0
+    overcommit: float = 0.0
+    by_seconds: bool = True
+    by_cache: bool = True
+    """As Policy has them."""
+
+
+class Candidates(NamedTuple):
+    """`rows` are those of the first kind of units of which one has room; `refusal` is what to say when
+    there is none.
+
+    `expected` is what was expected of the ask wherever it goes; `shared` is how often that part of its
+    prompt came of late which some unit holds (None: none does). `splits` are the units for which another one
+    is to compute the prompt.
+    """
+
+    rows: list[Candidate]
+    refusal: Refusal
+    expected: Expected
+    shared: Reuses | None
+    splits: Mapping[str, SplitPlan] = _NO_SPLITS
+
+
+def find_candidates(
+    board: Board,
+    ask: Ask,
+    now: float,
+    tried: Collection[str],
+    bounds: Bounds,
+    among: Iterable[str] | None = None,
+    chance: float = 0.0,
+) -> Candidates:
+    """The candidates for an ask. `among`: only these units are looked at. `chance` is 0 to 1, random for each
+    ask: a unit in slow start is a candidate for only a share of asks.
+    """
+    model, pairs = ask.model, board.pairs
+    usable = board.usable.get(model) or _prepared(board, model)
+    states, is_sure, steady_at = usable
+    if tried or among is not None or not is_sure or ask.unit is not None or ask.build is not None:
+        states, _, steady_at = _narrowed(board, usable, ask, tried, among)
+    held: Iterable[int] = _NONE_HELD
+    most, shared, charged = 0, None, 1.0
+    blocks = ask.blocks if states and bounds.by_cache else ()
+    if blocks:
+        held = found = [state.costs.cache.match(blocks) for state in states.values()]
+        most = max(found)
+    known: Iterable[Known] = zip(states, states.values(), held)  # noqa: B905
+    if blocks:
+        if board.remote:
+            known, most = _with_remote(board.remote.match(blocks), blocks, list(known), most)
+        if most:
+            shared = board.shared.of(blocks[most - 1], now)
+            # As many will share that beginning again: to compute it on one more unit is charged to them all.
+            charged = 1.0 / (1.0 + shared.count / len(pairs.decoders if ask.unit is None else board.units))
+    why_none = _NO_UNIT if states and not pairs.has_needy else _why_none(board, ask, tried, among)
+    if pairs.has_needy:
+        known, why_none = pairs.served(ask, list(known), why_none, now)
+    expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
+    rows, is_any_full = rows_of(known, ask, expected, bounds, now)
+    if bounds.wait_s or not bounds.by_seconds:
+        rows = [_bounded(board, row, bounds) for row in rows]
+    if is_any_full or now < steady_at or now < board.cool_until:
+        rows = _first_kind(board, rows, bounds.overcommit, now, chance)
+    if model in board.adapters:
+        rows = [
+            row._replace(cost_s=row.cost_s + adapter_s(board.units[row.unit], ask, expected)) for row in rows
+        ]
+    if pairs.prefillers and ask.splits:
+        rows, splits = pairs.splits(ask, rows, board.units, expected, now)
+        return Candidates(rows, why_none, expected, shared, splits)
+    return _new(Candidates, (rows, why_none, expected, shared, _NO_SPLITS))
+
+
+def usable_of(board: Board, states: Mapping[str, UnitState], model: str | None) -> Usable:
+    """Those of the units that are in rotation and serve a model."""
+    found = {n: state for n, state in states.items() if state.is_usable() and state.serves_model(model)}
+    is_sure = all(state.restart_suspected_at < 0.0 for state in found.values())
+    slow_start_s = board.rules.slow_start_s
+    steady_at = max((state.steady_at(slow_start_s) for state in found.values()), default=0.0)
+    return Usable(found, is_sure, steady_at)
+
+
+def _prepared(board: Board, model: str | None) -> Usable:
+    """The units for requests of a model, kept until something about that changes."""
+    if len(board.usable) >= MODELS_MAX:
+        # Whoever asks may name any model.
+        board.usable.clear()
+    found = board.usable[model] = usable_of(board, board.pairs.decoders, model)
+    return found
+
+
+def _narrowed(
+    board: Board, usable: Usable, ask: Ask, tried: Collection[str], among: Iterable[str] | None
+) -> Usable:
+    """Those that an ask may go to that was tried elsewhere, is bound, or shall be looked for in a sample."""
+    if (only := ask.unit) is not None:
+        # One that only computes prompts must be named.
+        named = {only: board.units[only]} if only in board.units else {}
+        usable = usable_of(board, named, ask.model)
+    states = usable.states
+    if among is not None:
+        states = {name: states[name] for name in among if name in states}
+    if tried:
+        states = {name: state for name, state in states.items() if name not in tried}
+    if ask.build is not None:
+        states = {name: state for name, state in states.items() if state.build.key == ask.build}
+    if not usable.is_sure:
+        states = {name: state for name, state in states.items() if not state.is_restart_suspected()}
+    return usable._replace(states=states)
+
+
+def _why_none(board: Board, ask: Ask, tried: Collection[str], among: Iterable[str] | None) -> Refusal:
+    """What to say when no unit is there for an ask."""
+    states = board.pairs.decoders if ask.unit is None else board.units
+    found = _NO_UNIT
+    for name in states if among is None else among:
+        state = states.get(name)
+        if state is None or state.drained or name in tried or state.case.verdict not in _USABLE:
+            continue
+        if state.serves(ask):
+            if state.is_restart_suspected():
+                return Refusal.UNSURE
+            if state.hold is not None:
+                found = Refusal.ON_HOLD
+    return found
+
+
+def _with_remote(
+    remote: Mapping[str, int], blocks: Sequence[int], known: list[Known], most: int
+) -> tuple[list[Known], int]:
+    """With the blocks that other gates have proven at units, and the most that one of them holds."""
+    for number, (name, state, held) in enumerate(known) if remote else ():
+        if (reported := remote.get(name, 0)) > held and not state.costs.cache.lacks(blocks[held]):
+            known[number] = name, state, reported
+            most = max(most, reported)
+    return known, most
+
+
+def adapter_s(state: UnitState, ask: Ask, expected: Expected) -> float:
+    """What the LoRA adapter of an ask costs on a unit, in seconds; 0 for an ask without one."""
+    answer_s = expected.answer_tokens * state.costs.forecast.step_s
+    return state.adapters.cost_s(ask.model, answer_s) if ask.model is not None else 0.0
+
+
+def foreign_at(board: Board, state: UnitState) -> int:
+    """Requests of others at a unit. The engine's report includes those of other gates, but is older."""
+    elsewhere = board.elsewhere.get(state.unit.name)
+    return state.foreign if elsewhere is None else max(state.foreign, elsewhere.in_flight)
+
+
+def rows_of(
+    known: Iterable[Known], ask: Ask, expected: Expected, bounds: Bounds, now: float
+) -> tuple[list[Candidate], bool]:
+    """A row for each unit; and whether one of them takes no more requests.
+
+    This is made for each unit and ask. So costs are the totals of CostModel.quote without the terms, and from
+    a price a tick old.
+    """
+    prompt_bytes, (answer_tokens, shared, charged) = ask.prompt_bytes, expected
+    backlog_s, _, overcommit, _, _ = bounds
+    spread, is_any_full = 1.0 + overcommit, False
+    rows: list[Candidate] = []
+    add = rows.append
+    for name, state, held in known:
+        costs = state.costs
+        room, fixed_s, step_s, token_s, byte_tokens, front = costs.backlog.tariff or costs.tariff()
+        tokens, in_flight = prompt_bytes * byte_tokens, len(state.leases)
+        cost_s = fixed_s + answer_tokens * step_s
+        has_room = in_flight < state.limit * spread and now >= state.full_until
+        if not has_room:
+            is_any_full = True
+        if front is not None:
+            # As Backlog.backlog_tokens, without the call.
+            behind, front_tokens, since, tokens_s, queued_s, sure_tokens_s = front
+            queued = behind + (abs(front_tokens - (now - since) * tokens_s) if now > since else front_tokens)
+            if queued > 0.0:
+                cost_s += queued * queued_s
+                # Prompts for others queue at their prefiller: to wait there was part of the price.
+                if queued > backlog_s * sure_tokens_s and not overcommit and state.unit.role != "prefill":
+                    has_room = False
+        if tokens + answer_tokens > room:
+            cost_s = costs.quote(ask, held, expected, now).terms[0]
+        else:
+            if held:
+                tokens -= held * BLOCK_BYTES * byte_tokens * costs.prefixes.trust
+            if tokens < 1.0:
+                tokens = 1.0
+            if shared > held:
+                tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
+                if tokens < 0.0:
+                    tokens = 0.0
+            cost_s += tokens * token_s
+        add(_new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held)))
+    return rows, is_any_full
+
+
+def _bounded(board: Board, row: Candidate, bounds: Bounds) -> Candidate:
+    """A row with the wait for room, or for a policy that does not rank by seconds."""
+    if bounds.wait_s and not row.has_room:
+        row = row._replace(cost_s=row.cost_s + bounds.wait_s)
+    if bounds.by_seconds:
+        return row
+    state = board.units[row.unit]
+    return row._replace(load=float(row.in_flight + foreign_at(board, state)), weight=state.steady_weight)
+
+
+def _first_kind(
+    board: Board, rows: list[Candidate], overcommit: float, now: float, chance: float
+) -> list[Candidate]:
+    """The rows of the first kind of units of which one has room."""
+    up: list[Candidate] = []
+    cooling: list[Candidate] = []
+    suspect: list[Candidate] = []
+    full: list[Candidate] = []
+    for row in rows:
+        state = board.units[row.unit]
+        if not (row.has_room or state.has_room(now, overcommit)):
+            full.append(row)
+        elif state.case.verdict is not Verdict.UP:
+            suspect.append(row)
+        elif state.cool_until > now or state.ramp(now, board.rules) < chance:
+            cooling.append(row)
+        else:
+            up.append(row)
+    if cooling and up and all(row.in_flight for row in up):
+        # One at a time is no burden for a unit in slow start, and spares the others.
+        units = board.units
+        up += [row for row in cooling if not row.in_flight and units[row.unit].cool_until <= now]
+    for kind in (up, cooling):
+        if any(row.has_room for row in kind):
+            return kind
+    return up or cooling or suspect or full
+
+
+# Sampling: which units are considered for an ask, when there are too many to consider all.
+#
+# 1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds
+# the
+# longest by the reports of other gates.
+# 2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
+# do not all find the same one.
+# 3. It only proposes units: the caller decides.
+
+
+LOOK_AT_ALL = 24
+"""With up to this many units all are considered."""
+SAMPLE = 12
+RENEWED_S = 0.25
+"""How old the list may be that is drawn from."""
+HOLDERS_MAX = 200_000
+
+
+class Sampler:
+    """Proposes units of a board."""
+
+    def __init__(self, board: Board, rng: random.Random) -> None:
+        self._board = board
+        self._rng = rng
+        self._usable: dict[str | None, tuple[float, list[str]]] = {}
+        """By model: when it was listed, and who serves it."""
+        self._holders: dict[int, str] = {}
+        """By the hash of the last block of a prompt: who got it last. The oldest comes first."""
+
+    def of(self, ask: Ask, now: float) -> Collection[str] | None:
+        """The units to consider; None: all of them."""
+        if len(self._board.units) <= LOOK_AT_ALL:
+            return None
+        if ask.unit is not None:
+            return (ask.unit,)
+        names = self._list(ask, now)
+        if len(names) <= LOOK_AT_ALL:
+            return names
+        chosen = dict.fromkeys(self._rng.sample(names, SAMPLE))
+        if (holder := self._holder(ask)) is not None:
+            chosen[holder] = None
+        if self._board.remote and (held := self._board.remote.match(ask.blocks)):
+            chosen[max(held, key=held.__getitem__)] = None
+        return chosen
+
+    def record(self, ask: Ask, unit: str) -> None:
+        """`ask` goes to `unit`, which will hold its prompt."""
+        if ask.blocks:
+            self._holders.pop(ask.blocks[-1], None)
+            self._holders[ask.blocks[-1]] = unit
+            if len(self._holders) > HOLDERS_MAX:
+                del self._holders[next(iter(self._holders))]
+
+    def _holder(self, ask: Ask) -> str | None:
+        """Who got the longest prompt that this one goes on from."""
+        holders = self._holders
+        for block in reversed(ask.blocks):
+            if block in holders:
+                return holders[block]
+        return None
+
+    def _list(self, ask: Ask, now: float) -> list[str]:
+        at, names = self._usable.get(ask.model, (-RENEWED_S, []))
+        if now - at >= RENEWED_S:
+            if len(self._usable) > len(self._board.units):
+                # Whoever asks may name any model.
+                self._usable.clear()
+            names = [
+                name for name, state in self._board.units.items() if state.is_usable() and state.serves(ask)
+            ]
+            self._usable[ask.model] = now, names
+        return names
+
+
+# Exploration: when a unit gets a request although another would serve it sooner, to measure its speed.
+# Pure.
+#
+# A unit that was slow once would otherwise never get the request that shows its present speed. The cost is
+# limited to a share of all waiting time: each pick adds to a budget, and exploring a unit takes out its
+# predicted additional cost. So a unit that seems ten times slower is explored rarely. Once, a unit is tried
+# whatever the budget is: when it seems slower because of its weight, and was never tried. Asks with a
+# deadline
+# never explore.
+
+
+SHARE = 0.02
+"""The share of the predicted seconds of all picks that may be spent on exploration."""
+PURSE_MAX_S = 60.0
+IDLE_S = 2.0
+"""A unit that got a request this recently needs no exploration."""
+LOOK_S = 0.1
+"""How often such units are searched."""
+
+
+class Explorer:
+    """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
+
+    __slots__ = ("_board", "look_at", "purse_s")
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.look_at = 0.0
+        self.purse_s = 0.0
+
+    def choose(self, rows: Iterable[Candidate], best: Candidate, now: float) -> Candidate:
+        """`best`, or instead of it an idle unit of its cell that the budget can afford."""
+        self.purse_s = min(self.purse_s, PURSE_MAX_S)
+        self.look_at = now + LOOK_S
+        if not best.has_room:
+            return best
+        states = self._board.units
+        cell = states[best.unit].unit.cell
+        longest_s, chosen = IDLE_S, best
+        for row in rows:
+            state = states[row.unit]
+            idle_s = now - state.last_lease_at
+            if idle_s > longest_s and row.has_room and not row.in_flight and state.unit.cell == cell:
+                longest_s, chosen = idle_s, row
+        regret_s = chosen.cost_s - best.cost_s
+        if chosen is best or (regret_s > self.purse_s and not self._is_guessed(chosen, best)):
+            return best
+        self.purse_s = max(self.purse_s - max(regret_s, 0.0), 0.0)
+        return chosen
+
+    def _is_guessed(self, row: Candidate, best: Candidate) -> bool:
+        """Whether a unit is dearer for its weight alone: it has had no request since it came up."""
+        state = self._board.units[row.unit]
+        return state.last_lease_at <= state.risen_at and state.weight < self._board.units[best.unit].weight
+
+
+LOOKS = 16
+"""The most waiting asks that are checked each time there may be room."""
+_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
+"""Refusals that may be over soon, without room on another unit."""
+OnResult = Callable[[Lease | Refusal], None]
+
+
+Best = tuple[Candidate, Candidates]
+"""The unit that ranks first, and the candidates."""
+
+
+class Router:
+    """Picks units for asks by a policy and the state of the Board."""
+
+    def __init__(self, board: Board, policy: Policy, rng: random.Random, queue: Queue) -> None:
+        self.board = board
+        self.policy = policy
+        self._by_seconds = policy.by_seconds
+        self.queue = queue
+        self._bounds = Bounds(queue.rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache)
+        self._rng = rng
+        self._sampler = Sampler(board, rng)
+        self._explorer = Explorer(board)
+        self._counted: dict[str, Shares] = {}
+
+    def pick(
+        self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
+    ) -> Lease | Refusal:
+        """The best unit for `ask` that was not tried yet, or why there is none.
+
+        `evicted` asks may go above max_in_flight by `evict_overcommit`; `retry` marks a lease that draws on
+        the retry budget. FULL means that the ask may wait.
+        """
+        overcommit = self.board.rules.evict_overcommit if evicted else 0.0
+        best = self._best(ask, now, tried, overcommit)
+        if not isinstance(best, tuple):
+            return best
+        has_others = self.queue.size and not (tried or evicted or retry)
+        if not best[0].has_room or (has_others and self.comes_after(ask)):
+            lent = self._lend(ask, now, tried)
+            if lent is None:
+                return Refusal.FULL
+            best = lent
+        return self._open(best, ask, now, retry=retry)
+
+    def wait(
+        self,
+        ask: Ask,
+        now: float,
+        tried: frozenset[str],
+        on_result: OnResult,
+        *,
+        size: int = 0,
+        moved: bool = False,
+        retry: bool = False,
+        must_wait: bool = False,
+    ) -> Ticket | Lease | Refusal:
+        """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
+
+        `moved`: it lost its unit, and is served before all others. A lease: it cannot be queued, and a unit
+        has room; never with `must_wait`.
+        """
+        pool = self.board.pools.of(ask.model)
+        if moved:
+            ticket = Ticket(ask, pool, tried, now, now + MOVED_S, on_result, retry)
+            return ticket if self.queue.add_moved(ticket) else Refusal.FULL
+        expires_at = min(now + self.queue.rules.max_wait_s, ask.deadline_at)
+        ticket = Ticket(ask, pool, tried, now, expires_at, on_result, retry)
+        tokens_s = self._sure_tokens_s(pool)
+        refusal = self.queue.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)
+        if refusal is None:
+            return ticket
+        best = refusal if must_wait else self._best(ask, now, tried)
+        if isinstance(best, tuple) and best[0].has_room:
+            return self._open(best, ask, now, retry=retry)
+        return refusal
+
+    def serve_waiting(self, now: float) -> None:
+        """Serve waiting asks, in their order."""
+        for ticket in self.queue.moved():
+            if ticket not in self.queue:
+                # Settling one may take out another.
+                continue
+            answer = self.pick(ticket.ask, now, ticket.tried, evicted=True, retry=ticket.retry)
+            is_final = isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL
+            if is_final or self._is_over(ticket, answer, now):
+                self.queue.remove(ticket)
+                ticket.on_result(answer)
+        for pool, queue in self.queue.pools():
+            self._serve_pool(pool, queue, now)
+
+    def tick(self, now: float) -> None:
+        """Refuse asks that have waited for too long, or that no unit can serve."""
+        for pool, queue in self.queue.pools():
+            for entry in queue.fair_queue.hopeless(now, self._sure_tokens_s(pool)):
+                ticket = entry.item
+                if ticket in self.queue:
+                    self.queue.remove(ticket)
+                    ticket.on_result(Refusal.ON_HOLD if self._is_held_up(ticket, now) else Refusal.LATE)
+        self.serve_waiting(now)
+
+    def drain_s(self, model: str | None = None) -> float:
+        """The predicted time until all asks that wait for the units of a model are served; 0 when none
+        wait.
+        """
+        pool = self.board.pools.of(model)
+        fair = self.queue.pool(pool).fair_queue
+        return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
+
+    def _sure_tokens_s(self, pool: str) -> float:
+        """The prefill rate of a pool for refusals; without measured rates, or usable units, nothing is
+        refused.
+        """
+        return (self.board.tokens_s(pool) or inf) if self.board.is_sure_of(pool) else inf
+
+    def comes_after(self, ask: Ask) -> bool:
+        """Whether an ask waits for a unit that could serve `ask` as well."""
+        pools = self.queue.pools() if ask.model is None else ()
+        kinds = [kind for _, queue in pools for kind in queue.kinds]
+        kinds += self.queue.pool(self.board.pools.of(ask.model)).kinds
+        return any(self._overlaps(ask, kind) for kind in kinds)
+
+    def _overlaps(self, ask: Ask, kind: TicketKind) -> bool:
+        model, unit, tried = kind
+        if unit is None and ask.unit is None and not tried and model == ask.model:
+            return True
+        other = Ask(model, unit=unit)
+        return any(
+            name not in tried and state.is_usable() and state.serves(ask) and state.serves(other)
+            for name, state in self.board.units.items()
+        )
+
+    def _best(
+        self, ask: Ask, now: float, tried: Collection[str], overcommit: float = 0.0, wait_s: float = 0.0
+    ) -> Best | Refusal:
+        board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
+        if overcommit or wait_s:
+            bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
+        if len(board.units) > LOOK_AT_ALL and self._by_seconds:
+            among = self._sampler.of(ask, now)
+        found = find_candidates(board, ask, now, tried, bounds, among, chance)
+        best = self._first(ask, now, found, overcommit)
+        if among is not None and (best is None or not best.has_room):
+            # A sample does not contain all units: an ask must not wait or be refused because of that.
+            found = find_candidates(board, ask, now, tried, bounds, None, chance)
+            best = self._first(ask, now, found, overcommit)
+        if best is not None:
+            return best, found
+        if found.rows:
+            return Refusal.LATE
+        is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
+        return Refusal.UNKNOWN_MODEL if is_unknown and found.refusal is Refusal.NO_UNIT else found.refusal
+
+    def _first(self, ask: Ask, now: float, found: Candidates, overcommit: float) -> Candidate | None:
+        """The row that ranks first, of those that can be in time."""
+        rows = found.rows
+        if not rows:
+            return None
+        if not self._by_seconds or overcommit:
+            rows = [row for row in rows if row.has_room] or rows
+        elif self.board.has_far:
+            rows = self._near(rows, ask, found.expected, now)
+        ranked = self.policy.rank(ask, rows, self._rng)
+        if ask.deadline_at < inf:
+            return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
+        best, explorer = ranked[0], self._explorer
+        explorer.purse_s += SHARE * best.cost_s
+        return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
+
+    def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
+        """Those at the least distance, and farther ones where it would itself wait less, distance included.
+
+        What others are spared is no reason to send it away.
+        """
+        states = self.board.units
+        least_s = min(states[row.unit].far_s for row in rows)
+        own_s = {}
+        for row in rows:
+            cost = self._cost(row, ask, expected, now)
+            own_s[row] = row.cost_s - cost.beside_s - cost.line_s
+        near_s = min(own_s[row] for row in rows if states[row.unit].far_s == least_s)
+        return [row for row in rows if states[row.unit].far_s == least_s or own_s[row] < near_s]
+
+    def _cost(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> Cost:
+        costs = self.board.units[row.unit].costs
+        return Cost(*costs.quote(ask, row.held_blocks, expected, now).terms)
+
+    def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
+        """Whether a unit would answer too late, by its measured rates."""
+        ttft_s = self._cost(row, ask, expected, now).ttft_s
+        return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
+
+    def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+        row, (_, _, expected, shared, splits) = best
+        unit, board = row.unit, self.board
+        if len(board.units) > LOOK_AT_ALL:
+            self._sampler.record(ask, unit)
+        if shared is not None:
+            shared.count += 1.0
+        if splits and (split := splits.get(unit)) is not None:
+            return self._open_split(unit, ask, now, split, expected, retry=retry)
+        held = row.held_blocks if self._bounds.by_cache else None
+        return board.open(unit, ask, now, retry, expected, held)
+
+    def _open_split(
+        self, unit: str, ask: Ask, now: float, split: SplitPlan, expected: Expected, *, retry: bool
+    ) -> Lease:
+        """A lease on a decoder whose prompt another unit is to compute: nothing of it is left to do here, and
+        how long its first token takes says nothing about this unit's prefill.
+        """
+        lease = self.board.open(unit, ask, now, retry=retry, expected=expected, held=len(ask.blocks))
+        costs = lease.unit_state.costs
+        costs.expect_fetched(lease, now)
+        lease.split = split._replace(may_wait=not lease.job.had_seat or costs.backlog.queued > 0)
+        # What an engine says of its prefix cache does not count blocks that came from elsewhere.
+        ttft_s = split.prefill_s + split.transfer_s
+        lease.job = lease.job._replace(held_blocks=0, cached_tokens=0, ttft_s=ttft_s)
+        self.board.pairs.link(split.prefiller, unit).use(now)
+        return lease
+
+    def _is_over(self, ticket: Ticket, why: Lease | Refusal, now: float) -> bool:
+        """Whether one that lost its unit has waited long enough: as long as any other for units on hold."""
+        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why is Refusal.ON_HOLD else 0.0
+        return now >= ticket.expires_at + more_s
+
+    def _is_held_up(self, ticket: Ticket, now: float) -> bool:
+        """Whether it still waits only because all its units are on hold."""
+        return self._best(ticket.ask, now, ticket.tried) is Refusal.ON_HOLD
+
+    def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
+        blocked = _Blocked()
+        if len(queue.payers) > 1:
+            shares = self._shares(pool, now)
+            blocked.barred, blocked.borrowers = shares.barred(queue.payers), shares.borrowers(queue.payers)
+        tokens_s, ahead = self.board.tokens_s(pool), 0
+        for _ in range(LOOKS):
+            entry = queue.fair_queue.first(blocked)
+            if entry is None and blocked.barred:
+                # Nobody else finds room.
+                blocked.barred = {}
+                continue
+            if entry is None:
+                return
+            ticket = entry.item
+            best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
+            if not isinstance(best, tuple) and best not in _WAITS:
+                self.queue.remove(ticket)
+                ticket.on_result(best)
+            elif isinstance(best, tuple) and best[0].has_room:
+                self.queue.take(ticket)
+                ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
+            elif (lent := self._lend(ticket.ask, now, ticket.tried)) is not None:
+                self.queue.take(ticket)
+                ticket.on_result(self._open(lent, ticket.ask, now, retry=ticket.retry))
+            else:
+                # It waits for a unit that is better than those with room, or there is none.
+                ahead += entry.tokens
+                blocked.tickets.add(ticket)
+                if not isinstance(best, tuple) or not self._has_room(ticket, now):
+                    blocked.kinds.add(ticket.kind)
+                    if blocked.kinds >= queue.kinds.keys() and not blocked.borrowers:
+                        return
+
+    def _shares(self, pool: str, now: float) -> Shares:
+        """Who holds which part of a pool, not long ago."""
+        found = self._counted.get(pool)
+        if found is None or not found.is_fresh(now):
+            states = (state for state in self.board if self.board.pools.of_unit(state.unit.name) == pool)
+            found = self._counted[pool] = Shares.count(states, now)
+        return found
+
+    def _lend(self, ask: Ask, now: float, tried: Collection[str]) -> Best | None:
+        """A place above the limit of a unit, for whoever has less than a share while another one hogs. None:
+        there is none, or it was the engine that took no more.
+        """
+        pool = self.board.pools.of(ask.model)
+        waiting = (ask.payer, ask.priority), self.queue.pool(pool).payers
+        if not ask.payer or not self._shares(pool, now).may_borrow(*waiting):
+            return None
+        best = self._best(ask, now, tried, self.board.rules.evict_overcommit)
+        if not isinstance(best, tuple) or not best[0].has_room:
+            return None
+        state = self.board.units[best[0].unit]
+        return best if state.limit >= state.unit.max_in_flight else None
+
+    def _has_room(self, ticket: Ticket, now: float) -> bool:
+        bounds = Bounds(self.queue.rules.backlog_s)
+        return any(
+            row.has_room for row in find_candidates(self.board, ticket.ask, now, ticket.tried, bounds).rows
+        )
+
+    def _uncached(self, ask: Ask) -> int:
+        """What would have to be computed of it where most of it is cached."""
+        states = [state for state in self.board if state.is_usable() and state.serves(ask)]
+        if not states:
+            return ask.prompt_tokens
+        held = max(self.board.held(state, ask.blocks) for state in states) if ask.blocks else 0
+        return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
+
+
+class _Blocked:
+    """Tickets for whom nothing was found; of some kinds, all but those of `borrowers`; and of payers that are
+    `barred`, from a priority on.
+    """
+
+    __slots__ = ("barred", "borrowers", "kinds", "tickets")
+
+    def __init__(self) -> None:
+        self.barred: Mapping[str, int] = {}
+        self.borrowers: Collection[Waiting] = ()
+        self.tickets: set[Ticket] = set()
+        self.kinds: set[TicketKind] = set()
+
+    def __contains__(self, ticket: object) -> bool:
+        if ticket in self.tickets:
+            return True
+        waiting = cast("Ticket", ticket)
+        if self.barred and (barred_from := self.barred.get(waiting.ask.payer)) is not None:
+            return waiting.ask.priority >= barred_from
+        if not self.kinds or waiting.kind not in self.kinds:
+            return False
+        return not self.borrowers or (waiting.ask.payer, waiting.ask.priority) not in self.borrowers

@@ -1,0 +1,348 @@
+"""What a screen lets through, and when: streams at random, cut anywhere, and verdicts that come late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from cellgate.proxy.admission.guardrail import Screen
+from cellgate.proxy.admission.guardrail_client import ALLOWED, FAILED, GuardAction, OnOpinion, Opinion
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import GuardrailSettings
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK, unframed
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+LINE_ENDS = (b"\n", b"\r\n", b"\r")
+SECRET = "a secret"
+DENIED = Opinion(GuardAction.DENY, "it is one")
+
+
+class Stage:
+    """A screen, what its client got, and the clock and the hook that it has."""
+
+    def __init__(self, mode: str, *, is_events: bool = True, is_chunked: bool = True, **options: Any) -> None:
+        self.sent = self.wrote = b""
+        self.finished = 0
+        self.asked: list[dict[str, Any]] = []
+        self.told: list[dict[str, Any]] = []
+        self.is_held = False
+        self.judge: Callable[[dict[str, Any]], Opinion] = lambda _: ALLOWED
+        self.stopped: Failure | None = None
+        self._tells: list[OnOpinion] = []
+        self._due: list[Callable[[], None]] = []
+        self._is_chunked = is_chunked
+        self._head = HEAD
+        self._fail = options.get("fail", "closed")
+        response = SimpleNamespace(begun=False, is_chunked=is_chunked, is_events=is_events, in_event=False)
+        vars(response).update(route="chat", request_id=b"r", lines=b"")
+        client = SimpleNamespace(peer="", secure=False, shows_internals=False, send=self._send)
+        client.finish = self._finish
+        exchange = SimpleNamespace(client=client, response=response, hold_back=self._hold, stop=self._stop)
+        hook = SimpleNamespace(ask=self._ask, failed=self._failed)
+        loop = SimpleNamespace(call_later=self._later, call_soon=partial(self._later, 0.0))
+        settings = GuardrailSettings("http://h:1/", answer=cast(Any, mode), **options)
+        self.screen = Screen(cast(Any, exchange), cast(Any, hook), settings, cast(Any, loop), {})
+
+    # -- what may happen -----------------------------------------------------------------------------------
+
+    def write(self, body: bytes, cuts: tuple[int, ...] = ()) -> None:
+        """The unit writes, in chunks that end there as well."""
+        begun, self._head = self._head, b""
+        ends = (*sorted(cut for cut in cuts if 0 < cut < len(body)), len(body))
+        parts = [body[one:end] for one, end in zip((0, *ends), ends, strict=False)]
+        self._put(begun + (b"".join(map(CHUNKED.frame, parts)) if self._is_chunked else body))
+
+    def end(self) -> None:
+        """The unit ends its answer."""
+        if self._is_chunked:
+            self._put(LAST_CHUNK)
+        if self.stopped is None:
+            self.screen.finish(cast(Any, None), keep_alive=True)
+
+    def pass_time(self) -> None:
+        """What is due is done."""
+        due, self._due = self._due, []
+        for each in due:
+            each()
+
+    def tell(self) -> None:
+        """The verdict comes."""
+        if self._tells:
+            self.told.append(asked := self.asked[len(self.told)])
+            self._tells.pop(0)(self.judge(asked))
+
+    def settle(self) -> None:
+        """Time passes and verdicts come, until nothing is left to do."""
+        while self._tells or self._due:
+            self.pass_time()
+            self.tell()
+
+    # -- what was seen -------------------------------------------------------------------------------------
+
+    @property
+    def body(self) -> bytes:
+        """What the client got behind the head."""
+        body = self.sent.removeprefix(HEAD)
+        return unframed(body)[0] if self._is_chunked else body
+
+    @property
+    def judged(self) -> str:
+        """The text that has a verdict."""
+        return "".join(asked["text"] for asked in self.told)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _put(self, data: bytes) -> None:
+        if self.stopped is None:
+            self.wrote += data
+            self.screen.send(data)
+
+    def _send(self, data: bytes) -> None:
+        self.sent += data
+
+    def _finish(self, _request: object, *, keep_alive: bool) -> None:
+        self.finished += 1
+
+    def _hold(self, held: bool) -> None:
+        self.is_held = held
+
+    def _stop(self, failure: Failure) -> None:
+        self.stopped = failure
+
+    def _failed(self, _phase: str, _how: str) -> Opinion | Failure:
+        return ALLOWED if self._fail == "open" else FAILED
+
+    def _ask(self, _phase: str, about: dict[str, Any], name: str, content: bytes, tell: OnOpinion) -> None:
+        self.asked.append({**about, name: orjson.loads(content)})
+        self._tells.append(tell)
+
+    def _later(self, _delay: float, call: Callable[..., None], *args: object) -> SimpleNamespace:
+        due = partial(call, *args)
+        self._due.append(due)
+
+        def cancel() -> None:
+            self._due = [each for each in self._due if each is not due]
+
+        return SimpleNamespace(cancel=cancel)
+
+
+# Streams at random
+
+
+def written(text: str, rng: Random, end: bytes) -> bytes:
+    """An event that says this, spelled in one of many ways."""
+    is_tool = rng.random() < 0.3
+    delta = {"tool_calls": [{"function": {"arguments": text}}]} if is_tool else {"content": text}
+    data = orjson.dumps({"id": "x", "choices": [{"index": 0, "delta": delta}]})
+    if rng.random() < 0.2:
+        # Data of several lines are one.
+        one, colon, other = data.partition(b'"choices":')
+        data = one + colon + end + b"data: " + other
+    named = b"event: message" + end if rng.random() < 0.3 else b""
+    return named + rng.choice((b"data: ", b"data:")) + data + end
+
+
+def make_stream(rng: Random) -> tuple[list[bytes], list[str]]:
+    """The events of a stream, and the text of each."""
+    events, texts = [], []
+    for number in range(rng.randrange(1, 12)):
+        end, kind = rng.choice(LINE_ENDS), rng.random()
+        text = ""
+        if kind < 0.1:
+            event = b": a comment" + end
+        elif kind < 0.2:
+            event = b'data: {"choices":[{"delta":{"role":"assistant"}}]}' + end
+        else:
+            text = f"<{number}:{'x' * rng.choice((0, 3, 40, 40, 40, 20_000))}>"
+            event = written(text, rng, end)
+        events.append(event + end)
+        texts.append(text)
+    if rng.random() < 0.2:
+        # The last one is not complete.
+        events[-1] = events[-1].rstrip(b"\r\n")
+    elif rng.random() < 0.5:
+        events.append(b"data: [DONE]\n\n")
+        texts.append("")
+    return events, texts
+
+
+def pieces_of(stream: bytes, rng: Random) -> list[bytes]:
+    """The same, cut anywhere."""
+    pieces = []
+    while stream:
+        size = rng.choice((1, 2, 3, 7, 60, 60, 5000, 5000, 30_000))
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    return pieces
+
+
+def check_sent(stage: Stage, events: list[bytes], texts: list[str]) -> None:
+    """Every event of which the client has a byte was judged with its whole text."""
+    assert b"".join(events).startswith(stage.body)
+    at, text = 0, ""
+    for event, its_text in zip(events, texts, strict=True):
+        if its_text:
+            text += its_text
+            # A line end before an event belongs to the one before.
+            assert at + 1 >= len(stage.body) or stage.judged.startswith(text)
+        at += len(event)
+
+
+def play(stage: Stage, rng: Random, pieces: list[bytes], check: Callable[[], None]) -> None:
+    """The unit writes these, while time passes and verdicts come, in any order."""
+    for piece in pieces:
+        stage.write(piece, tuple(rng.sample(range(1, 60), rng.randrange(3))))
+        check()
+        while rng.random() < 0.3:
+            rng.choice((stage.pass_time, stage.tell))()
+            check()
+    stage.end()
+    check()
+    stage.settle()
+
+
+@pytest.mark.parametrize("mode", ["windows", "whole"])
+@pytest.mark.parametrize("seed", range(60))
+def test_no_byte_of_an_event_is_sent_before_a_verdict_on_all_of_it(seed: int, mode: str) -> None:
+    rng = Random(seed)
+    events, texts = make_stream(rng)
+    stage = Stage(mode, window_bytes=rng.choice((1, 50, 2048)), is_chunked=rng.random() < 0.8)
+    play(stage, rng, pieces_of(b"".join(events), rng), lambda: check_sent(stage, events, texts))
+    assert stage.body == b"".join(events)
+    assert "".join(asked["text"] for asked in stage.asked) == "".join(texts)
+    assert (stage.finished, stage.is_held) == (1, False)
+    assert mode == "windows" or len(stage.asked) == 1
+
+
+@pytest.mark.parametrize("mode", ["windows", "whole"])
+@pytest.mark.parametrize("seed", range(20))
+def test_events_that_come_whole_are_sent_as_they_came(seed: int, mode: str) -> None:
+    rng = Random(seed)
+    events, texts = make_stream(rng)
+    stage = Stage(mode, window_bytes=50)
+    play(stage, rng, events, lambda: check_sent(stage, events, texts))
+    assert stage.sent == stage.wrote
+    assert (stage.finished, stage.stopped) == (1, None)
+
+
+@pytest.mark.parametrize("mode", ["windows", "whole"])
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_is_sent_of_an_event_that_is_denied(seed: int, mode: str) -> None:
+    rng = Random(seed)
+    events, _ = make_stream(rng)
+    # Not behind the last one: if that is a comment that does not end, whatever follows belongs to it.
+    at = rng.randrange(len(events))
+    end = rng.choice(LINE_ENDS)
+    events.insert(at, written(SECRET * rng.choice((1, 3000)), rng, end) + end)
+    stage = Stage(mode, window_bytes=rng.choice((1, 50, 2048)))
+    stage.judge = lambda asked: DENIED if SECRET in asked["text"] else ALLOWED
+    play(stage, rng, pieces_of(b"".join(events), rng), lambda: None)
+    sent, _, error = stage.sent.partition(b"guardrail_denied")
+    assert SECRET.encode() not in sent
+    assert stage.stopped is not None or error
+    before = b"".join(events[:at])
+    assert stage.stopped is None or before.startswith(stage.body)
+
+
+# What is large
+
+
+def event_of(text: str, end: bytes = b"\n") -> bytes:
+    return b"data: %b%b%b" % (orjson.dumps({"choices": [{"text": text}]}), end, end)
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+def test_a_stream_that_is_held_above_its_bound_waits_for_a_verdict_and_goes_on(end: bytes) -> None:
+    stage, event = Stage("windows"), event_of("x" * 60_000, end)
+    wrote = 0
+    for _ in range(10):
+        while not stage.is_held:
+            stage.write(event)
+            wrote += 1
+        assert len(event) * wrote - len(stage.body) <= 2 * LIMITS.guardrail_held_bytes
+        stage.tell()
+        assert stage.body
+        while stage.is_held:
+            stage.tell()
+    stage.end()
+    stage.settle()
+    assert stage.body == event * wrote
+    assert stage.judged == "x" * 60_000 * wrote
+
+
+def test_events_without_text_are_not_held_for_ever() -> None:
+    stage, event = Stage("windows"), b'data: {"choices":[],"usage":{"a":"%b"}}\n\n' % (b"x" * 30_000)
+    for _ in range(100):
+        stage.write(event)
+    assert (stage.asked, stage.is_held) == ([], False)
+    assert stage.body.startswith(event)
+
+
+@pytest.mark.parametrize("fail", ["open", "closed"])
+def test_of_an_event_that_cannot_be_held_nothing_is_sent_unless_the_rule_says_so(fail: Any) -> None:
+    stage = Stage("windows", fail=fail, window_bytes=1)
+    event, part = event_of("x" * (LIMITS.guardrail_held_bytes + 200_000)), 50_000
+    stage.write(event_of("first"))
+    stage.tell()
+    first = stage.body
+    for at in range(0, len(event), part):
+        stage.write(event[at : at + part])
+        assert stage.body == first
+    assert stage.is_held
+    stage.pass_time()
+    if fail == "closed":
+        assert (stage.stopped, stage.body) == (FAILED, first)
+        return
+    stage.write(event_of("next"))
+    assert not stage.body.endswith(event_of("next"))
+    stage.end()
+    stage.settle()
+    assert stage.body == first + event + event_of("next")
+    assert stage.judged == "firstnext"
+
+
+# What is no stream
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"choices":[{"text":"a secret"}]}', "body"),
+        (b'{"choices":[{"text":"a secret"', "text"),
+        (b' [{"logprob":NaN,"text":"a secret"}]', "text"),
+    ],
+)
+def test_a_plain_answer_is_shown_even_if_it_is_damaged_json(body: bytes, name: str) -> None:
+    stage = Stage("whole", is_events=False, is_chunked=False)
+    stage.write(body[:9])
+    stage.write(body[9:])
+    assert stage.sent == b""
+    stage.end()
+    assert [name in asked for asked in stage.asked] == ([True] if name else [])
+    assert all(SECRET in str(asked[name]) for asked in stage.asked)
+    stage.settle()
+    assert (stage.body, stage.finished) == (body, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_events"),
+    [
+        (b"\xff\xf3 sound", False),
+        (b'data: {"choices":[{"index":0,"token_ids":[1,2]}]}\n\n', True),
+    ],
+)
+def test_what_cannot_be_read_is_refused_where_all_must_be_seen(body: bytes, is_events: bool) -> None:
+    stage = Stage("windows", is_events=is_events, is_chunked=False)
+    stage.write(body)
+    stage.end()
+    stage.settle()
+    assert stage.asked == []
+    assert body not in stage.body
+    assert b"guardrail_failed" in stage.body

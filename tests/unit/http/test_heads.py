@@ -1,0 +1,184 @@
+"""What crosses the gate in heads, what is dropped, what is added."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.http.heads import (
+    REPLY_FIELDS,
+    REQUEST_FIELDS,
+    Fields,
+    client_head,
+    connection_tokens,
+    crossing,
+    forwarded_lines,
+    head_size,
+    is_request_id,
+    own_response,
+    unit_head,
+)
+from cellgate.proxy.http.request import Request, check_head
+
+# RFC 9110, 7.6.1, and what is hop-by-hop by custom.
+HOP_BY_HOP = (
+    b"connection keep-alive proxy-authorization proxy-connection te trailer transfer-encoding upgrade"
+)
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP.split(), b"content-length", b"x-request-id"])
+def test_no_field_that_is_for_the_next_hop_only_crosses(name: bytes) -> None:
+    assert name in REQUEST_FIELDS
+    assert name in REPLY_FIELDS
+
+
+@pytest.mark.parametrize(
+    "name", [b"traceparent", b"authorization", b"content-type", b"user-agent", b"cookie"]
+)
+def test_fields_for_the_unit_cross(name: bytes) -> None:
+    assert name not in REQUEST_FIELDS
+
+
+def test_what_connection_names_does_not_cross() -> None:
+    lines = [b"x-a: 1\r\n", b"x-ab: 2\r\n", b"x-b: 3\r\n", b"x-a: 4\r\n"]
+    assert crossing(lines, []) == lines
+    assert crossing(lines, [(b"connection", b"close")]) == lines
+    assert crossing(lines, [(b"connection", b"keep-alive, X-A ,,")]) == [b"x-ab: 2\r\n", b"x-b: 3\r\n"]
+    both: Fields = [(b"connection", b"x-a"), (b"connection", b"x-ab, x-b")]
+    assert crossing(lines, both) == []
+
+
+def test_tokens_of_all_connection_fields_count() -> None:
+    fields = [(b"connection", b"Close, X-A"), (b"host", b"x"), (b"connection", b" upgrade ")]
+    assert connection_tokens(fields) == {b"close", b"x-a", b"upgrade"}
+    assert connection_tokens([]) == set()
+
+
+@pytest.mark.parametrize("value", [b"a", b"req-1_2.3:4=5+6/7@8", b"x" * 128])
+def test_harmless_request_ids_are_kept(value: bytes) -> None:
+    assert is_request_id(value)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"x" * 129, b"a b", b'a"b', b"a\nb", b"\xe4", b"a,b", b"<a>", b"a\x7f"]
+)
+def test_other_request_ids_are_not(value: bytes) -> None:
+    assert not is_request_id(value)
+
+
+def test_the_length_of_a_body_is_told_where_there_can_be_one() -> None:
+    assert unit_head(b"GET", b"/x", [], own=b"a: b\r\n", length=0) == b"GET /x HTTP/1.1\r\na: b\r\n\r\n"
+    assert unit_head(b"GET", b"/x", [], own=b"", length=3) == b"GET /x HTTP/1.1\r\ncontent-length: 3\r\n\r\n"
+    for method in (b"POST", b"PUT", b"PATCH"):
+        assert unit_head(method, b"/", [b"a: b\r\n"], own=b"c: d\r\n", length=0) == (
+            method + b" / HTTP/1.1\r\na: b\r\nc: d\r\ncontent-length: 0\r\n\r\n"
+        )
+
+
+def test_the_peer_is_appended_to_the_chain_of_forwarders() -> None:
+    fields = [
+        (b"host", b"api.example"),
+        (b"x-forwarded-for", b"192.0.2.1"),
+        (b"x-forwarded-for", b"192.0.2.2"),
+    ]
+    assert forwarded_lines(fields, b"192.0.2.9", b"https") == (
+        b"x-forwarded-for: 192.0.2.1, 192.0.2.2, 192.0.2.9\r\n"
+        b"x-forwarded-proto: https\r\nx-forwarded-host: api.example\r\n"
+    )
+    assert forwarded_lines([(b"host", b"api.example")], b"192.0.2.9", b"http") == (
+        b"x-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\nx-forwarded-host: api.example\r\n"
+    )
+
+
+def test_what_a_proxy_before_us_saw_is_kept() -> None:
+    fields = [
+        (b"x-forwarded-proto", b"https"),
+        (b"x-forwarded-host", b"first.example"),
+        (b"host", b"second.example"),
+    ]
+    assert forwarded_lines(fields, b"192.0.2.9", b"http") == (
+        b"x-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: https\r\nx-forwarded-host: first.example\r\n"
+    )
+
+
+def test_heads_for_clients() -> None:
+    assert client_head(200, [b"a: b\r\n"], own=b"c: d\r\n", close=False) == (
+        b"HTTP/1.1 200 OK\r\na: b\r\nc: d\r\n\r\n"
+    )
+    assert client_head(299, [], own=b"", close=True) == b"HTTP/1.1 299 \r\nconnection: close\r\n\r\n"
+
+
+def test_own_responses_are_json_and_whole() -> None:
+    assert own_response(404, b"{}", own=b"a: b\r\n", close=False) == (
+        b"HTTP/1.1 404 Not Found\r\na: b\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    )
+
+
+def test_the_size_of_a_head_counts_lines_and_fields() -> None:
+    assert head_size([b"a: b\r\n"], [(b"c", b"d")]) == 12
+
+
+def request(method: bytes, target: bytes, fields: Fields) -> Request:
+    made = Request(0.0)
+    made.method, made.target, made.fields = method, target, fields
+    return made
+
+
+HOST = (b"host", b"gate")
+
+
+def test_a_good_head_is_read() -> None:
+    fields = [HOST, (b"content-length", b"7 "), (b"expect", b"100-Continue"), (b"x-request-id", b"a1 ")]
+    made = request(b"POST", b"/v1/x?a=b?c", fields)
+    assert check_head(made, "1.1") is None
+    assert (made.path, made.length, made.expects_continue) == (b"/v1/x", 7, True)
+    assert (made.given_id, made.http10) == (b"a1", False)
+
+
+def test_an_absolute_target_is_taken_for_its_path() -> None:
+    for target, expected in {
+        b"http://other/v1/models?x=1": b"/v1/models?x=1",
+        b"HTTPS://other": b"/",
+        b"/a://b": b"/a://b",
+    }.items():
+        made = request(b"GET", target, [HOST])
+        assert check_head(made, "1.1") is None
+        assert made.target == expected
+
+
+def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
+    made = request(b"POST", b"/", [(b"expect", b"100-continue")])
+    assert check_head(made, "1.0") is None
+    assert (made.http10, made.expects_continue) == (True, False)
+
+
+WRONG: list[tuple[bytes, bytes, Fields, str, FailureKind]] = [
+    (b"GET", b"/", [], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST, HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST, HOST], "1.0", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST], "2.0", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST], "0.9", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"transfer-encoding", b"chunked")], "1.0", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"transfer-encoding", b"gzip, chunked")], "1.1", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"expect", b"tea")], "1.1", FailureKind.BAD_EXPECTATION),
+    (b"CONNECT", b"a:1", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
+    (b"CONNECT", b"/", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
+    (b"GET", b"*", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"a", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"ftp://a/", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/a#b", [HOST], "1.1", FailureKind.BAD_REQUEST),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "fields", "version", "kind"), WRONG)
+def test_heads_that_parse_and_are_refused(
+    method: bytes, target: bytes, fields: Fields, version: str, kind: FailureKind
+) -> None:
+    failure = check_head(request(method, target, fields), version)
+    assert failure is not None
+    assert failure.kind is kind
+
+
+@pytest.mark.parametrize("named", [[], [(b"connection", b"a, Upgrade")]])
+def test_an_upgrade_that_is_not_supported_is_ignored(named: Fields) -> None:
+    assert check_head(request(b"GET", b"/", [HOST, *named, (b"upgrade", b"x")]), "1.1") is None

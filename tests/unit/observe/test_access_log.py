@@ -1,0 +1,238 @@
+"""The access log: its lines, and what a stuck or broken output costs (lines, nothing else)."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cellgate.proxy.observe import access_log
+from cellgate.proxy.observe import log as log_writer
+from cellgate.proxy.observe.access_log import (
+    KEPT,
+    TEXT_MAX,
+    AccessLog,
+    Finished,
+    console_line,
+    json_line,
+    stdout_sink,
+)
+from cellgate.router.nouns import Outcome
+from tests.wire.process import eventually
+
+DOCS = Path(__file__).parents[3] / "docs" / "logs.md"
+DONE = Finished(
+    request_id="req-1",
+    peer="192.0.2.1:5",
+    method="POST",
+    path="/v1/chat/completions",
+    route="generate",
+    model="tiny",
+    status=200,
+    code="",
+    unit="a1",
+    outcome=Outcome.OK,
+    attempts=1,
+    continued=0,
+    ttft_s=0.21349,
+    duration_s=1.5,
+    events=128,
+    bytes_in=1033,
+    bytes_out=45_321,
+)
+
+
+def clock() -> float:
+    return 1_700_000_000.25
+
+
+class Stuck(io.BytesIO):
+    """A sink that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        self.entered.set()
+        # Long: a test that is short of CPU must not look like a sink that breaks.
+        assert self.let_go.wait(60.0)
+        return super().write(data)
+
+
+class Reluctant:
+    """A sink that takes nothing every other time, and seven bytes at most."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+        self.calls = 0
+
+    def write(self, data: memoryview) -> int | None:
+        self.calls += 1
+        if self.calls % 2:
+            return None
+        self.taken += bytes(data[:7])
+        return len(data[:7])
+
+
+class Broken(io.BytesIO):
+    """A sink that fails as long as it is told to."""
+
+    broken = True
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        if self.broken:
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
+def test_a_json_line_has_the_documented_fields_and_no_other() -> None:
+    line = json_line(clock(), DONE)
+    assert line == (
+        b'{"time":"2023-11-14T22:13:20.250Z","request_id":"req-1","peer":"192.0.2.1:5","method":"POST",'
+        b'"path":"/v1/chat/completions","route":"generate","model":"tiny","status":200,"code":"","unit":"a1",'
+        b'"outcome":"ok","attempts":1,"continued":0,"ttft_s":0.2135,"duration_s":1.5,"events":128,"bytes_in":1033,'
+        b'"bytes_out":45321,"rank":null}\n'
+    )
+    documented = DOCS.read_text()
+    assert [field for field in orjson.loads(line) if f"| `{field}` |" not in documented] == []
+
+
+def test_a_console_line_is_short_and_aligned() -> None:
+    refused = DONE._replace(
+        status=503, unit="", code="no_unit", outcome=Outcome.GATE_ERROR, ttft_s=None, attempts=2
+    )
+    assert console_line(clock(), DONE).decode() == (
+        "2023-11-14T22:13:20.250Z  200  POST /v1/chat/completions  a1       ok            ttft 0.213s  "
+        "total 1.500s  128 events 1033B in 45kB out  192.0.2.1:5 req-1\n"
+    )
+    assert console_line(clock(), refused).decode() == (
+        "2023-11-14T22:13:20.250Z  503  POST /v1/chat/completions  -        gate_error (no_unit)  "
+        "ttft -       total 1.500s  128 events 1033B in 45kB out  192.0.2.1:5 req-1  2 attempts\n"
+    )
+
+
+def test_a_client_can_neither_forge_a_line_nor_store_a_book_in_it() -> None:
+    nasty = DONE._replace(model="\ud800" + "x" * 10_000, path="/a\nb")
+    fields = orjson.loads(json_line(clock(), nasty).replace(b"\\ud800", b"?"))
+    assert (fields["model"], fields["path"]) == ("?" + "x" * (TEXT_MAX - 2) + "…", "/a\nb")
+    assert json_line(clock(), nasty).count(b"\n") == console_line(clock(), nasty).count(b"\n") == 1
+
+
+def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -> None:
+    sink = io.BytesIO()
+    log = AccessLog("json", sink, clock)
+    log.write(DONE)
+    log.flush()
+    log.write(DONE._replace(request_id="req-2"))
+    log.close()
+    assert [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()] == ["req-1", "req-2"]
+
+
+def test_a_sink_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "BUSY_S", 0.0)
+    sink = Reluctant()
+    log = AccessLog("json", sink, clock)
+    log.write(DONE)
+    log.close()
+    assert sink.taken == json_line(clock(), DONE)
+
+
+def test_standard_output_is_a_sink(capfd: pytest.CaptureFixture[str]) -> None:
+    log = AccessLog("json", stdout_sink(), clock)
+    log.write(DONE)
+    log.close()
+    assert capfd.readouterr().out == json_line(clock(), DONE).decode()
+
+
+def test_nothing_is_written_before_a_flush() -> None:
+    sink = io.BytesIO()
+    log = AccessLog("json", sink, clock)
+    log.write(DONE)
+    assert sink.getvalue() == b""
+    log.close()
+
+
+def test_off_writes_nothing_and_starts_no_thread() -> None:
+    sink = io.BytesIO()
+    before = threading.active_count()
+    log = AccessLog("off", sink, clock)
+    log.write(DONE)
+    log.flush()
+    assert threading.active_count() == before
+    log.close()
+    assert sink.getvalue() == b""
+
+
+def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 60.0)
+    sink, said = Stuck(), list[tuple[str, str]]()
+    log = AccessLog("json", sink, clock, lambda *line: said.append(line))
+    log.write(DONE._replace(request_id="in the sink"))
+    log.flush()
+    assert sink.entered.wait(60.0)
+    log.write(DONE._replace(request_id="queued"))
+    log.flush()
+    for i in range(KEPT + 7):
+        log.write(DONE._replace(request_id=str(i)))
+    log.flush()
+    assert log.dropped == 7
+    assert said == [("warning", "access log: 7 lines lost, its output does not accept them: it is stuck")]
+    sink.let_go.set()
+    log.close()
+    ids = [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()]
+    assert ids == ["in the sink", "queued", *map(str, range(7, KEPT + 7))]
+
+
+def test_close_gives_up_on_a_sink_that_stays_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Stuck()
+    log = AccessLog("json", sink, clock)
+    log.write(DONE)
+    log.flush()
+    assert sink.entered.wait(60.0)
+    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 0.03)
+    log.close()
+    assert sink.getvalue() == b""
+    sink.let_go.set()
+
+
+def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> None:
+    now = [0.0]
+    sink, said = Broken(), list[tuple[str, str]]()
+    log = AccessLog("json", sink, lambda: now[0], lambda *line: said.append(line))
+    for lost in (1, 2, 3):
+        log.write(DONE)
+        log.flush()
+        wait_until_lost(log, lost)
+    complaint = (
+        "access log: {} lines lost, its output does not accept them: [Errno 28] No space left on device"
+    )
+    log.flush()
+    assert said == [("warning", complaint.format(1))]
+    now[0] = access_log.COMPLAIN_EVERY_S
+    log.flush()
+    assert said[1:] == [("warning", complaint.format(2))]
+    sink.broken = False
+    log.write(DONE)
+    log.close()
+    assert sink.getvalue().count(b"\n") == 1
+
+
+def wait_until_lost(log: AccessLog, lost: int) -> None:
+    assert eventually(lambda: log.dropped >= lost)
+
+
+def test_a_line_that_waits_takes_no_more_memory_than_its_bytes() -> None:
+    tracemalloc.start()
+    try:
+        lines = [json_line(clock(), DONE) for _ in range(1000)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < sum(map(sys.getsizeof, lines)) + 100 * len(lines)

@@ -1,0 +1,158 @@
+"""Flips and operator actions: the line in the log, what is remembered, and who follows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog, EventRecord, Follower
+from cellgate.router.board import Board, Flip
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+
+REFUSED = Evidence("a1", Sign.BAD, Strength.FATAL, "request", "connection refused by 127.0.0.1:8101", 5.0)
+DOWN = Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, REFUSED)
+
+
+def make() -> tuple[EventLog, list[tuple[str, str]]]:
+    lines: list[tuple[str, str]] = []
+    return EventLog(lambda: 1_700_000_000.25, 2, lambda *line: lines.append(line)), lines
+
+
+def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -> None:
+    events, lines = make()
+    board = Board(Rules())
+    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    leases = [board.open("a1", Ask(), 1.0, retry=False) for _ in range(32)]
+    leases[7].commit(2.0)
+    consequence = board.observe(REFUSED)
+    assert consequence.flip is not None
+    events.add(consequence.flip, consequence.evicted)
+    assert lines == [
+        (
+            "warning",
+            "unit a1 (cell a) starting -> down: connection refused by 127.0.0.1:8101 (source request); "
+            "31 requests moved, 1 stream broken; it returns after 2 canaries pass",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "level", "end"),
+    [
+        (Verdict.STARTING, "info", "it gets requests once a canary passes"),
+        (Verdict.UP, "info", "it gets requests"),
+        (Verdict.SUSPECT, "warning", "a canary is sent now; until it passes, other units are preferred"),
+        (Verdict.DOWN, "warning", "0 requests moved, 0 streams broken; it returns after 2 canaries pass"),
+        (Verdict.PROBATION, "info", "it gets requests once 2 canaries pass in a row"),
+    ],
+)
+def test_every_verdict_says_what_becomes_of_the_unit(after: Verdict, level: str, end: str) -> None:
+    events, lines = make()
+    why = Evidence("a1", Sign.BAD, Strength.STRONG, "agent", "gone", 5.0, node="a1-1")
+    events.add(Flip("a1", "a", Verdict.PROBATION, after, 5.0, why))
+    assert lines == [
+        (level, f"unit a1 (cell a) probation -> {after.value}: gone (source agent, node a1-1); {end}")
+    ]
+
+
+def test_a_unit_whose_node_is_gone_waits_for_that_node() -> None:
+    events, lines = make()
+    why = Evidence("a1", Sign.BAD, Strength.FATAL, "agent", "gone", 5.0, node="a1-1")
+    events.add(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, why))
+    assert lines[0][1].endswith("; it returns once node a1-1 is healthy again and 2 canaries pass")
+
+
+def test_an_event_is_ready_for_json() -> None:
+    events, lines = make()
+    events.add(DOWN)
+    assert events.last() == [
+        {
+            "id": 1,
+            "time": "2023-11-14T22:13:20.250Z",
+            "kind": "flip",
+            "unit": "a1",
+            "cell": "a",
+            "node": None,
+            "before": "up",
+            "after": "down",
+            "source": "request",
+            "strength": "fatal",
+            "reason": "connection refused by 127.0.0.1:8101",
+            "moved": 0,
+            "cut": 0,
+            "line": lines[0][1],
+        }
+    ]
+
+
+def test_a_reason_with_line_breaks_stays_one_line() -> None:
+    events, lines = make()
+    why = Evidence("a1", Sign.BAD, Strength.FATAL, "request", "bad\r\nunit a2 up", 5.0)
+    events.add(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, why))
+    assert "bad\\x0d\\x0aunit a2 up" in lines[0][1]
+
+
+def test_what_operators_do_is_remembered_with_who_did_it() -> None:
+    events, lines = make()
+    events.add(Action("drain", "127.0.0.1", "a1"))
+    events.add(Action("undrain", "127.0.0.1", "a1"))
+    events.add(Action("reload", "SIGHUP", detail="1 unit added, 0 removed"))
+    assert lines == [
+        ("info", "unit a1 drained by 127.0.0.1: no new requests, running ones finish"),
+        ("info", "unit a1 undrained by 127.0.0.1"),
+        ("info", "configuration reloaded by SIGHUP: 1 unit added, 0 removed"),
+    ]
+    assert [event["kind"] for event in events.last()] == ["drain", "undrain", "reload"]
+
+
+def test_only_the_last_events_are_kept() -> None:
+    events, _ = make()
+    for _ in range(KEPT + 3):
+        events.add(DOWN)
+    assert [event["id"] for event in events.last()] == list(range(4, KEPT + 4))
+
+
+def test_a_follower_gets_what_happens_from_then_on() -> None:
+    async def follow() -> list[EventRecord]:
+        events, _ = make()
+        events.add(DOWN)
+        follower = events.subscribe()
+        events.add(DOWN)
+        events.add(DOWN)
+        events.close()
+        return await read(follower)
+
+    assert [event["id"] for event in asyncio.run(follow())] == [2, 3]
+
+
+def test_a_follower_that_left_gets_nothing() -> None:
+    async def follow() -> list[EventRecord]:
+        events, _ = make()
+        follower = events.subscribe()
+        events.unsubscribe(follower)
+        events.add(DOWN)
+        follower.end()
+        return await read(follower)
+
+    assert asyncio.run(follow()) == []
+
+
+def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memory() -> None:
+    async def follow() -> list[EventRecord]:
+        events, _ = make()
+        follower = events.subscribe()
+        for _ in range(FOLLOWER_BACKLOG + 10):
+            events.add(DOWN)
+        return await read(follower)
+
+    got = asyncio.run(follow())
+    assert [event["kind"] for event in got] == ["flip"] * FOLLOWER_BACKLOG + ["cut"]
+    assert (
+        got[-1]["line"]
+        == f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last 256"
+    )
+
+
+async def read(follower: Follower) -> list[EventRecord]:
+    return [event async for event in follower]

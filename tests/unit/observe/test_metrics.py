@@ -1,0 +1,352 @@
+"""What is counted, what a scrape shows, and what can never become a label."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.counters import LAGS_KEPT, Metrics
+from cellgate.proxy.observe.exposition import OWN_ROUTES, Exposition, Traffic
+from cellgate.proxy.request.routes import find_route
+from cellgate.router.board import Board, DownCause, Flip
+from cellgate.router.nouns import (
+    Ask,
+    Evidence,
+    Fleet,
+    Load,
+    Outcome,
+    Refusal,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
+from cellgate.router.outliers import Outlier
+
+A1 = Unit("a1", "a", "http://127.0.0.1:8101")
+A2 = Unit("a2", "a", "http://127.0.0.1:8102")
+B1 = Unit("b1", "b", "http://127.0.0.1:8103")
+DONE = Finished(
+    request_id="req-1",
+    peer="192.0.2.1:5",
+    method="POST",
+    path="/v1/chat/completions",
+    route="generate",
+    model="tiny",
+    status=200,
+    code="",
+    unit="a1",
+    outcome=Outcome.OK,
+    attempts=1,
+    continued=0,
+    ttft_s=0.2,
+    duration_s=1.5,
+    events=12,
+    bytes_in=100,
+    bytes_out=900,
+)
+
+
+def make(*units: Unit, per_unit: bool = False) -> tuple[Metrics, Board]:
+    board = Board(Rules())
+    board.configure(Fleet(units=units), 0.0)
+    metrics, sides = Metrics(board), {"client": 5, "unit": 2}
+    metrics.include(Exposition(metrics, lambda: 10.0, waiting=lambda: 3, connections=lambda: sides))
+    metrics.include(Traffic(metrics, per_unit=per_unit))
+    return metrics, board
+
+
+def scrape(metrics: Metrics) -> dict[str, float]:
+    """All samples as `name{label=value,…}` (labels sorted); fails when one is there twice."""
+    shown: dict[str, float] = {}
+    for family in text_string_to_metric_families(asyncio.run(metrics.render()).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            name = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert name not in shown
+            shown[name] = sample.value
+    return shown
+
+
+def test_a_request_is_counted_by_route_and_status_with_its_bytes() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(DONE)
+    metrics.finished(DONE)
+    metrics.finished(replace_record(status=503, unit="", ttft_s=None, code="no_unit"))
+    shown = scrape(metrics)
+    assert shown["cellgate_client_requests_total{route=generate,status=200}"] == 2
+    assert shown["cellgate_client_requests_total{route=generate,status=503}"] == 1
+    assert shown["cellgate_bytes_total{direction=in}"] == 300
+    assert shown["cellgate_bytes_total{direction=out}"] == 2700
+
+
+def test_an_attempt_is_counted_by_unit_and_outcome() -> None:
+    metrics, _ = make(A1, A2)
+    metrics.attempt("a1", Outcome.EVICTED)
+    metrics.attempt("a2", Outcome.OK)
+    shown = scrape(metrics)
+    assert shown["cellgate_attempts_total{outcome=evicted,unit=a1}"] == 1
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a2}"] == 1
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
+    assert shown["cellgate_requests_total{outcome=evicted,unit=a1}"] == 1
+    assert "cellgate_requests_total{outcome=ok,unit=a1}" not in shown
+
+
+def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_cell_of_the_unit_that_answered() -> None:
+    metrics, _ = make(A1, A2, B1)
+    for unit, ttft_s in (("a1", 0.2), ("a2", 0.21), ("a2", 400.0), ("b1", 0.2)):
+        metrics.finished(replace_record(unit=unit, ttft_s=ttft_s))
+    shown = scrape(metrics)
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.15}"] == 0
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2}"] == 1
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.3}"] == 2
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=300.0}"] == 2
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=+Inf}"] == 3
+    assert shown["cellgate_ttft_seconds_sum{cell=a}"] == pytest.approx(400.41)
+    assert shown["cellgate_request_duration_seconds_count{cell=a}"] == 3
+    assert shown["cellgate_request_duration_seconds_count{cell=b}"] == 1
+
+
+def test_a_unit_is_shown_with_count_and_sum_or_with_its_whole_histograms() -> None:
+    metrics, _ = make(A1, A2)
+    metrics.finished(DONE)
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_ttft_seconds_count{unit=a1}"] == 1
+    assert shown["cellgate_unit_ttft_seconds_sum{unit=a1}"] == 0.2
+    assert shown["cellgate_unit_ttft_seconds_count{unit=a2}"] == 0
+    metrics, _ = make(A1, A2, per_unit=True)
+    metrics.finished(DONE)
+    shown = scrape(metrics)
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a1}"] == 1
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a2}"] == 0
+
+
+def test_the_histogram_of_a_cell_never_falls() -> None:
+    """Prometheus would take it for a restart of the gate, and all that is left for new observations."""
+    metrics, board = make(A1, A2)
+    for unit in ("a1", "a2"):
+        metrics.finished(replace_record(unit=unit))
+    board.units["a1"].gaps_ms[9] += 1
+    scrape(metrics)
+    metrics.finished(DONE)
+    board.units["a1"].gaps_ms[9] += 1
+    board.configure(Fleet(units=(A2,)), 2.0)
+    for _ in range(2):
+        shown = scrape(metrics)
+        assert shown["cellgate_ttft_seconds_count{cell=a}"] == 3
+        assert shown["cellgate_inter_token_latency_seconds_count{cell=a}"] == 2
+    board.configure(Fleet(units=(A1, A2)), 3.0)
+    metrics.finished(DONE)
+    assert scrape(metrics)["cellgate_ttft_seconds_count{cell=a}"] == 4
+
+
+def test_a_unit_that_moves_to_another_cell_begins_there_at_zero() -> None:
+    metrics, board = make(A1, A2)
+    metrics.finished(DONE)
+    scrape(metrics)
+    board.configure(Fleet(units=(replace(A1, cell="b"), A2)), 2.0)
+    shown = scrape(metrics)
+    assert shown["cellgate_ttft_seconds_count{cell=a}"] == 1
+    assert shown["cellgate_ttft_seconds_count{cell=b}"] == 0
+
+
+def test_paths_that_the_gate_answers_itself_are_no_requests_of_clients() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(replace_record(route="health", unit=""))
+    assert not [name for name in scrape(metrics) if name.startswith("cellgate_client_requests")]
+    own = (b"/health", b"/readyz", b"/livez", b"/v1/models", b"/healthz/unit/a1")
+    assert {find_route(path).name for path in own} == OWN_ROUTES
+
+
+def test_the_recent_time_to_first_token_follows_the_last_ten_or_twenty() -> None:
+    metrics, _ = make(A1)
+    assert metrics.recent_ttft_s("a1") is None
+    metrics.finished(replace_record(ttft_s=4.0))
+    metrics.finished(replace_record(ttft_s=None))
+    assert metrics.recent_ttft_s("a1") == 4.0
+    for _ in range(20):
+        metrics.finished(replace_record(ttft_s=1.0))
+    recent_s = metrics.recent_ttft_s("a1")
+    assert recent_s is not None
+    assert 1.3 < recent_s < 1.4
+    assert metrics.recent_ttft_s("a2") is None
+
+
+def test_a_request_that_no_unit_answered_has_a_duration_and_no_ttft() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(replace_record(unit="", ttft_s=None, status=429))
+    shown = scrape(metrics)
+    assert shown["cellgate_request_duration_seconds_count{cell=}"] == 1
+    assert "cellgate_ttft_seconds_count{cell=}" not in shown
+
+
+def test_gaps_per_millisecond_become_exact_buckets() -> None:
+    metrics, board = make(A1)
+    gaps_ms = board.units["a1"].gaps_ms
+    gaps_ms[9] += 1
+    gaps_ms[10] += 2
+    gaps_ms[-1] += 1
+    shown = scrape(metrics)
+    name = "cellgate_inter_token_latency_seconds"
+    assert shown[f"{name}_bucket{{cell=a,le=0.01}}"] == 1
+    assert shown[f"{name}_bucket{{cell=a,le=0.015}}"] == 3
+    assert shown[f"{name}_bucket{{cell=a,le=4.0}}"] == 3
+    assert shown[f"{name}_bucket{{cell=a,le=+Inf}}"] == 4
+    assert shown[f"{name}_sum{{cell=a}}"] == (9.5 + 2 * 10.5 + 4095.5) / 1000
+
+
+def test_exactly_one_verdict_of_a_unit_is_shown_as_one() -> None:
+    metrics, board = make(A1)
+    board.observe(Evidence("a1", Sign.BAD, Strength.FATAL, "request", "refused", 1.0))
+    board.drain("a1", drained=True)
+    shown = scrape(metrics)
+    verdicts = {v: shown[f"cellgate_unit_verdict{{cell=a,unit=a1,verdict={v.value}}}"] for v in Verdict}
+    assert verdicts == {v: float(v is Verdict.DOWN) for v in Verdict}
+    assert shown["cellgate_unit_drained{cell=a,unit=a1}"] == 1
+
+
+def test_load_is_shown_with_its_age_once_the_engine_has_told_it() -> None:
+    metrics, board = make(A1, A2)
+    board.report(Load("a1", 8.5, running=4, waiting=2, kv_use=0.25))
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_load_running{unit=a1}"] == 4
+    assert shown["cellgate_unit_load_waiting{unit=a1}"] == 2
+    assert shown["cellgate_unit_load_kv_use{unit=a1}"] == 0.25
+    assert shown["cellgate_unit_load_age_seconds{unit=a1}"] == 1.5
+    assert not [name for name in shown if name.startswith("cellgate_unit_load") and "a2" in name]
+
+
+def test_flips_retries_refusals_and_lag_are_counted() -> None:
+    metrics, _ = make(A1)
+    why = Evidence("a1", Sign.GOOD, Strength.STRONG, "canary", "token", 1.0)
+    metrics.flip(Flip("a1", "a", Verdict.STARTING, Verdict.UP, 1.0, why))
+    metrics.flip(Flip("a1", "a", Verdict.STARTING, Verdict.STARTING, 1.0, why))
+    down = replace(why, source="request", reason="refused")
+    metrics.flip(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 2.0, down, DownCause.REFUSED))
+    metrics.retry("a1")
+    metrics.refusal(Refusal.FULL)
+    metrics.loop_lag(0.02)
+    metrics.loop_lag(0.001)
+    shown = scrape(metrics)
+    assert shown["cellgate_flips_total{after=up,before=starting,unit=a1}"] == 1
+    assert shown["cellgate_flips_total{after=starting,before=starting,unit=a1}"] == 1
+    assert shown["cellgate_unit_downs_total{cause=refused,unit=a1}"] == 1
+    assert shown["cellgate_retries_total{unit=a1}"] == 1
+    assert shown["cellgate_refusals_total{reason=full}"] == 1
+    assert shown["cellgate_loop_lag_seconds_bucket{le=0.025}"] == 2
+    assert shown["cellgate_loop_lag_max_seconds"] == 0.02
+    for _ in range(LAGS_KEPT - 1):
+        metrics.loop_lag(0.001)
+    assert scrape(metrics)["cellgate_loop_lag_max_seconds"] == 0.001
+
+
+def test_what_an_alert_may_watch_is_there_at_zero_before_it_happens() -> None:
+    shown = scrape(make(A1)[0])
+    for cause in DownCause:
+        assert shown[f"cellgate_unit_downs_total{{cause={cause.value},unit=a1}}"] == 0
+    assert shown["cellgate_retries_total{unit=a1}"] == 0
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
+    assert shown["cellgate_refusals_total{reason=no_unit}"] == 0
+
+
+def test_injected_values_and_the_process_are_shown() -> None:
+    shown = scrape(make(A1)[0])
+    assert shown["cellgate_waiting"] == 3
+    assert shown["cellgate_connections{side=client}"] == 5
+    assert shown["cellgate_connections{side=unit}"] == 2
+    assert shown["process_open_fds"] > 0
+    assert [value for name, value in shown.items() if name.startswith("cellgate_build_info{")] == [1]
+
+
+def test_a_removed_unit_vanishes_when_its_last_stream_has_ended() -> None:
+    metrics, board = make(A1, A2)
+    metrics.attempt("a1", Outcome.OK)
+    lease = board.open("a1", Ask(), 1.0, retry=False)
+    board.configure(Fleet(units=(A2,)), 2.0)
+    assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 1
+    board.close(lease, 3.0)
+    assert not [name for name in scrape(metrics) if "a1" in name]
+
+
+def test_a_replaced_unit_counts_the_streams_of_both_its_lives() -> None:
+    metrics, board = make(A1)
+    board.open("a1", Ask(), 1.0, retry=False)
+    board.configure(Fleet(units=(replace(A1, url="http://127.0.0.1:9999"),)), 2.0)
+    board.open("a1", Ask(), 3.0, retry=False)
+    assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 2
+
+
+def test_nothing_a_client_chose_becomes_a_label() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(
+        replace_record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil")
+    )
+    assert not [name for name in scrape(metrics) if "evil" in name.lower()]
+
+
+def test_every_metric_is_documented() -> None:
+    metrics, board = make(A1)
+    board.report(Load("a1", 8.5))
+    documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    families = text_string_to_metric_families(asyncio.run(metrics.render()).decode())
+    ours = [(f.name, f.type) for f in families if f.name.startswith("cellgate_")]
+    names = [f"{name}_total" if kind == "counter" else name for name, kind in ours]
+    assert len(names) >= 19
+    assert [name for name in names if f"`{name}`" not in documented] == []
+
+
+def replace_record(**changes: object) -> Finished:
+    return DONE._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_what_the_judge_makes_of_a_unit_is_shown() -> None:
+    metrics, board = make(A1, A2)
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_panic"] == 0
+    board.units["a1"].outlier = Outlier(0.25)
+    board.suspect_restart("a1", 9.0)
+    board.panic_at = 9.0
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0.25
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 1
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a2}"] == 0
+    assert shown["cellgate_panic"] == 1
+
+
+def test_a_family_with_a_new_name_is_shown_under_its_old_one_as_well() -> None:
+    metrics, board = make(A1, A2)
+    board.suspect_restart("a2", 9.0)
+    shown = scrape(metrics)
+    for labels in ("{cell=a,unit=a1}", "{cell=a,unit=a2}"):
+        new, old = f"cellgate_unit_restart_suspected{labels}", f"cellgate_unit_doubted{labels}"
+        assert shown[new] == shown[old]
+    assert shown["cellgate_unit_doubted{cell=a,unit=a2}"] == 1
+    assert shown["cellgate_own_troubles_total"] == shown["cellgate_gate_faults_total"] == 0
+
+
+def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
+    metrics, board = make(A1)
+    well = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "runs", 1.0, node="n0")
+    board.observe(well)
+    board.observe(replace(well, node="n1"))
+    board.observe(replace(well, node="n1", sign=Sign.NEUTRAL, reason="out of reach", at=2.0))
+    board.observe(replace(well, source="readiness", node=None))
+    ups = {name: value for name, value in scrape(metrics).items() if "node_up" in name}
+    assert ups == {
+        "cellgate_node_up{node=n0,source=agent,unit=a1}": 1,
+        "cellgate_node_up{node=n1,source=agent,unit=a1}": 0,
+    }
+
+
+def test_suspended_evidence_is_counted() -> None:
+    metrics = Metrics(Board(Rules()))
+    metrics.include(Exposition(metrics, float, waiting=int, connections=dict, suspended=lambda: 7))
+    assert scrape(metrics)["cellgate_evidence_suspended_total"] == 7

@@ -1,0 +1,393 @@
+"""Which units are recovered, and when: the planner alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from cellgate.proxy.config.action_settings import BACKOFF_MAX_S, Remedy, RunCommand
+from cellgate.proxy.extras.operator.plan import (
+    Claim,
+    RecoveryPlan,
+    RecoveryResult,
+    RecoveryState,
+    UnitRow,
+    ended,
+    heard,
+    plan_recovery,
+)
+from cellgate.router.nouns import Verdict
+
+UP, DOWN, STARTING = Verdict.UP, Verdict.DOWN, Verdict.STARTING
+PROBATION, SUSPECT = Verdict.PROBATION, Verdict.SUSPECT
+REMEDY = Remedy("audit.jsonl", RunCommand(("true",)), after_s=10.0, attempts=3, backoff_s=100.0)
+
+
+class World:
+    """Units of a cell, what is seen of them, and the courses that follow from it."""
+
+    def __init__(self, names: str = "a", remedy: Remedy = REMEDY) -> None:
+        self.remedy = remedy
+        self.now = 0.0
+        self.seen = {name: UnitRow(name, "c", UP, 0.0, risen_at=0.0, born_at=-1.0) for name in names}
+        self.courses: Mapping[str, RecoveryState] = {}
+        self.look()
+
+    def set(self, name: str, verdict: Verdict) -> None:
+        row = self.seen[name]._replace(verdict=verdict, since=self.now)
+        if verdict is UP:
+            row = row._replace(risen_at=self.now)
+        if verdict is STARTING:
+            row = row._replace(born_at=self.now)
+        self.seen[name] = row
+
+    def mark(self, name: str, *, drained: bool = False, in_hand: bool = False) -> None:
+        self.seen[name] = self.seen[name]._replace(drained=drained, in_hand=in_hand)
+
+    def look(self, wait_s: float = 0.0, *, may_act: bool = True, acts: bool = True) -> RecoveryPlan:
+        self.now += wait_s
+        rows, acting = self.seen.values(), {"c"} if acts else set[str]()
+        decided = plan_recovery(
+            self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act, acting=acting
+        )
+        self.courses = decided.states
+        return decided
+
+    def end(self, name: str, result: RecoveryResult = RecoveryResult.OK) -> None:
+        state = ended(self.courses[name], self.remedy, self.now, result)
+        self.courses = {**self.courses, name: state}
+
+
+def test_a_unit_is_recovered_once_it_has_been_down_for_long_enough() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(9.9).begin == ()
+    assert world.look(0.1).begin == ("a",)
+    assert world.look(500.0).begin == (), "while an attempt runs there is no other"
+
+
+@pytest.mark.parametrize("verdict", [UP, SUSPECT, STARTING, PROBATION])
+def test_only_a_unit_that_is_down_is_acted_upon(verdict: Verdict) -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(9.0)
+    world.set("a", verdict)
+    assert world.look(1000.0).begin == ()
+
+
+def test_probation_does_not_begin_the_clock_anew() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(5.0)
+    world.set("a", PROBATION)
+    world.look(4.0)
+    world.set("a", DOWN)
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_attempts_are_further_and_further_apart_and_then_the_unit_is_given_up() -> None:
+    world = World()
+    world.set("a", DOWN)
+    begun = []
+    for _ in range(2000):
+        decided = world.look(1.0)
+        if decided.begin:
+            begun.append(world.now)
+            world.end("a")
+        if decided.give_up:
+            break
+    assert begun == [10.0, 110.0, 310.0]
+    assert (decided.give_up, world.now) == (("a",), 710.0)
+    assert world.look(1e6) == RecoveryPlan({"a": world.courses["a"]})
+
+
+def test_backoff_has_an_end() -> None:
+    assert REMEDY.patience_s(50) == BACKOFF_MAX_S
+    assert Remedy("x", REMEDY.action, backoff_s=7200.0).patience_s(3) == 7200.0
+
+
+def test_a_unit_that_came_back_and_stayed_begins_anew() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0).begin == ("a",)
+    world.end("a")
+    world.set("a", UP)
+    world.look(50.0)
+    world.look(51.0)
+    world.set("a", DOWN)
+    world.look(10.0)
+    assert world.courses["a"].tries == 1
+
+
+def test_one_that_falls_again_at_once_comes_nearer_to_being_given_up() -> None:
+    world = World()
+    for tries in (1, 2, 3):
+        world.set("a", DOWN)
+        assert world.look(1000.0).begin == ("a",)
+        assert world.courses["a"].tries == tries
+        world.end("a")
+        world.set("a", UP)
+        world.look(5.0)
+    world.set("a", DOWN)
+    assert world.look(1000.0).give_up == ("a",)
+
+
+def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
+    world = World()
+    world.set("a", STARTING)
+    world.look(1.0)
+    world.set("a", DOWN)
+    assert world.look(99.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_a_gate_that_has_just_started_does_not_shoot_a_fleet_that_has_too() -> None:
+    world = World("")
+    world.seen = {"a": UnitRow("a", "c", DOWN, 0.0)}
+    assert world.look(99.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_a_start_that_came_and_went_between_two_looks_counts_as_well() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(9.0)
+    world.set("a", STARTING)
+    world.now += 0.1
+    world.set("a", DOWN)
+    assert world.look(99.8).begin == ()
+    assert world.look(0.3).begin == ("a",)
+
+
+def test_a_drained_unit_is_left_alone_and_begins_anew_afterwards() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.mark("a", drained=True)
+    assert world.look(1000.0).begin == ()
+    world.mark("a")
+    assert world.look(9.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_undraining_takes_up_again_what_was_given_up() -> None:
+    world = World(remedy=Remedy("x", REMEDY.action, after_s=1.0, attempts=1, backoff_s=2.0))
+    world.set("a", DOWN)
+    world.look(1.0)
+    world.end("a")
+    assert world.look(2.0).give_up == ("a",)
+    world.mark("a", drained=True)
+    world.look(1.0)
+    world.mark("a")
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_what_is_in_the_hands_of_its_orchestrator_is_left_there_and_no_attempt_is_forgotten() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0).begin == ("a",)
+    world.end("a")
+    world.mark("a", in_hand=True)
+    assert world.look(1000.0).begin == ()
+    world.mark("a")
+    assert world.look(9.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+    assert world.courses["a"].tries == 2
+
+
+def test_while_the_gate_may_not_act_nothing_is_due_and_patience_begins_anew() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(50.0, may_act=False).held == ("a",)
+    assert world.look(9.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_a_unit_that_shares_its_fate_with_others_is_given_longer_and_not_for_ever() -> None:
+    world = World("ab")
+    for name in "ab":
+        world.set(name, DOWN)
+        world.seen[name] = world.seen[name]._replace(shares_fate=True)
+    assert world.look(99.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+    world.set("a", UP)
+    world.end("a")
+    world.seen["b"] = world.seen["b"]._replace(shares_fate=False)
+    assert world.look(0.0).begin == ("b",), "it has been DOWN for long enough"
+
+
+def test_the_unit_that_has_been_down_longest_comes_first() -> None:
+    world = World("abc")
+    for name in "cab":
+        world.set(name, DOWN)
+        world.look(1.0)
+    assert world.look(10.0).begin == ("c",)
+    world.end("c")
+    assert world.look(20.0).begin == (), "c is awaited, and there is room for one"
+    world.set("c", UP)
+    assert world.look(0.0).begin == ("a",)
+
+
+def test_a_refused_attempt_does_not_count_and_is_made_again_later() -> None:
+    world = World()
+    world.set("a", DOWN)
+    begun_at = []
+    for _ in range(500):
+        if world.look(1.0).begin:
+            begun_at.append(world.now)
+            world.end("a", RecoveryResult.REFUSED)
+    assert begun_at == [10.0, 110.0, 210.0, 310.0, 410.0]
+    assert world.courses["a"].tries == 0
+
+
+def test_a_cancelled_attempt_counts_for_nothing() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0).begin == ("a",)
+    world.end("a", RecoveryResult.CANCELLED)
+    assert world.courses["a"].tries == 0
+    assert not world.courses["a"].is_busy
+    assert world.look(0.0).begin == ("a",)
+
+
+def test_a_unit_that_left_in_the_middle_of_its_attempt_takes_room_until_that_is_over() -> None:
+    world = World("ab")
+    world.set("a", DOWN)
+    world.set("b", DOWN)
+    assert world.look(10.0).begin == ("a",)
+    del world.seen["a"]
+    assert world.look(1.0).begin == ()
+    world.end("a")
+    assert world.look(200.0).begin == ("b",)
+
+
+def test_a_unit_that_goes_while_it_is_made_anew_is_known_when_it_comes_back() -> None:
+    world = World("ab")
+    world.set("a", DOWN)
+    world.look(10.0)
+    world.end("a")
+    row = world.seen.pop("a")
+    world.set("b", DOWN)
+    assert world.look(50.0).begin == (), "a is awaited"
+    world.seen["a"] = row._replace(since=world.now, born_at=world.now)
+    world.set("b", UP)
+    assert world.look(100.0).begin == ("a",)
+    assert world.courses["a"].tries == 2
+
+
+def test_a_unit_that_does_not_come_back_is_forgotten() -> None:
+    world = World("ab")
+    world.set("a", DOWN)
+    world.look(10.0)
+    world.end("a")
+    del world.seen["a"]
+    world.set("b", DOWN)
+    assert world.look(199.0).begin == ()
+    assert world.look(1.0).begin == ("b",)
+    assert list(world.courses) == ["b"]
+
+
+def test_cells_without_a_remedy_are_none_of_its_business() -> None:
+    rows = [UnitRow("a", "other", DOWN, 0.0)]
+    assert plan_recovery({}, rows, {"c": REMEDY}, 1e6, may_act=True, acting={"other"}) == RecoveryPlan({})
+
+
+def test_while_another_gate_acts_it_begins_nothing_and_then_has_not_to_wait_again() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0, acts=False) == RecoveryPlan(dict(world.courses), held=("a",))
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_an_attempt_of_another_gate_counts_as_one_of_its_own() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(9.0, acts=False)
+    claim = Claim("a", "c", "gate-2", "a-1", attempt=1, rest_s=100.0, age_s=4.0)
+    world.courses = {"a": heard(world.courses["a"], claim, world.now)}
+    assert world.look(95.9).begin == ()
+    assert world.look(0.1).begin == ("a",)
+    assert world.courses["a"].tries == 2
+
+
+def test_an_old_attempt_of_another_gate_is_none() -> None:
+    claim = Claim("a", "c", "gate-2", "a-1", attempt=3, rest_s=100.0, age_s=201.0)
+    assert heard(None, claim, 0.0) == RecoveryState("c")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "share", "units", "most"), [(1, 1.0, 10, 1), (3, 1.0, 10, 3), (9, 0.5, 4, 2), (9, 0.1, 4, 1)]
+)
+def test_the_room_of_a_cell(parallel: int, share: float, units: int, most: int) -> None:
+    remedy = Remedy("x", REMEDY.action, max_parallel=parallel, max_share=share)
+    assert [remedy.has_room(busy, units) for busy in range(units)] == [busy < most for busy in range(units)]
+
+
+# Laws, whatever happens.
+
+
+class Happens(NamedTuple):
+    """One look, after `wait_s`, at which units have these verdicts, some are drained, some attempts end."""
+
+    wait_s: float
+    verdicts: dict[str, Verdict]
+    drained: frozenset[str]
+    ending: dict[str, bool]
+    may_act: bool
+
+
+UNITS = "abcdef"
+names = st.sampled_from(UNITS)
+happens = st.builds(
+    Happens,
+    st.sampled_from([0.0, 1.0, 9.0, 40.0, 300.0]),
+    st.dictionaries(names, st.sampled_from([DOWN, DOWN, DOWN, UP, STARTING, PROBATION, SUSPECT])),
+    st.frozensets(names, max_size=2),
+    st.dictionaries(names, st.booleans()),
+    st.sampled_from([True, True, True, False]),
+)
+remedies = st.builds(
+    Remedy,
+    st.just("x"),
+    after_s=st.sampled_from([1.0, 10.0]),
+    max_parallel=st.integers(1, 4),
+    max_share=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    attempts=st.integers(1, 3),
+    backoff_s=st.sampled_from([5.0, 50.0]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(remedies, st.lists(happens, max_size=40))
+def test_laws(remedy: Remedy, story: list[Happens]) -> None:
+    world = World(UNITS, remedy)
+    since_up = dict.fromkeys(UNITS, 0)
+    for moment in story:
+        for name in UNITS:
+            new = moment.verdicts.get(name, world.seen[name].verdict)
+            drained = name in moment.drained
+            if new is not world.seen[name].verdict:
+                world.set(name, new)
+            world.seen[name] = world.seen[name]._replace(drained=drained)
+            if drained or new is UP:
+                since_up[name] = 0
+        for name, cancelled in moment.ending.items():
+            if world.courses[name].is_running:
+                since_up[name] -= cancelled
+                world.end(name, RecoveryResult.CANCELLED if cancelled else RecoveryResult.OK)
+        before = world.courses
+        decided = world.look(moment.wait_s, may_act=moment.may_act)
+        busy = [name for name, state in decided.states.items() if state.is_busy]
+        assert len(busy) <= remedy.max_parallel
+        assert len(busy) <= max(1.0, remedy.max_share * len(UNITS))
+        assert moment.may_act or not (decided.begin or decided.give_up)
+        for name in decided.begin:
+            assert world.seen[name].verdict is DOWN
+            assert not world.seen[name].drained
+            assert not before[name].is_running
+            assert world.now >= before[name].rest_until
+            since_up[name] += 1
+            assert since_up[name] <= remedy.attempts
