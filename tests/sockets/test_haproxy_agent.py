@@ -62,8 +62,10 @@ async def port() -> AsyncIterator[Port]:
     listeners = await listen(Address("127.0.0.1", 0), 16)
     here.port = listeners[0].getsockname()[1]
     await here.agent.start(listeners)
-    yield here
-    here.agent.close()
+    try:
+        yield here
+    finally:
+        here.agent.close()
 
 
 @live
@@ -87,7 +89,7 @@ async def test_a_unit_nobody_knows_is_drained_as_on_its_health_url() -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"u1 u2\n", b"\x16\x03\x01\n", b"u1\nu2\n", b"x" * 5000, b"-\n"],
+    [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"u1 u2 u3\n", b"\x16\x03\x01\n", b"u1\nu2\n", b"x" * 5000, b"-\n"],
 )
 def test_what_is_no_question_gets_no_answer_least_of_all_down(question: bytes) -> None:
     @live
