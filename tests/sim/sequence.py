@@ -206,11 +206,13 @@ class Sequence:
             self._finish()
 
     def _event(self, text: str = "", *, role: str | None = None, finish: str | None = None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        choice: dict[str, Any] = {"index": 0}
         if self._chat:
             choice["delta"] = {"role": role, "content": text} if role else {"content": text} if text else {}
         else:
             choice["text"] = text
+        # Behind the text, where engines write it: only such chunks pass the gate unread.
+        choice["finish_reason"] = finish
         return shapes.event(self._frame(choices=[choice], chunk=".chunk"))
 
     def _whole(self, finish: str = "length") -> bytes:

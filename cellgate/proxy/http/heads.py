@@ -80,6 +80,7 @@ MEANINGS: dict[bytes, Said] = {
     b"host": Said.BY_CLIENTS,
     b"expect": Said.BY_CLIENTS,
     b"accept-encoding": Said.BY_CLIENTS,
+    b"content-encoding": Said.BY_CLIENTS,
     b"authorization": Said.BY_CLIENTS,
     b"x-api-key": Said.BY_CLIENTS,
     b"api-key": Said.BY_CLIENTS,

@@ -12,7 +12,7 @@ from cellgate.proxy.request.response import Response
 from cellgate.router.nouns import Verdict
 from tests.wire.client import chat
 from tests.wire.stage import live, simulated, stage
-from tests.wire.unit import SSE_HEAD, TOKENS, chunk, in_turn, whole
+from tests.wire.unit import SSE_HEAD, chunk, in_turn, whole
 
 
 class Told:
@@ -91,17 +91,27 @@ async def test_before_anything_was_shown_it_is_500_in_openai_s_shape_with_the_re
     assert here.outcomes == ["gate_error"]
 
 
+FIRST, LIKE_IT, UNLIKE_IT = [
+    b'data: {"id":"t-0","choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n',
+    b'data: {"id":"t-1","choices":[{"delta":{"content":"b"},"finish_reason":null}]}\n\n',
+    b'data: {"id":"t-1","choices":[{"finish_reason":null,"delta":{"content":"b"}}]}\n\n',
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "second"), [("on_token", LIKE_IT), ("pass_on", UNLIKE_IT)], ids=["passed_on_unread", "read"]
+)
 @live
-async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed() -> None:
+async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed(where: str, second: bytes) -> None:
     defects: list[dict[str, Any]] = []
-    script = in_turn(SSE_HEAD + chunk(TOKENS[0]), chunk(TOKENS[1]))
+    script = in_turn(SSE_HEAD + chunk(FIRST), chunk(second))
     async with stage(script, defects=defects) as here, here.client() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Response, "on_token", failing(ZeroDivisionError("boom")))
+            patch.setattr(Response, where, failing(ZeroDivisionError("boom")))
             client.send(chat())
             said = await client.rest()
-        assert TOKENS[0] in said
-        assert TOKENS[1] not in said
+        assert FIRST in said
+        assert second not in said
         assert b'"code":"internal"' in said
         assert not said.endswith(b"0\r\n\r\n")
         assert [state.case.verdict for state in here.plane.board] == [Verdict.UP]
