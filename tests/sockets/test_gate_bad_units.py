@@ -86,7 +86,9 @@ BEFORE_COMMIT: dict[str, Script] = {
     "begins with an error": SSE_HEAD + chunk(ERROR) + LAST_CHUNK,
     "begins with an error after comments": SSE_HEAD + chunk(b": working\n\n" + ERROR) + LAST_CHUNK,
     "begins with an error in pieces": SSE_HEAD + chunk(ERROR[:20]) + chunk(ERROR[20:]) + LAST_CHUNK,
-    "begins without an end of its first event": SSE_HEAD + chunk(b"data: " + b"x" * (LIMITS.event_bytes + 1)),
+    "closes in a large first event": then_close(
+        SSE_HEAD + chunk(b"data: " + b"x" * (LIMITS.event_bytes + 1))
+    ),
 }
 
 

@@ -199,6 +199,9 @@ class Rig:
     def committed(self, first: bytes, at: float) -> None:
         self.ends.append("committed")
 
+    def may_hold(self, size: int) -> bool:
+        return False
+
     def doubts(self, what: str, body: bytes) -> bool:
         return False
 

@@ -92,8 +92,9 @@ class HardLimits:
     stop_bytes: int = 4096
     """All stop strings of a request together; with more its stream is not resumed."""
     event_bytes: int = 1048576
-    """One event that has to be whole in the gate: the first of a stream, and each of one that is or may be
-    resumed. The first: 502, tried elsewhere. Later: the stream is not resumed, or not by that unit."""
+    """One event that has to be whole in the gate, as long as the memory for bodies has no room for more: the
+    first of a stream, and each of one that is resumed. The first is passed on as it comes. Later: the stream
+    is not resumed, or not by that unit. A larger one of a stream that may be resumed: it is not."""
     kept_stream_bytes: int = 1048576
     """What is kept of one stream whose client may come back, and the largest event of one. Its oldest events
     are dropped; when that makes a client that is away lose some, the stream ends."""

@@ -42,6 +42,9 @@ class Owner(Protocol):
     def doubts(self, what: str, body: bytes) -> bool:
         """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""
 
+    def may_hold(self, size: int) -> bool:
+        """Whether there is memory for so many more bytes that are not shown yet."""
+
     def crashed(self, error: Exception) -> None: ...
     def committed(self, first: bytes, at: float) -> None: ...
     def done(self) -> None: ...
@@ -160,7 +163,7 @@ class Attempt:
     def go_on(self, replay: ReplayBuffer, stitch: Rewriter) -> None:
         """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
-        passage = self._passage = self._passage or Passage()
+        passage = self._passage = self._passage or Passage(may_hold=self._owner.may_hold)
         passage.stitch = stitch
 
     def is_mute(self) -> bool:
@@ -284,7 +287,9 @@ class Attempt:
         """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
         if (passage := self._passage) is None:
             is_idle = None if self.shape is None else are_idle
-            passage = self._passage = Passage(has_ids=self.has_ids, is_idle=is_idle)
+            passage = self._passage = Passage(
+                has_ids=self.has_ids, is_idle=is_idle, may_hold=self._owner.may_hold
+            )
         begun = passage.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
             if (
@@ -380,7 +385,7 @@ class Attempt:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
         response, passage, failure = self._response, self._passage, None
         if response.is_events and not (passage is None and are_whole(body)):
-            passage = self._passage = passage or Passage(has_ids=self.has_ids)
+            passage = self._passage = passage or Passage(has_ids=self.has_ids, may_hold=self._owner.may_hold)
             body, failure = passage.feed(body, ended=conn.reply.ended)
             response.in_event = passage.in_event
         self._show(data, body, failure, conn)

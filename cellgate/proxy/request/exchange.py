@@ -222,6 +222,17 @@ class Exchange:
         is_taken: bool = self.table[self.state, DOUBTED].action(self, what, body)
         return is_taken
 
+    def may_hold(self, size: int) -> bool:
+        """Whether there is memory for so many more bytes of an answer that are not shown yet. They count like
+        a body of the request, for as long as it lasts.
+        """
+        request, gate = self.request, self.gate
+        if request.reserved + size > gate.settings.limits.body_bytes:
+            return False
+        is_there = gate.memory.take(size, request.reserved)
+        request.reserved += size if is_there else 0
+        return is_there
+
     def committed(self, first: bytes, at: float) -> None:
         """The attempt commits; `first` is the beginning of what the client gets."""
         self.table[self.state, COMMITTED].action(self, first, at)

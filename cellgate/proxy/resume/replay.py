@@ -20,11 +20,12 @@ from cellgate.proxy.http.sse import (
     is_error,
     is_preamble,
     message_of,
+    split,
     without_comments,
 )
 from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.shown import MismatchError
-from cellgate.proxy.resume.transcript import EVENT_BYTES, Transcript
+from cellgate.proxy.resume.transcript import Transcript
 
 IDLE_BYTES = 64 * 1024
 """More events without work than this are shown as they are."""
@@ -58,32 +59,46 @@ class Passage:
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
     these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
     `is_idle` says of whole events that nothing in them was computed: such are held like a preamble.
+    `may_hold` says whether there is memory for so many more bytes of the beginning, beyond `event_bytes`.
+    `idle_events` is how many events have come, of which none shows work.
     """
 
     __slots__ = (
         "_before",
         "_begun",
         "_has_ids",
+        "_idle_bytes",
         "_is_idle",
-        "_max_bytes",
+        "_may_hold",
         "_preamble",
+        "_room",
         "_size",
         "_tail",
+        "idle_events",
         "in_event",
         "stitch",
     )
 
-    def __init__(self, *, has_ids: bool = False, is_idle: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        has_ids: bool = False,
+        is_idle: Callable[[bytes], bool] | None = None,
+        may_hold: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self._has_ids = has_ids
         self._is_idle = is_idle
-        self._max_bytes = EVENT_BYTES if has_ids else LIMITS.event_bytes
+        self._may_hold = may_hold
+        self._room = LIMITS.event_bytes
+        """So much of the beginning may be held."""
         self._tail: list[bytes] = []
         self._size = 0
         self._before = b"\n"
         """The byte before the next one: a line end where an event may begin."""
         self._begun = False
-        self._preamble = b""
+        self._preamble: list[bytes] = []
         """Events that came before anything was computed."""
+        self._idle_bytes = self.idle_events = 0
         self.in_event = False
         self.stitch: Rewriter | None = None
 
@@ -91,11 +106,6 @@ class Passage:
     def is_empty(self) -> bool:
         """Whether nothing is held or rewritten, and the next byte begins an event."""
         return not self._size and not self.in_event and self.stitch is None
-
-    @property
-    def idle_events(self) -> int:
-        """How many events have come, of which none shows work."""
-        return self._preamble.count(b"\n\n")
 
     @property
     def is_over(self) -> bool:
@@ -110,28 +120,52 @@ class Passage:
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
-        known = len(self._preamble)
-        if events or ended:
-            events, self._preamble = self._preamble + events, b""
         # Usually the first bytes are data.
-        is_data = events.startswith(b"data:")
-        if is_data or carries_data(events):
+        if events and (self._preamble or events.startswith(b"data:") or carries_data(events)):
             if is_error(events):
                 return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
-            shown = events if is_data else without_comments(events)
-            if (ended and self._is_idle) or not (is_preamble(shown) or self._are_idle(shown, known)):
-                return shown + self._flush() if self._tail else shown
-            self._preamble = shown
+            if not self._preamble:
+                events = without_comments(events)
+            if not (is_preamble(events) or self._are_idle(events)):
+                return self._held(events)
+            self._preamble.append(events)
+            self.idle_events += events.count(b"\n\n")
         if ended:
+            if self._preamble and self._is_idle is not None:
+                return self._held(b"")
             return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
-        if self._size + len(self._preamble) > self._max_bytes:
-            reached("event_bytes")
-            return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
-        return None
+        return None if self._has_room() else self._overfull()
 
-    def _are_idle(self, events: bytes, known: int) -> bool:
-        """Whether events show no work; of the first `known` bytes it is known."""
-        return self._is_idle is not None and len(events) <= IDLE_BYTES and self._is_idle(events[known:])
+    def _held(self, events: bytes) -> bytes:
+        """All of the beginning, with these events at its end."""
+        preamble, self._preamble = self._preamble, []
+        return b"".join((*preamble, events, self._flush()))
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for what is held."""
+        missing = self._size + sum(map(len, self._preamble)) - self._room
+        if missing > 0:
+            if not self._may_hold(missing):
+                return False
+            self._room += missing
+        return True
+
+    def _overfull(self) -> bytes | Failure:
+        """More has come than there is memory for: it is shown as it is, unless it must be rewritten."""
+        reached("event_bytes")
+        if self._has_ids:
+            return Failure(FailureKind.NO_MEMORY, "the gate has no memory left for the begin of its stream")
+        return self._held(b"")
+
+    def _are_idle(self, events: bytes) -> bool:
+        """Whether the next events show no work either."""
+        if self._is_idle is None:
+            return False
+        if len(events) > IDLE_BYTES:
+            # Only a preamble is that large: it repeats what its client has sent.
+            events = b"".join(each for each in split(events)[0] if not is_preamble(each))
+        self._idle_bytes += len(events)
+        return self._idle_bytes <= IDLE_BYTES and self._is_idle(events)
 
     def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
         """What may be sent now, and what is wrong with the rest."""
@@ -147,7 +181,7 @@ class Passage:
         good, failure = before_error(events), None
         if len(good) < len(events):
             failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
-        elif self._size > self._max_bytes:
+        elif self._size > self._room and not self._has_room():
             reached("event_bytes")
             failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
         if good and self.stitch is not None:

@@ -20,9 +20,6 @@ from cellgate.proxy.observe.counters import ContinuationKind
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
 from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
 
-EVENT_BYTES = 4 << 20
-"""The largest first event with the ids of a prompt: half a million tokens."""
-
 _ASKED = b'{"return_token_ids":true,'
 # In a text the quotes would be escaped, so these are found as fields only.
 _PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')

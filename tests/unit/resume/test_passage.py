@@ -8,6 +8,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.request.answer_shape import are_idle
 from cellgate.proxy.resume.chat import Stitch
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.replay import TAIL_BYTES, Passage
@@ -86,15 +87,20 @@ def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes
 
 
 @pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
-def test_what_is_held_before_the_first_event_is_bounded(kind: bytes) -> None:
+def test_what_is_held_before_the_first_event_is_bounded_and_then_shown(kind: bytes) -> None:
     passage, pieces = Passage(), 0
     begun = passage.begin(kind, ended=False)
     while begun is None:
         pieces += 1
         begun = passage.begin(b"x" * 60_000, ended=False)
-    assert isinstance(begun, Failure)
-    assert begun.kind is FailureKind.GARBAGE
+    assert begun == kind + b"x" * 60_000 * pieces
     assert pieces == LIMITS.event_bytes // 60_000 + 1
+
+
+def test_a_first_event_that_must_be_rewritten_is_not_shown_in_part() -> None:
+    begun = Passage(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is FailureKind.NO_MEMORY
 
 
 def test_a_first_event_may_be_as_large_as_any() -> None:
@@ -106,6 +112,46 @@ def test_a_first_event_may_be_as_large_as_any() -> None:
     passage = Passage()
     assert all(passage.begin(comments, ended=False) is None for _ in range(20))
     assert passage.is_empty
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_a_first_event_is_held_as_long_as_there_is_memory(has_ids: bool) -> None:
+    large, held = event("x" * (8 << 20)), [0]
+
+    def may_hold(size: int) -> bool:
+        held[0] += size
+        return True
+
+    passage = Passage(has_ids=has_ids, may_hold=may_hold)
+    pieces = [large[at : at + 1448] for at in range(0, len(large), 1448)]
+    assert {passage.begin(piece, ended=False) for piece in pieces[:-1]} == {None}
+    assert len(large) - 1448 <= held[0] + LIMITS.event_bytes < len(large)
+    assert passage.begin(pieces[-1], ended=False) == large
+
+
+def created(size: int) -> bytes:
+    """How a stream of `/v1/responses` begins whose request had so many bytes of instructions."""
+    response = {"id": "resp_1", "error": None, "instructions": "x" * size}
+    names = ("response.created", "response.in_progress")
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, "response": response}))
+        for name in names
+    )
+
+
+ADDED = b'event: response.output_item.added\ndata: {"type":"response.output_item.added"}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
+
+
+@pytest.mark.parametrize("size", [64 * KIB, 600_000, 4 << 20])
+@pytest.mark.parametrize("step", [1448, 256 * KIB, 1 << 30])
+def test_what_repeats_the_request_is_held_until_the_first_token(size: int, step: int) -> None:
+    passage = Passage(is_idle=are_idle, may_hold=lambda _: True)
+    begin = created(size) + ADDED
+    for at in range(0, len(begin), step):
+        assert passage.begin(begin[at : at + step], ended=False) is None
+    assert passage.idle_events == 3
+    assert passage.begin(DELTA, ended=False) == begin + DELTA
 
 
 def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() -> None:
