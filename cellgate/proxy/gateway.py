@@ -119,6 +119,7 @@ class Gateway:
         return [
             SmallBlocks(lambda: len(self.clients)).tick,
             self._tick_clients,
+            self.memory.tick,
             self.reconnects.tick,
             self._shed,
             self._tick_pools,
@@ -227,6 +228,11 @@ class Gateway:
     def turns_away(self, request: Request) -> Failure | None:
         """Why the body of a request is not worth reading."""
         return None if self.door is None else self.door.turns_away(request)
+
+    def body_payer(self, peer: str, request: Request) -> str:
+        """Who pays for the memory of a body while it arrives: the tenant of its key, or its address."""
+        tenant = "" if self.door is None else self.door.tenant_of(request)
+        return tenant or self.payer(peer, request.forwarded_for)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A malformed request was answered."""

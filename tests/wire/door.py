@@ -58,6 +58,9 @@ class Door:
     def turns_away(self, request: Request) -> Failure | None:
         return None
 
+    def body_payer(self, peer: str, request: Request) -> str:
+        return peer
+
     backlogs = Backlogs()
 
     def now(self) -> float:

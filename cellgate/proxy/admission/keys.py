@@ -505,6 +505,11 @@ class KeyDoor:
             self.accounts.refused(key.tenant.name, refusal.used_up)
         return refusal
 
+    def tenant_of(self, request: Request) -> str:
+        """Whose key a request shows; empty: none that is in a file."""
+        key = self._ring.keys.get(sha256(shown_credentials(request)).digest())
+        return "" if key is None else key.tenant.name
+
     def tick(self, _now: float) -> None:
         """A few times a second: account for the answers that come, and end those whose key counts no more."""
         at = self._wall()

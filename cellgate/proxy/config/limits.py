@@ -43,9 +43,12 @@ class HardLimits:
     small_body_bytes: int = 1048576
     """An eighth of the memory for bodies is kept for those up to this size. Never counted."""
     body_stall_s: float = 2
-    """While others wait for memory: how long a body that is not whole may not grow. Its client gets 408."""
+    """While others wait for memory: how long a body that is not whole may come at less than the rate below,
+    or those of whoever holds most of the memory may yet take. Its client gets 408."""
     body_idle_s: float = 30
-    """How long a body that is not whole may not grow at all. Its client gets 408."""
+    """How long a body that is not whole may come at less than the rate below at all. Its client gets 408."""
+    body_bytes_per_s: int = 1024
+    """The least rate at which a body comes. Never counted: `body_stall_s` and `body_idle_s` are."""
     idle_connections: int = 16384
     """Client connections without a request; with more, or when descriptors run short, those that never asked
     anything are closed, then those that have been idle for longest."""

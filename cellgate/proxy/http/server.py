@@ -67,11 +67,15 @@ class IntakeBounds(Protocol):
     def turns_away(self, request: Request) -> Failure | None:
         """Why the body of a request is not worth reading; None: it is."""
 
+    def body_payer(self, peer: str, request: Request) -> str:
+        """Who pays for the memory of a body while it arrives (see router/shares.py)."""
+
 
 class Sender(Protocol):
     """The connection that requests come from. `deadline` is when its present phase must end."""
 
     deadline: float
+    peer: str
 
     @property
     def exchange(self) -> object | None:
@@ -80,21 +84,25 @@ class Sender(Protocol):
     def send(self, data: bytes) -> None: ...
     def update_reading(self) -> None: ...
     def serve(self) -> object: ...
+    def refuse_body(self, failure: Failure) -> None: ...
 
 
 class Intake:
     """What one client has sent. `queue` has complete requests that wait to be answered.
 
-    `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back.
+    `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back;
+    `payer` is whose body it is, once a part of it has come.
     """
 
     __slots__ = (
         "_grown_at",
+        "_grown_from",
         "_host",
         "_owes_continue",
         "_sender",
         "awaiting_memory",
         "begun_at",
+        "payer",
         "queue",
         "reader",
     )
@@ -103,7 +111,9 @@ class Intake:
         self._sender = sender
         self._host = host
         self._owes_continue = False
-        self._grown_at = 0.0
+        # Since when, and from which size on, a body has come at less than the least rate.
+        self._grown_at, self._grown_from = 0.0, 0
+        self.payer = ""
         self.reader = RequestReader(self, host.limits, host.now, host.routing_fields)
         # No deque: an empty one takes 760 bytes, for each client.
         self.queue: list[Request | Failure] = []
@@ -123,20 +133,24 @@ class Intake:
         if _is_long(request) and (failure := self._host.turns_away(request)) is not None:
             return failure
         sender, host, self._owes_continue = self._sender, self._host, request.expects_continue
+        self._grown_at, self._grown_from = host.now(), 0
         if sender.exchange is None:
-            sender.deadline = host.now() + host.limits.body_timeout_s
+            sender.deadline = self._grown_at + host.limits.body_timeout_s
         if self._owes_continue:
             self._maybe_continue()
         return None
 
     def body_read(self, request: Request) -> None:
         """A part of a body has come, and draws on the memory for bodies."""
-        self._owes_continue = False
-        self._grown_at = self._host.now()
+        self._owes_continue, now = False, self._host.now()
+        if self._grew_in(request, now):
+            self._grown_at, self._grown_from = now, request.body_size
+        if not request.reserved:
+            self.payer = self._host.body_payer(self._sender.peer, request)
         if not self.awaiting_memory and not self._reserve(request):
             self.awaiting_memory = True
             if self._sender.exchange is None:
-                self._sender.deadline = self._grown_at + self._host.limits.body_timeout_s
+                self._sender.deadline = now + self._host.limits.body_timeout_s
             self._sender.update_reading()
 
     def whole(self, request: Request) -> None:
@@ -144,6 +158,8 @@ class Intake:
         self._owes_continue = False
         self.queue.append(request)
         self._sender.deadline = inf
+        if request.reserved:
+            self._host.memory.arrived(self)
         # Bytes that have arrived need no reservation, but they count.
         missing = request.body_size - request.reserved
         if missing:
@@ -222,10 +238,27 @@ class Intake:
         del self._sender
 
     def is_stalled(self, now: float) -> bool:
-        """Whether memory is held by a body that has stopped arriving."""
+        """Whether memory is held by a body that has stopped arriving, or drips."""
         request = self.reader.request
         holds = request is not None and request.reserved > 0 and not self.awaiting_memory
         return holds and now - self._grown_at > LIMITS.body_stall_s
+
+    def whole_in_s(self, now: float) -> float:
+        """How long its body will hold its memory before it is whole, by how fast it has come; 0: it has had
+        no time yet to show it.
+        """
+        request = self.reader.request
+        if request is None or (age_s := now - self.begun_at) <= LIMITS.body_stall_s:
+            return 0.0
+        left = request.length - request.body_size if request.length else inf
+        return age_s * left / max(request.body_size, 1)
+
+    def give_up(self) -> None:
+        """Others need the memory of its body."""
+        why = (
+            "others wait for memory, of which bodies of this client hold most; send fewer at once, or faster"
+        )
+        self._sender.refuse_body(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def overdue(self, now: float) -> Failure | None:
         """The deadline has passed: what is wrong with the request that is being read, if there is one and it
@@ -245,6 +278,7 @@ class Intake:
             return None
         if now - self._grown_at > LIMITS.body_idle_s:
             reached("body_idle_s")
+            return Failure(FailureKind.BODY_TIMEOUT, f"the request's {_too_slow(LIMITS.body_idle_s)}")
         return Failure(FailureKind.BODY_TIMEOUT, "the request's body did not arrive in time")
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -263,8 +297,8 @@ class Intake:
         """Reserve memory for the body, or wait for some."""
         missing = wanted(request.body_size, request.length) - request.reserved
         if missing > 0:
-            if not self._host.memory.take(missing, request.reserved):
-                self._host.memory.wait(self._on_memory)
+            if not self._host.memory.take(missing, request.reserved, self):
+                self._host.memory.wait(self._on_memory, self.payer)
                 return False
             request.reserved += missing
         return True
@@ -275,7 +309,7 @@ class Intake:
         if request is not None and self._reserve(request):
             self.awaiting_memory = False
             # Until now the gate kept the body from arriving.
-            self._grown_at = self._host.now()
+            self._grown_at, self._grown_from = self._host.now(), request.body_size
             self._sender.update_reading()
             self._sender.serve()
 
@@ -285,13 +319,23 @@ class Intake:
 
     def _forget_unfinished(self) -> None:
         if (request := self.reader.forget()) is not None:
+            if request.reserved:
+                self._host.memory.arrived(self)
             self.release(request)
+
+    def _grew_in(self, request: Request, now: float) -> bool:
+        """Whether its body has come at the least rate since that was last so."""
+        return request.body_size - self._grown_from >= LIMITS.body_bytes_per_s * (now - self._grown_at)
 
     def _whole_by(self, request: Request) -> float:
         """By when it must be whole, if it goes on until then."""
         limits, begun_at = self._host.limits, self.begun_at + self._host.limits.head_timeout_s
         whole_at = begun_at + limits.body_timeout_s + request.body_size / _BODY_RATE
         return min(whole_at, max(self._grown_at, begun_at) + LIMITS.body_idle_s)
+
+
+def _too_slow(for_s: float) -> str:
+    return f"body came at less than {LIMITS.body_bytes_per_s} bytes a second for {for_s:g} s"
 
 
 def _is_long(request: Request) -> bool:
@@ -586,7 +630,7 @@ class ClientConnection(asyncio.Protocol):
             guarded(self.exchange, self.exchange.tick, now)
         elif self._host.memory.is_short and self._intake.is_stalled(now):
             reached("body_stall_s")
-            why = "the request's body stopped arriving while others waited for memory"
+            why = f"the request's {_too_slow(LIMITS.body_stall_s)} while others waited for memory"
             self._reject(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def _end_slow(self, now: float) -> None:
@@ -666,6 +710,10 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._intake.release(request)
             self.crashed("a request could not be started", error)
+
+    def refuse_body(self, failure: Failure) -> None:
+        """The body that is being read is not read to its end."""
+        self._reject(failure)
 
     def _reject(self, failure: Failure) -> None:
         """Stop parsing; the failure is answered in its turn."""

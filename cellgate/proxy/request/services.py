@@ -80,6 +80,9 @@ class Door(Protocol):
     def turns_away(self, request: Request) -> Failure | None:
         """Why a request is refused whose head has come and whose body is still to come; None: it is not."""
 
+    def tenant_of(self, request: Request) -> str:
+        """Whose key a request shows whose body is still to come; empty: none that counts."""
+
 
 # Blocks that a prefiller holds and that no decoder is known to have fetched: fetched once more, and freed.
 #
