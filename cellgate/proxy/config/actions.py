@@ -31,16 +31,13 @@ from cellgate.proxy.config.action_settings import (
     UnitAction,
 )
 from cellgate.proxy.config.checks import MisfitError, word, words
-from cellgate.proxy.config.units import Keys, section
+from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
 
 # What may be configured about actions on units: keys, and the checks of their values.
 
 
 _LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
-_IMAGE = SetImage("")
-_PODS = ReplacePods()
-_TASKS = ReplaceTasks("")
 
 
 def program(found: object) -> tuple[str, ...]:
@@ -100,22 +97,22 @@ def installed(key: str, kind: str) -> None:
         raise ValueError(f"{key} {needed}")
 
 
-class TasksKeys(Keys):
+class TasksKeys(Keys, of=ReplaceTasks):
     """Which tasks of Amazon ECS."""
 
     cluster: Annotated[str, PlainValidator(word("the name or ARN of a cluster"))]
-    services: Annotated[tuple[str, ...], PlainValidator(words("a list of service names"))] = _TASKS.services
-    region: Annotated[str, PlainValidator(word("the name of a region"))] = _TASKS.region
+    services: Annotated[tuple[str, ...], PlainValidator(words("a list of service names"))]
+    region: Annotated[str, PlainValidator(word("the name of a region"))]
 
 
-class ImageKeys(Keys):
+class ImageKeys(Keys, of=SetImage):
     """Which image the group of a LeaderWorkerSet gets, and which one back."""
 
-    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _IMAGE.namespace
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))]
     image: Annotated[str, PlainValidator(word("the name of an image"))]
     undo_image: Annotated[str, PlainValidator(word("the name of an image"))] = ""
-    container: Annotated[str, PlainValidator(word("the name of a container"))] = _IMAGE.container
-    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _IMAGE.kubeconfig
+    container: Annotated[str, PlainValidator(word("the name of a container"))]
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)]
 
     def images(self) -> tuple[SetImage, SetImage | None]:
         """The way there, and the way back, if there is one."""
@@ -123,18 +120,16 @@ class ImageKeys(Keys):
         return there, dataclasses.replace(there, image=self.undo_image) if self.undo_image else None
 
 
-class PodsKeys(Keys):
+class PodsKeys(Keys, of=ReplacePods):
     """Which pods of a unit go, and how."""
 
-    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _PODS.namespace
-    selector: Annotated[str, PlainValidator(unit_selector)] = _PODS.selector
-    evict: Annotated[bool, PlainValidator(checks.flag)] = _PODS.evict
-    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _PODS.kubeconfig
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))]
+    selector: Annotated[str, PlainValidator(unit_selector)]
+    evict: Annotated[bool, PlainValidator(checks.flag)]
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)]
 
 
 SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
-
-_REMEDY_GIVEN = Remedy("", RunCommand(()))
 
 
 def log_file(found: object) -> str:
@@ -148,13 +143,11 @@ def log_file(found: object) -> str:
     return found
 
 
-_LEASES = LeasePlace()
-_ROLL = RollPolicy(RunCommand(()), audit="")
 ROLL_WAYS = ("command", "kubernetes", "ecs")
 """Keys of a roll of which there has to be exactly one."""
 
 
-class RollKeys(Keys):
+class RollKeys(Keys, of=RollPolicy):
     """How units get new software."""
 
     command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
@@ -162,28 +155,28 @@ class RollKeys(Keys):
     ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
     undo: Annotated[RunCommand | None, PlainValidator(run_command)] = None
     audit: Annotated[str, PlainValidator(log_file)]
-    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.timeout_s
-    parallel: Annotated[int, PlainValidator(checks.count)] = _ROLL.parallel
-    max_unavailable: Annotated[int, PlainValidator(checks.count)] = _ROLL.max_unavailable
-    drain_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.drain_s
-    start_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.start_s
-    soak_s: Annotated[float, PlainValidator(checks.seconds)] = _ROLL.soak_s
-    max_errors: Annotated[float, PlainValidator(checks.share)] = _ROLL.max_errors
-    max_degraded: Annotated[float, PlainValidator(checks.share)] = _ROLL.max_degraded
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)]
+    parallel: Annotated[int, PlainValidator(checks.count)]
+    max_unavailable: Annotated[int, PlainValidator(checks.count)]
+    drain_s: Annotated[float, PlainValidator(checks.seconds)]
+    start_s: Annotated[float, PlainValidator(checks.seconds)]
+    soak_s: Annotated[float, PlainValidator(checks.seconds)]
+    max_errors: Annotated[float, PlainValidator(checks.share)]
+    max_degraded: Annotated[float, PlainValidator(checks.share)]
 
 
 WAYS = ("command", "webhook", "kubernetes", "ecs", "systemd")
 """Keys of a remedy of which there has to be exactly one."""
 
 
-class LeaseKeys(Keys):
+class LeaseKeys(Keys, of=LeasePlace):
     """Where gates without Redis agree on who acts."""
 
-    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))] = _LEASES.namespace
-    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)] = _LEASES.kubeconfig
+    namespace: Annotated[str, PlainValidator(word("the name of a namespace"))]
+    kubeconfig: Annotated[str, PlainValidator(checks.readable_file)]
 
 
-class RecoveryKeys(Keys):
+class RecoveryKeys(Keys, of=Remedy):
     """What is done about units of a cell that stay DOWN. `secret_file` is read here."""
 
     command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
@@ -193,13 +186,13 @@ class RecoveryKeys(Keys):
     systemd: Annotated[RestartService | None, PlainValidator(systemd_service)] = None
     secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     audit: Annotated[str, PlainValidator(log_file)]
-    after_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.after_s
-    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.timeout_s
-    max_parallel: Annotated[int, PlainValidator(checks.count)] = _REMEDY_GIVEN.max_parallel
-    max_share: Annotated[float, PlainValidator(checks.share)] = _REMEDY_GIVEN.max_share
-    attempts: Annotated[int, PlainValidator(checks.count)] = _REMEDY_GIVEN.attempts
-    backoff_s: Annotated[float, PlainValidator(checks.seconds)] = _REMEDY_GIVEN.backoff_s
-    dry_run: Annotated[bool, PlainValidator(checks.flag)] = _REMEDY_GIVEN.dry_run
+    after_s: Annotated[float, PlainValidator(checks.seconds)]
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)]
+    max_parallel: Annotated[int, PlainValidator(checks.count)]
+    max_share: Annotated[float, PlainValidator(checks.share)]
+    attempts: Annotated[int, PlainValidator(checks.count)]
+    backoff_s: Annotated[float, PlainValidator(checks.seconds)]
+    dry_run: Annotated[bool, PlainValidator(checks.flag)]
 
 
 def remedy(found: object) -> Remedy:
@@ -211,7 +204,7 @@ def remedy(found: object) -> Remedy:
             raise ValueError(f"secret_file signs webhooks: {action.kind} does not take it")
         action = replace(action, secret=keys.secret_file)
     installed(action.kind, action.kind)
-    return Remedy(action=action, **_without(keys, "secret_file", *WAYS))
+    return Remedy(action=action, **all_but(keys, "secret_file", *WAYS))
 
 
 def roll_policy(found: object) -> RollPolicy:
@@ -227,7 +220,7 @@ def roll_policy(found: object) -> RollPolicy:
     elif isinstance(way, ReplaceTasks):
         action = replace(way, deploy=True)
     installed(action.kind, action.kind)
-    return RollPolicy(action=action, undo=undo, **_without(keys, "undo", *ROLL_WAYS))
+    return RollPolicy(action=action, undo=undo, **all_but(keys, "undo", *ROLL_WAYS))
 
 
 def lease_place(found: object) -> LeasePlace:
@@ -243,10 +236,6 @@ def _only_one(keys: Keys, ways: Sequence[str]) -> Any:
         raise MisfitError(f"one of {', '.join(ways)}", found=" and ".join(given) or "none")
     [way] = given.values()
     return way
-
-
-def _without(keys: Keys, *names: str) -> dict[str, Any]:
-    return {key: value for key, value in keys if key not in names}
 
 
 class _Cell(Protocol):
@@ -285,7 +274,6 @@ def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
 
 WEIGHT_MAX = 999
 """The API's limit."""
-_TARGET_GIVEN = AlbTarget("", "")
 
 
 def _bounded(weight: int) -> int:
@@ -294,13 +282,13 @@ def _bounded(weight: int) -> int:
     return weight
 
 
-class AlbKeys(Keys):
+class AlbKeys(Keys, of=AlbTarget):
     """Where the weight of this gate is set."""
 
     rule: Annotated[str, PlainValidator(word("the ARN of a rule or a listener"))]
     target_group: Annotated[str, PlainValidator(word("the ARN of a target group"))]
-    weight: Annotated[int, PlainValidator(checks.count), AfterValidator(_bounded)] = _TARGET_GIVEN.weight
-    region: Annotated[str, PlainValidator(word("the name of a region"))] = _TARGET_GIVEN.region
+    weight: Annotated[int, PlainValidator(checks.count), AfterValidator(_bounded)]
+    region: Annotated[str, PlainValidator(word("the name of a region"))]
 
 
 def alb_target(found: object) -> AlbTarget:

@@ -23,9 +23,9 @@ from cellgate.proxy.config.actions import SECRET_VARIABLE, remedies, unsigned
 from cellgate.proxy.config.checks import MisfitError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
-from cellgate.proxy.config.schema import SCHEMA, CellKeys, FileKeys
+from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
 from cellgate.proxy.config.settings import RedisAccess, RedisSource, Settings, Source
-from cellgate.proxy.config.units import unit_of
+from cellgate.proxy.config.units import all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import Cell, Fleet
 
@@ -221,53 +221,19 @@ def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, ob
 
 def _settings(file: FileKeys, secrets: Mapping[str, str], secret_files: tuple[str, ...]) -> Settings:
     api_key = secrets[UNIT_API_KEY_VARIABLE]
-    return Settings(
-        fleet=Fleet(
-            cells=tuple(Cell(cell.name, cell.weight, cell.spill_s, cell.transfer) for cell in file.cells),
+    made: dict[str, Any] = {
+        "fleet": Fleet(
+            cells=tuple(Cell(**all_but(cell, "recovery", "discover", "units")) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
-        sources=_sources(file, api_key),
-        workers=file.workers,
-        listen=file.listen,
-        admin=file.admin,
-        agent_check=file.agent_check,
-        alb=file.alb,
-        trusted=file.trusted,
-        remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
-        redis=_redis(file, secrets),
-        leases=file.leases,
-        advertise=file.advertise,
-        admin_token=secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
-        agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
-        secret_files=secret_files,
-        policy=file.policy,
-        queue=file.queue,
-        headers=file.headers,
-        rules=file.rules,
-        limits=file.limits,
-        timeouts=file.timeouts,
-        tls=file.tls,
-        poison=file.poison,
-        roll=file.roll,
-        access_log=file.access_log,
-        keys=file.keys,
-        usage_log=file.usage_log,
-        tracing=file.tracing,
-        otlp_metrics=file.otlp_metrics,
-        pool_metrics=file.pool_metrics,
-        per_unit_metrics=file.per_unit_metrics,
-        pass_unlisted=file.pass_unlisted,
-        guardrail=file.guardrail,
-        cors=file.cors,
-        realtime=file.realtime,
-        internal_headers=file.internal_headers,
-        models=file.models,
-        fallback=file.fallback,
-        no_continuation=file.no_continuation,
-        continue_across_builds=file.continue_across_builds,
-        resume_s=file.resume_s,
-        known_answer=file.known_answer,
-    )
+        "sources": _sources(file, api_key),
+        "remedies": remedies(file.cells, secrets[SECRET_VARIABLE]),
+        "redis": _redis(file, secrets),
+        "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
+        "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
+        "secret_files": secret_files,
+    }
+    return Settings(**all_but(file, *made, *INGREDIENTS), **made)
 
 
 def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:

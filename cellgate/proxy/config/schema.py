@@ -1,8 +1,9 @@
 """The schema of the configuration: its keys, their defaults, and the check of each value.
 
 Defaults come from settings.py and router/nouns.py and are stated nowhere else. A new field of Rules,
-Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A value that is not what it
-has to be raises MisfitError; nothing is converted that could have been meant otherwise.
+Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A key at the top is the
+field of Settings that has its name: without such a field nothing is loaded. A value that is not what it has
+to be raises MisfitError; nothing is converted that could have been meant otherwise.
 """
 
 from __future__ import annotations
@@ -75,18 +76,8 @@ from cellgate.proxy.config.units import (
     section,
 )
 from cellgate.router.judge import KnownAnswerRules
-from cellgate.router.nouns import Cell, Fleet, Role, Rules, ServingRole, Transfer
+from cellgate.router.nouns import Cell, Role, Rules, ServingRole, Transfer
 from cellgate.router.queue import FairRules
-
-_GIVEN = Settings(fleet=Fleet())
-_CELL = Cell(name="")
-_CORS = Cors(())
-_GUARDRAIL = GuardrailSettings("")
-_TRACING = TracingSettings(endpoint="")
-_OTLP_METRICS = OtlpMetrics(endpoint="")
-_KEYS = KeySettings(file="")
-_JWT = JwtSettings(issuer="", audience="", jwks_url="")
-
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
 
@@ -147,66 +138,66 @@ PoisonKeys = _keys_of(Poison)
 KnownAnswerKeys = _keys_of(KnownAnswerRules)
 
 
-class TracingKeys(Keys):
+class TracingKeys(Keys, of=TracingSettings):
     """Where spans go, and of which share of the requests."""
 
     endpoint: Annotated[str, PlainValidator(checks.otlp_traces)]
-    sample_ratio: Annotated[float, PlainValidator(checks.share)] = _TRACING.sample_ratio
+    sample_ratio: Annotated[float, PlainValidator(checks.share)]
 
 
-class CorsKeys(Keys):
+class CorsKeys(Keys, of=Cors):
     """The pages that may use the gate."""
 
     origins: Annotated[tuple[str, ...], PlainValidator(checks.origins)]
-    max_age_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _CORS.max_age_s
+    max_age_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
 
 
-class OtlpMetricsKeys(Keys):
+class OtlpMetricsKeys(Keys, of=OtlpMetrics):
     """Where metrics go, and how often."""
 
     endpoint: Annotated[str, PlainValidator(checks.otlp_metrics)]
-    every_s: Annotated[float, PlainValidator(checks.seconds)] = _OTLP_METRICS.every_s
+    every_s: Annotated[float, PlainValidator(checks.seconds)]
 
 
-class JwtKeys(Keys):
+class JwtKeys(Keys, of=JwtSettings):
     """Whose tokens count."""
 
     issuer: Annotated[str, PlainValidator(checks.text)]
     audience: Annotated[str, PlainValidator(checks.text)]
     jwks_url: Annotated[str, PlainValidator(checks.page)]
-    tenant_claim: Annotated[str, PlainValidator(checks.text)] = _JWT.tenant_claim
+    tenant_claim: Annotated[str, PlainValidator(checks.text)]
 
 
-class KeyFileKeys(Keys):
+class KeyFileKeys(Keys, of=KeySettings):
     """Who may come in. What the file says is checked where it is read, config/key_file.py."""
 
     file: Annotated[str, PlainValidator(checks.readable_file)]
-    on_revoke: Annotated[OnRevoke, PlainValidator(checks.on_revoke)] = _KEYS.on_revoke
-    jwt: Annotated[JwtSettings | None, section(JwtSettings, JwtKeys)] = None
+    on_revoke: Annotated[OnRevoke, PlainValidator(checks.on_revoke)]
+    jwt: Annotated[JwtSettings | None, section(JwtSettings, JwtKeys)]
 
 
-class GuardrailKeys(Keys):
+class GuardrailKeys(Keys, of=GuardrailSettings):
     """A program that is asked about requests and answers."""
 
     url: Annotated[str, PlainValidator(checks.guardrail_url)]
-    request: Annotated[bool, PlainValidator(checks.flag)] = _GUARDRAIL.request
-    answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)] = _GUARDRAIL.answer
-    window_bytes: Annotated[int, PlainValidator(checks.size)] = _GUARDRAIL.window_bytes
-    window_s: Annotated[float, PlainValidator(checks.seconds)] = _GUARDRAIL.window_s
-    timeout_s: Annotated[float, PlainValidator(checks.seconds)] = _GUARDRAIL.timeout_s
-    fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)] = _GUARDRAIL.fail
+    request: Annotated[bool, PlainValidator(checks.flag)]
+    answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)]
+    window_bytes: Annotated[int, PlainValidator(checks.size)]
+    window_s: Annotated[float, PlainValidator(checks.seconds)]
+    timeout_s: Annotated[float, PlainValidator(checks.seconds)]
+    fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)]
 
 
 # Cells, and the file as a whole.
 
 
-class CellKeys(Keys):
+class CellKeys(Keys, of=Cell):
     """One cell. A cell may have no unit for a while, a fleet may not."""
 
     name: Annotated[str, PlainValidator(checks.name)]
-    weight: Annotated[float, PlainValidator(checks.weight)] = _CELL.weight
-    spill_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _CELL.spill_s
-    transfer: Annotated[Transfer, PlainValidator(checks.transfer)] = _CELL.transfer
+    weight: Annotated[float, PlainValidator(checks.weight)]
+    spill_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
+    transfer: Annotated[Transfer, PlainValidator(checks.transfer)]
     recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
     discover: Annotated[Discover | None, PlainValidator(discovered_by)] = None
     units: list[UnitKeys]
@@ -247,64 +238,69 @@ def _leases_or_redis(found: LeasePlace | None, info: ValidationInfo) -> LeasePla
     return found
 
 
-class FileKeys(Keys):
+class FileKeys(Keys, of=Settings):
     """The whole file. Files of secrets are read here, so that what a field holds is the secret.
 
     `redis` may be anything: a gate serves without it, and says what is wrong with it.
     """
 
     version: Annotated[int, PlainValidator(checks.version)] = 1
-    listen: Annotated[Address, PlainValidator(checks.address)] = _GIVEN.listen
-    admin: Annotated[Address, PlainValidator(checks.address)] = _GIVEN.admin
-    workers: Annotated[int, PlainValidator(checks.count)] = _GIVEN.workers
-    agent_check: Annotated[Address | None, PlainValidator(checks.address)] = _GIVEN.agent_check
-    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)] = _GIVEN.alb
-    trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)] = _GIVEN.trusted
+    listen: Annotated[Address, PlainValidator(checks.address)]
+    admin: Annotated[Address, PlainValidator(checks.address)]
+    workers: Annotated[int, PlainValidator(checks.count)]
+    agent_check: Annotated[Address | None, PlainValidator(checks.address)]
+    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)]
+    trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)]
     redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)
     redis_username: Annotated[str | None, PlainValidator(checks.redis_username)] = None
     redis_password_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
-    leases: Annotated[LeasePlace | None, PlainValidator(lease_place), AfterValidator(_leases_or_redis)] = None
-    advertise: Annotated[str, PlainValidator(checks.url)] = _GIVEN.advertise
+    leases: Annotated[LeasePlace | None, PlainValidator(lease_place), AfterValidator(_leases_or_redis)]
+    advertise: Annotated[str, PlainValidator(checks.url)]
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
-    policy: Annotated[str, PlainValidator(checks.policy)] = _GIVEN.policy
-    access_log: Annotated[LogFormat, PlainValidator(checks.log_format)] = _GIVEN.access_log
-    keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)] = _GIVEN.keys
-    usage_log: Annotated[str | None, PlainValidator(log_file), AfterValidator(_usage_needs_keys)] = (
-        _GIVEN.usage_log
-    )
-    tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)] = _GIVEN.tracing
-    otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)] = _GIVEN.otlp_metrics
-    pool_metrics: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.pool_metrics
-    per_unit_metrics: Annotated[PerUnit, PlainValidator(checks.per_unit)] = _GIVEN.per_unit_metrics
+    policy: Annotated[str, PlainValidator(checks.policy)]
+    access_log: Annotated[LogFormat, PlainValidator(checks.log_format)]
+    keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
+    usage_log: Annotated[str | None, PlainValidator(log_file), AfterValidator(_usage_needs_keys)]
+    tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
+    otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)]
+    pool_metrics: Annotated[bool, PlainValidator(checks.flag)]
+    per_unit_metrics: Annotated[PerUnit, PlainValidator(checks.per_unit)]
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
-    rules: Annotated[Rules, section(Rules, RulesKeys)] = _GIVEN.rules
+    rules: Annotated[Rules, section(Rules, RulesKeys)]
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(
         default_factory=lambda: Limits(bodies_bytes=quarter_of_memory())
     )
-    timeouts: Annotated[Timeouts, section(Timeouts, TimeoutsKeys)] = _GIVEN.timeouts
-    tls: Annotated[Tls, section(Tls, TlsKeys, check_certificates)] = _GIVEN.tls
-    queue: Annotated[FairRules, section(FairRules, QueueKeys)] = _GIVEN.queue
-    headers: Annotated[HeaderNames, section(HeaderNames, HeadersKeys)] = _GIVEN.headers
-    poison: Annotated[Poison, section(Poison, PoisonKeys)] = _GIVEN.poison
-    guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)] = (
-        _GIVEN.guardrail
-    )
-    cors: Annotated[Cors | None, section(Cors, CorsKeys)] = _GIVEN.cors
-    realtime: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.realtime
-    internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)] = _GIVEN.internal_headers
-    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)] = _GIVEN.roll
-    pass_unlisted: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.pass_unlisted
-    models: Annotated[Mapping[str, Split], PlainValidator(model_names)] = {}
-    fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)] = {}
-    no_continuation: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _GIVEN.no_continuation
-    continue_across_builds: Annotated[bool, PlainValidator(checks.flag)] = _GIVEN.continue_across_builds
-    resume_s: Annotated[float, PlainValidator(checks.seconds_or_0)] = _GIVEN.resume_s
-    known_answer: Annotated[KnownAnswerRules, section(KnownAnswerRules, KnownAnswerKeys)] = (
-        _GIVEN.known_answer
-    )
+    timeouts: Annotated[Timeouts, section(Timeouts, TimeoutsKeys)]
+    tls: Annotated[Tls, section(Tls, TlsKeys, check_certificates)]
+    queue: Annotated[FairRules, section(FairRules, QueueKeys)]
+    headers: Annotated[HeaderNames, section(HeaderNames, HeadersKeys)]
+    poison: Annotated[Poison, section(Poison, PoisonKeys)]
+    guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
+    cors: Annotated[Cors | None, section(Cors, CorsKeys)]
+    realtime: Annotated[bool, PlainValidator(checks.flag)]
+    internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]
+    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)]
+    pass_unlisted: Annotated[bool, PlainValidator(checks.flag)]
+    models: Annotated[Mapping[str, Split], PlainValidator(model_names)]
+    fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)]
+    no_continuation: Annotated[tuple[str, ...], PlainValidator(checks.models)]
+    continue_across_builds: Annotated[bool, PlainValidator(checks.flag)]
+    resume_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
+    known_answer: Annotated[KnownAnswerRules, section(KnownAnswerRules, KnownAnswerKeys)]
 
+
+INGREDIENTS = (
+    "version",
+    "cells",
+    "discovery",
+    "redis_username",
+    "redis_password_file",
+    "redis_prefix",
+    "admin_token_file",
+)
+"""Keys that settings of other names are made of; every other key is the setting of its name."""
 
 SCHEMA: dict[str, type[Keys]] = {
     "": FileKeys,

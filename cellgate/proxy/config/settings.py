@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import ClassVar, Literal, Protocol
 
@@ -344,6 +344,11 @@ class Poison:
     ban_s: float = 600.0
 
 
+BY_UNITS = {"reload": "units"}
+BY_REQUESTS = {"reload": "requests"}
+"""The marks of settings that a reload replaces: in the control plane, and where requests are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a gate; some may be replaced while it runs (`after_reload`).
@@ -356,31 +361,31 @@ class Settings:
     `secret_files` hold tokens and keys: the configuration is read again when one changes.
     """
 
-    fleet: Fleet
+    fleet: Fleet = field(metadata=BY_UNITS)
     workers: int = 1
     """The number of processes that serve clients; with more than one there is also a control process."""
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source, ...] = field(default=(), metadata=BY_UNITS)
     agent_check: Address | None = None
     alb: AlbTarget | None = None
     """The target group whose weight the gate sets at a load balancer of AWS; None: none."""
     trusted: tuple[str, ...] = ()
-    remedies: Mapping[str, Remedy] = field(default_factory=dict)
+    remedies: Mapping[str, Remedy] = field(default_factory=dict, metadata=BY_UNITS)
     redis: RedisAccess | None = None
     leases: LeasePlace | None = None
     """Where gates without Redis agree on who recovers units; None: nowhere."""
     advertise: str = ""
-    admin_token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False, metadata=BY_REQUESTS)
     agent_token: str | None = field(default=None, repr=False)
-    secret_files: tuple[str, ...] = ()
+    secret_files: tuple[str, ...] = field(default=(), metadata=BY_UNITS)
     policy: str = "prefix_affinity"
     rules: Rules = field(default_factory=Rules)
     queue: FairRules = field(default_factory=FairRules)
     headers: HeaderNames = HeaderNames()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
-    tls: Tls = Tls()
+    tls: Tls = field(default=Tls(), metadata=BY_REQUESTS)
     poison: Poison = Poison()
     roll: RollPolicy | None = None
     access_log: LogFormat = "json"
@@ -397,13 +402,13 @@ class Settings:
     guardrail: GuardrailSettings | None = None
     realtime: bool = False
     """Whether clients may have WebSockets to units."""
-    cors: Cors | None = None
+    cors: Cors | None = field(default=None, metadata=BY_REQUESTS)
     internal_headers: ShownTo = "trusted"
     """Who gets the header lines that tell which unit answered and how busy the gate is."""
     pass_unlisted: bool = False
-    models: Mapping[str, Split] = field(default_factory=dict)
+    models: Mapping[str, Split] = field(default_factory=dict, metadata=BY_REQUESTS)
     """Names of the gate's own, and the models that serve them."""
-    fallback: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fallback: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=BY_REQUESTS)
     """The names to try, in order, when no unit can serve a name."""
     no_continuation: tuple[str, ...] = ()
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""
@@ -414,9 +419,9 @@ class Settings:
     known_answer: KnownAnswerRules = field(default_factory=KnownAnswerRules)
 
 
-OF_UNITS = ("fleet", "sources", "remedies", "secret_files")
+OF_UNITS = tuple(each.name for each in fields(Settings) if each.metadata == BY_UNITS)
 """What a reload replaces in the control plane."""
-OF_REQUESTS = ("admin_token", "cors", "fallback", "models", "tls")
+OF_REQUESTS = tuple(each.name for each in fields(Settings) if each.metadata == BY_REQUESTS)
 """What it replaces where requests are, in each worker."""
 
 

@@ -23,14 +23,33 @@ from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 T = TypeVar("T")
 
-_NODE = Node(name="", role=Role.LEADER)
-_UNIT = Unit(name="", cell="", url="")
-
 
 class Keys(BaseModel):
-    """A mapping of the file: these keys, and no other."""
+    """A mapping of the file: these keys, and no other.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    `of` is the dataclass that it becomes: its defaults are those of keys that have none here.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    def __init_subclass__(cls, of: Any = None, **told: Any) -> None:
+        super().__init_subclass__(**told)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, of: Any = None, **told: Any) -> None:
+        super().__pydantic_init_subclass__(**told)
+        for given in dataclasses.fields(of) if of is not None else ():
+            key = cls.model_fields.get(given.name)
+            if key is not None and key.is_required():
+                if given.default_factory is not MISSING:
+                    key.default_factory = given.default_factory
+                elif given.default is not MISSING:
+                    key.default = given.default
+
+
+def all_but(keys: Keys, *names: str) -> dict[str, Any]:
+    """What is said under all keys but these."""
+    return {key: value for key, value in keys if key not in names}
 
 
 def section(noun: Callable[..., T], keys: type[Keys], fits: Callable[[Any], None] | None = None) -> Any:
@@ -90,16 +109,16 @@ def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
     return nodes
 
 
-class NodeKeys(Keys):
+class NodeKeys(Keys, of=Node):
     """One node of a unit."""
 
     name: Annotated[str, PlainValidator(checks.name)]
     role: Annotated[Role, PlainValidator(checks.role)]
-    agent: Annotated[str, PlainValidator(checks.target)] = _NODE.agent
+    agent: Annotated[str, PlainValidator(checks.target)]
     probes: Annotated[
         list[Annotated[NodeProbe, PlainValidator(_node_probe)]], AfterValidator(_each_of_its_own)
-    ] = []
-    place: Annotated[tuple[str, ...], PlainValidator(checks.place)] = _NODE.place
+    ]
+    place: Annotated[tuple[str, ...], PlainValidator(checks.place)]
 
 
 # `from` is no name in Python.
@@ -122,67 +141,50 @@ def _kv_events(found: object) -> KvEvents:
     return KvEvents(source=given.pop("from"), **given)
 
 
-class UnitKeys(Keys):
+class UnitKeys(Keys, of=Unit):
     """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
 
     name: Annotated[str, PlainValidator(checks.name)]
     url: Annotated[str, PlainValidator(checks.url)]
-    weight: Annotated[float, PlainValidator(checks.weight)] = _UNIT.weight
-    max_in_flight: Annotated[int, PlainValidator(checks.count)] = _UNIT.max_in_flight
-    models: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _UNIT.models
-    engine: Annotated[str, PlainValidator(probing.engine)] = _UNIT.engine
-    canary: Annotated[str, PlainValidator(probing.canary)] = _UNIT.canary
-    metrics_url: Annotated[str, PlainValidator(checks.page)] = _UNIT.metrics_url
-    prefill_tokens_s: Annotated[float, PlainValidator(checks.rate)] = _UNIT.prefill_tokens_s
-    kv_tokens: Annotated[int, PlainValidator(checks.count_or_0)] = _UNIT.kv_tokens
-    kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)] = _UNIT.kv_events
-    role: Annotated[ServingRole, PlainValidator(checks.serving_role)] = _UNIT.role
-    bootstrap_port: Annotated[int, PlainValidator(checks.port)] = _UNIT.bootstrap_port
+    weight: Annotated[float, PlainValidator(checks.weight)]
+    max_in_flight: Annotated[int, PlainValidator(checks.count)]
+    models: Annotated[tuple[str, ...], PlainValidator(checks.models)]
+    engine: Annotated[str, PlainValidator(probing.engine)]
+    canary: Annotated[str, PlainValidator(probing.canary)]
+    metrics_url: Annotated[str, PlainValidator(checks.page)]
+    prefill_tokens_s: Annotated[float, PlainValidator(checks.rate)]
+    kv_tokens: Annotated[int, PlainValidator(checks.count_or_0)]
+    kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)]
+    role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
+    bootstrap_port: Annotated[int, PlainValidator(checks.port)]
     api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
-    nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
+    nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)]
 
 
 def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
     """The unit that these keys make; `api_key` is what probes send where the unit has none of its own."""
-    nodes = tuple(
-        Node(node.name, node.role, node.agent, tuple(node.probes), node.place) for node in unit.nodes
-    )
+    nodes = tuple(Node(**{**dict(node), "probes": tuple(node.probes)}) for node in unit.nodes)
     return Unit(
-        unit.name,
-        cell,
-        unit.url,
-        unit.models,
-        unit.weight,
-        unit.max_in_flight,
-        nodes or (Node(unit.name, Role.LEADER),),
-        engine=unit.engine,
-        canary=unit.canary,
-        metrics_url=unit.metrics_url,
+        cell=cell,
+        nodes=nodes or (Node(unit.name, Role.LEADER),),
         api_key=unit.api_key_file or api_key,
-        prefill_tokens_s=unit.prefill_tokens_s,
-        kv_tokens=unit.kv_tokens,
-        kv_events=unit.kv_events,
-        role=unit.role,
-        bootstrap_port=unit.bootstrap_port,
+        **all_but(unit, "nodes", "api_key_file"),
     )
 
 
 # What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.
 
 
-_LIKE = Unit(name="", cell="", url="")
-
-
-class LikeKeys(Keys):
+class LikeKeys(Keys, of=Unit):
     """What all units of a source have in common: keys of a unit, under `unit`."""
 
-    weight: Annotated[float, PlainValidator(checks.weight)] = _LIKE.weight
-    max_in_flight: Annotated[int, PlainValidator(checks.count)] = _LIKE.max_in_flight
-    models: Annotated[tuple[str, ...], PlainValidator(checks.models)] = _LIKE.models
-    engine: Annotated[str, PlainValidator(probing.engine)] = _LIKE.engine
-    canary: Annotated[str, PlainValidator(probing.canary)] = _LIKE.canary
-    role: Annotated[ServingRole, PlainValidator(checks.serving_role)] = _LIKE.role
-    bootstrap_port: Annotated[int, PlainValidator(checks.port)] = _LIKE.bootstrap_port
+    weight: Annotated[float, PlainValidator(checks.weight)]
+    max_in_flight: Annotated[int, PlainValidator(checks.count)]
+    models: Annotated[tuple[str, ...], PlainValidator(checks.models)]
+    engine: Annotated[str, PlainValidator(probing.engine)]
+    canary: Annotated[str, PlainValidator(probing.canary)]
+    role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
+    bootstrap_port: Annotated[int, PlainValidator(checks.port)]
     api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
 
 
@@ -243,7 +245,7 @@ class Discover:
 
     def source(self, cell: str, api_key: str) -> Source:
         """The source of this cell; `api_key` is what probes send where the file names none."""
-        common = {key: value for key, value in self.like if key != "api_key_file"}
+        common = all_but(self.like, "api_key_file")
         like = Unit(name="", cell=cell, url="", api_key=self.like.api_key_file or api_key, **common)
         return SOURCES[self.kind](like, **self.fields)  # type: ignore[arg-type]
 
