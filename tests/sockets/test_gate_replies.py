@@ -78,9 +78,68 @@ async def test_the_head_of_a_reply_crosses_but_for_the_connections_own() -> None
         assert (reply.get("server"), reply.get("x-a")) == ("uvicorn", "1")
         assert reply.all("set-cookie") == ["a=1", "b=2"]
         assert (reply.get("x-request-id"), reply.get("x-cellgate-unit")) == ("mine", "u0")
+        assert reply.get("x-cellgate-unit-request-id") == "the-units"
         assert (reply.get("content-type"), reply.get("content-length")) == ("application/json", "2")
         for name in ("connection", "keep-alive", "x-hop", "trailer", "upgrade", "proxy-authenticate"):
             assert reply.get(name) is None
+
+
+@live
+async def test_an_engine_that_repeats_the_request_id_adds_no_line() -> None:
+    async with stage(whole(b"{}", head="x-request-id: mine\r\n")) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False, head="X-Request-Id: mine\r\n"))
+        assert (reply.get("x-request-id"), reply.get("x-cellgate-unit-request-id")) == ("mine", None)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("http10", [False, True])
+@live
+async def test_hints_are_passed_on_to_clients_that_know_them(http10: bool, apart: bool) -> None:
+    """RFC 9110, 15.2: a proxy forwards 1xx, but for those it has asked for itself, and none to HTTP/1.0."""
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
+    last = whole(b"{}")
+    script = in_turn(hints, last) if apart else hints + last
+    async with stage(script) as here, here.client() as client:
+        asked = chat(stream=False)
+        client.send(asked.replace(b" HTTP/1.1", b" HTTP/1.0", 1) if http10 else asked)
+        got = await client.reader.readuntil(b"\r\n\r\n")
+        if not http10:
+            assert got == b"HTTP/1.1 103 Early Hints\r\nlink: </a>; rel=preload\r\n\r\n"
+            got = await client.reader.readuntil(b"\r\n\r\n")
+        assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert await client.reader.readexactly(2) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("http://127.0.0.1:PORT/v1/models/?a=b", "/v1/models/?a=b"),
+        ("HTTP://127.0.0.1:PORT", "/"),
+        ("http://127.0.0.1:PORT?a", "/?a"),
+        ("/v1/models/", "/v1/models/"),
+        ("http://127.0.0.1:PORT5/x", "http://127.0.0.1:PORT5/x"),
+        ("https://elsewhere/x", "https://elsewhere/x"),
+    ],
+)
+@live
+async def test_a_redirect_of_a_unit_to_itself_leads_to_the_gate(place: str, shown: str) -> None:
+    async def play(request: Received) -> None:
+        port = (request.get("host") or "").partition(":")[2]
+        line = f"Location: {place.replace('PORT', port)}\r\n"
+        request.write(whole(b"", "307 Temporary Redirect", line))
+
+    async with stage(play) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        port = here.units[0].port
+        assert (reply.status, reply.get("location")) == (307, shown.replace("PORT", str(port)))
+
+
+@live
+async def test_the_only_unit_says_when_to_come_again_and_is_asked_once() -> None:
+    busy = whole(b'{"error": {}}', "429 Too Many Requests", "Retry-After: 7\r\n")
+    async with stage(busy) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        assert (reply.status, reply.get("retry-after"), here.received) == (429, "7", 1)
 
 
 @live
@@ -147,11 +206,13 @@ async def test_an_event_in_two_chunks_is_shown_whole() -> None:
 
 
 @live
-async def test_trailers_are_dropped_and_the_connection_is_kept() -> None:
-    async with stage(STREAM[:-2] + b"X-Checksum: 1\r\n\r\n") as here, here.client() as client:
+async def test_trailers_are_passed_on_and_the_connection_is_kept() -> None:
+    trailers = b"X-Checksum: 1\r\nKeep-Alive: 3\r\nX-B: 2\r\n\r\n"
+    async with stage(STREAM[:-2] + trailers) as here, here.client() as client:
         for _ in range(2):
             reply = await client.ask(chat())
-            assert (reply.body, reply.trailers, reply.whole) == (EVENTS, [], True)
+            assert (reply.body, reply.whole) == (EVENTS, True)
+            assert reply.trailers == [("x-checksum", "1"), ("x-b", "2")], "but for the framing"
         assert len(here.unit.connections) == 1
 
 

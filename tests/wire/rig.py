@@ -185,6 +185,9 @@ class Rig:
 
     write = send
 
+    def hint(self, heads: bytes) -> None:
+        self.shown += heads
+
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """There is no next request."""
 

@@ -123,6 +123,9 @@ class Screen:
         elif self._is_full and not self._is_asking:
             self._decide(self._told_all)
 
+    def hint(self, heads: bytes) -> None:
+        """A screen stands behind the head of an answer."""
+
     def write(self, data: bytes, /) -> None:
         """The same."""
         self.send(data)

@@ -292,6 +292,9 @@ class ResumableStream:
         if self._connection is not None:
             self._connection.client.send(data)
 
+    def hint(self, heads: bytes) -> None:
+        """They are no part of what is kept."""
+
     def finish(self, _request: Request, *, keep_alive: bool) -> None:
         """The answer is complete: what it was made with is not needed any more."""
         self.is_over, self.inner = True, None

@@ -32,6 +32,8 @@ _HOP_BY_HOP = frozenset(
 )
 UNIT_FIELD = b"x-cellgate-unit"
 """A gate sends this to another gate, to name one of its units."""
+UNIT_ID_FIELD = b"x-cellgate-unit-request-id"
+"""The `x-request-id` of an engine that gives its own: that of an answer is the gate's."""
 TOKEN_FIELD = b"x-cellgate-token"
 """The admin token, or what is made of it for gates: it lets a request choose units, and be explained."""
 RANK_FIELD = b"x-data-parallel-rank"
@@ -143,7 +145,7 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     EXPLAIN_FIELD,
     b"x-cellgate-reason",
     RESUME_FIELD,
-    b"x-cellgate-unit",
+    UNIT_FIELD,
     b"x-envoy-degraded",
     b"x-envoy-immediate-health-check-fail",
     b"x-request-id",

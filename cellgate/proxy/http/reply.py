@@ -17,7 +17,15 @@ from enum import Enum, auto
 import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.http.heads import REPLY_FIELDS, Fields, KnownLines, client_head, crossing, head_size
+from cellgate.proxy.http.heads import (
+    REPLY_FIELDS,
+    UNIT_ID_FIELD,
+    Fields,
+    KnownLines,
+    client_head,
+    crossing,
+    head_size,
+)
 
 # The usual reply of an engine: `200 OK` with a body whose end leaves no doubt. Pure.
 #
@@ -90,15 +98,15 @@ class ReplyHead:
 
     `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
     `content_lines` are those that say what the content is, for the client; `is_events`: it is a stream of
-    events that can be read.
+    events that can be read; `is_edited`: its client gets other lines than `lines`.
     """
 
     __slots__ = (
         "bodiless",
         "coding",
-        "connection_tokens",
         "content_lines",
         "fields",
+        "is_edited",
         "is_events",
         "length",
         "lines",
@@ -111,7 +119,7 @@ class ReplyHead:
         self.fields = fields
         self.coding = self.content_lines = b""
         self.length: bytes | None = None
-        self.connection_tokens = 0
+        self.is_edited = False
         content_type, is_encoded = b"", False
         for name, value in fields:
             if name == b"content-length":
@@ -125,8 +133,8 @@ class ReplyHead:
             elif name == b"content-encoding":
                 is_encoded = value != b"identity"
                 self.content_lines += b"content-encoding: %b\r\n" % value
-            elif name == b"connection":
-                self.connection_tokens += value.count(b",") + 1
+            elif name == b"connection" or name == b"x-request-id":
+                self.is_edited = True
         self.bodiless = to_head or status in _BODILESS
         may_be_read = status == 200 and not is_encoded and not to_head
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
@@ -143,7 +151,8 @@ class ReplyReader:
     has taken it away; `length` is then that of the body, where it was declared; `ended`: the reply is whole.
     `clean` is True between two chunks of a chunked body: of
     the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
-    `misbehaved` says what is wrong with the reply.
+    `misbehaved` says what is wrong with the reply. `hints` are the heads that came before (103) and have yet
+    to be passed on, `trailers` the lines behind the last chunk.
     """
 
     __slots__ = (
@@ -161,9 +170,11 @@ class ReplyReader:
         "ended",
         "has_head",
         "head",
+        "hints",
         "keep_alive",
         "length",
         "misbehaved",
+        "trailers",
     )
 
     def __init__(self) -> None:
@@ -179,6 +190,7 @@ class ReplyReader:
         self.begun = self.clean = self.ended = self.has_head = False
         self.keep_alive = False
         self.misbehaved = ""
+        self.hints = self.trailers = b""
         self.head: ReplyHead | None = None
         self.length: bytes | None = None
         # Of the body, in the read that the parser has.
@@ -194,6 +206,7 @@ class ReplyReader:
         self._parser = self.head = None
         self.begun = self.clean = self.ended = self.has_head = False
         self._overhead = 0
+        self.hints = self.trailers = b""
         self._to_head = to_head
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -245,11 +258,11 @@ class ReplyReader:
             self.misbehaved = "it sent a second reply to one request"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.has_head:
-            # A trailer, which is dropped.
-            return
         name = name.lower()
-        if name in REPLY_FIELDS:
+        if self.has_head:
+            if name not in REPLY_FIELDS:
+                self.trailers += b"%b: %b\r\n" % (name, value)
+        elif name in REPLY_FIELDS:
             self._fields.append((name, value))
         else:
             self._lines.append(b"%b: %b\r\n" % (name, value))
@@ -265,6 +278,9 @@ class ReplyReader:
                 self.misbehaved = "it switched protocols without being asked to"
             elif not 100 <= status <= 599:
                 self.misbehaved = f"{status} is not an HTTP status"
+            elif status > 101:
+                # The gate itself says when a client is to go on (100).
+                self.hints += client_head(status, crossing(lines, fields), own=b"", close=False)
             return
         if self._overhead > _FEW_BYTES:
             self._check_head(lines, fields)
@@ -276,7 +292,8 @@ class ReplyReader:
         self.has_head, self.length, self._coding = True, head.length, head.coding
         if head.coding not in (b"", b"chunked"):
             self.misbehaved = "it uses a transfer coding that the gate did not ask for"
-        if head.connection_tokens > LIMITS.connection_tokens:
+        named = sum(value.count(b",") + 1 for name, value in fields if name == b"connection")
+        if named > LIMITS.connection_tokens:
             reached("connection_tokens")
             self.misbehaved = f"its Connection header names more than {LIMITS.connection_tokens} headers"
         if self._to_head:
@@ -344,7 +361,7 @@ class ReplyReader:
             if self._overhead > HEAD_BYTES:
                 self.misbehaved = _TOO_LARGE
         elif self._overhead > HEAD_BYTES:
-            # Trailers and chunk extensions are dropped; endless ones would keep the client for ever.
+            # Endless ones would keep the client for ever.
             self.misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
 
     def _check_head(self, lines: list[bytes], fields: Fields) -> None:
@@ -441,6 +458,11 @@ class Framing(Enum):
 CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 
+def last_chunk(trailers: bytes) -> bytes:
+    """What ends a body in chunks that these lines follow."""
+    return b"0\r\n%b\r\n" % trailers
+
+
 def framing_of(head: ReplyHead, *, http10: bool) -> Framing:
     """How the body of a reply goes to a client that speaks HTTP/1.0 or not."""
     if http10 or head.bodiless or (head.length is not None and not head.is_events):
@@ -462,8 +484,31 @@ def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> by
         own += _CHUNKED
     elif head.length is not None and not head.is_events:
         own += b"content-length: %b\r\n" % head.length
-    lines = crossing(head.lines, head.fields) if head.connection_tokens else head.lines
+    lines = _edited(head, own) if head.is_edited else head.lines
     return client_head(head.status, lines, own=own, close=close)
+
+
+def _edited(head: ReplyHead, own: bytes) -> list[bytes]:
+    """The lines without those that `Connection` names, and with the request id of the engine, if that is
+    another one than in our `own`.
+    """
+    lines = crossing(head.lines, head.fields)
+    ids = [value for name, value in head.fields if name == b"x-request-id"]
+    return lines + [b"%b: %b\r\n" % (UNIT_ID_FIELD, each) for each in ids if b" %b\r\n" % each not in own]
+
+
+def with_own_origin(head: ReplyHead, authority: bytes) -> None:
+    """Have a redirect to the unit, at `authority`, lead to wherever its client has sent the request: a path
+    is relative to that (RFC 9110, 10.2.2).
+    """
+    place = re.compile(
+        rb"((?:content-)?location: )https?://%b(?=[/?#\r])" % re.escape(authority), re.IGNORECASE
+    )
+    for at, line in enumerate(head.lines):
+        found = place.match(line)
+        if found is not None:
+            path = line[found.end() :]
+            head.lines[at] = found[1] + (b"" if path.startswith(b"/") else b"/") + path
 
 
 def unframed(chunks: bytes) -> tuple[bytes, bool]:

@@ -523,6 +523,10 @@ class ClientConnection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
+    def hint(self, heads: bytes) -> None:
+        """Write heads that come before that of the answer."""
+        self.send(heads)
+
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
         self.exchange = self._serving = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request import failures, second_opinion, start
 from cellgate.proxy.request.continuation import why_not
@@ -38,7 +40,12 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
     if not response.begun:
         # Otherwise the client has been shown a head before, of a unit that came to nothing.
         response.status = status
-    return status < 400 or not _is_turned_down(exchange, head)
+    if status < 300:
+        return True
+    if status < 400:
+        with_own_origin(head, urlsplit(exchange.in_flight().lease.unit_state.unit.url).netloc.encode())
+        return True
+    return not _is_turned_down(exchange, head)
 
 
 def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
@@ -53,14 +60,22 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
-        return _goes_elsewhere(exchange, attempt.lease, failure, now)
+        return _goes_elsewhere(exchange, attempt.lease, failure, head, now)
     if exchange.response.begun:
         give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
         return True
     return False
 
 
-def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_at: float) -> bool:
+def _says_when(exchange: Exchange, lease: Lease, head: ReplyHead) -> bool:
+    """Whether the only unit there is has said when another try makes sense."""
+    says = any(line.startswith(b"retry-after:") for line in head.lines)
+    return says and not exchange.gate.board.could_serve(exchange.selection.ask, (lease.unit,))
+
+
+def _goes_elsewhere(
+    exchange: Exchange, lease: Lease, failure: Failure, head: ReplyHead, failed_at: float
+) -> bool:
     """Whether the request moves on, instead of showing the client the `failure` that its unit answered.
 
     The next unit is acquired before this one is released, because without another unit the client gets this
@@ -73,8 +88,9 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_a
     other = selection.acquire_other(exchange, lease.unit, step)
     if isinstance(other, Refusal):
         if failure.kind is FailureKind.BUSY and other is not Refusal.UNSURE:
-            # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
-            if not selection.waits_again(exchange):
+            # Nobody else has room: the unit's own words are the best answer there is, after some more tries,
+            # unless it is the only one and says when to come again.
+            if _says_when(exchange, lease, head) or not selection.waits_again(exchange):
                 return False
             exchange.release(Outcome.BUSY, failed_at)
             exchange.state = WAITING

@@ -230,8 +230,12 @@ class Attempt:
     def _hold(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """Before the commit."""
         reply = conn.reply
-        if not self._has_head and (reply.head is None or not self._begin(reply.head, conn)):
-            return
+        if not self._has_head:
+            if reply.hints:
+                self._response.hint(reply.hints)
+                reply.hints = b""
+            if reply.head is None or not self._begin(reply.head, conn):
+                return
         is_events = self._response.is_events
         if is_events and not pieces and not reply.ended:
             # Most engines send the head of a stream by itself.
@@ -404,7 +408,7 @@ class Attempt:
             and (passage is None or passage.is_empty)
         )
         conn.raw = (TokensWithIds(response) if self.has_ids else response) if may_pass_raw else None
-        if not response.show(body, ended=ended and failure is None):
+        if not response.show(body, ended and failure is None, reply.trailers):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:
             self._give_up(conn, failure)

@@ -21,7 +21,16 @@ import orjson
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
 from cellgate.proxy.http.heads import RANK_FIELD, forwarded_lines, is_request_id, own_response, unit_head
 from cellgate.proxy.http.json_skim import JsonSkim
-from cellgate.proxy.http.reply import CHUNKED, Framing, ReplyHead, framing_of, head_of, without
+from cellgate.proxy.http.reply import (
+    CHUNKED,
+    LAST_CHUNK,
+    Framing,
+    ReplyHead,
+    framing_of,
+    head_of,
+    last_chunk,
+    without,
+)
 from cellgate.proxy.http.sse import WORKING
 from cellgate.proxy.observe.access_log import LEFT_STATUS, Finished
 from cellgate.proxy.observe.counters import ContinuationResult
@@ -349,8 +358,14 @@ class Response:
         framed = self._framed(body)
         self._send(framed if self.has_ids else data)
 
-    def show(self, body: bytes, *, ended: bool) -> bool:
-        """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part.
+    def hint(self, heads: bytes) -> None:
+        """Pass on what a unit says before its answer (RFC 9110, 15.2), unless something was sent already."""
+        if not self.begun and not self._request.http10:
+            self._client.hint(heads)
+
+    def show(self, body: bytes, ended: bool, trailers: bytes = b"") -> bool:
+        """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part, and
+        these `trailers` follow.
 
         False: the framing would end in the middle of an event, so the end is not sent.
         """
@@ -359,8 +374,8 @@ class Response:
             out = self._head_bytes() + out
         reader = self.reader
         lacks_end = ended and self.replay is not None and reader is not None and not reader.ends()
-        if ended and not lacks_end:
-            out += self._framing.end
+        if ended and not lacks_end and self._framing is CHUNKED:
+            out += last_chunk(trailers) if trailers else LAST_CHUNK
         if out:
             self._send(out)
         return not lacks_end
