@@ -30,6 +30,8 @@ WATCH_S = 30.0
 """So long after the last doubtful answer good ones are counted as well."""
 OWN_S = 30.0
 """So long it is believed that requests of a kind are themselves at fault."""
+AGAIN = 10
+"""Of doubtful answers of which that is believed, one in so many is asked again; the others pass."""
 SHARE, PURSE = 0.015, 6.0
 """What opinions that change nothing may cost: a share of the requests, and so many at once."""
 TRIAL_S = 3.0
@@ -116,7 +118,7 @@ _NOTHING = 1 << 62
 class Opinions:
     """What is known of whose fault doubtful answers are. `watching`: anything was doubtful of late."""
 
-    __slots__ = ("_arrivals", "_last_at", "_own", "_purse", "_records", "watching")
+    __slots__ = ("_arrivals", "_known", "_last_at", "_own", "_purse", "_records", "watching")
 
     def __init__(self) -> None:
         self.watching = False
@@ -124,6 +126,8 @@ class Opinions:
         self._records: dict[Kind, dict[str, _Record]] = {}
         self._own: dict[tuple[Kind, str], float] = {}
         """Kinds of requests, and what units say to them, that are at fault themselves; until when."""
+        self._known = 0
+        """How many doubtful answers were believed to be at fault themselves."""
         self._purse = PURSE
         self._arrivals: deque[tuple[Kind, int]] = deque(maxlen=_ARRIVALS)
 
@@ -179,12 +183,14 @@ class Opinions:
                 return Advice.SHOW
             self._opens(record)
             return Advice.INSIST
-        if self._purse < 1.0:
+        is_known = now < self._own.get((kind, what), 0.0)
+        self._known += is_known
+        if self._purse < 1.0 or (is_known and self._known % AGAIN):
             return Advice.SHOW
         self._purse -= 1.0
         self._opens(record)
-        if now < self._own.get((kind, what), 0.0):
-            # It is known: this only looks again.
+        if is_known:
+            # This only looks again.
             record.pending -= 1
         return Advice.ASK
 

@@ -33,6 +33,8 @@ NONSENSE = "\nzzz"
 """What a unit that talks nonsense believes to have read, too."""
 COMMENT_PERIOD_S = 1.0
 CANARY = "cellgate-canary-"
+LACKED = b'"user":"nobody"'
+"""What a unit that lacks something refuses."""
 _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -67,6 +69,8 @@ class Api:
     async def _answer_nonsense(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """What a fault has generations answered with, whatever they ask."""
         faults = self._unit.faults
+        if faults.lacks_status and LACKED in await request.read():
+            raise ApiError(faults.lacks_status, "this unit lacks what nobody needs")
         is_asked = request.method == "POST" and request.path.startswith("/v1/") and faults.answers
         request_id = request.headers.get("X-Request-Id", "")
         if not is_asked or (faults.answers_spare_canaries and request_id.startswith(CANARY)):

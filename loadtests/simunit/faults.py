@@ -33,6 +33,7 @@ class Faults:
     answers: str = ""
     answers_share: float = 1.0
     answers_spare_canaries: int = 0
+    lacks_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ COMMANDS: Mapping[str, Command] = {
             "spare_canaries": Parameter("answers_spare_canaries", 0, most=1),
         }
     ),
+    "lacks": Command(parameters={"status": Parameter("lacks_status", 400, least=400, most=499)}),
 }
 """Every fault by the name that `POST /sim/fault` knows it by; `heal` is the way back."""
 

@@ -5,7 +5,8 @@
 Each is played in the simulated world, then judged: by the invariants of the stage (harness.py), and by what
 `Plan` adds. In a calm plan at most one unit is hurt at a time, so that nothing may be lost: each request is
 answered whole, but for broken streams that no other unit could go on with. In any other plan a request may
-be refused, and a stream be broken, but honestly.
+be refused, and a stream be broken, but honestly. With `--nonsense` some units answer fast and wrong: in a
+calm plan at most a tenth of all answers may be wrong then, and those units gave them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.scenarios.harness import BACK_S, COMPLETIONS, MESSAGES, RESPONSES, RU
 from tests.scenarios.visit import Visit
 from tests.sim.agent_speech import AGENT
 from tests.sim.behaviour import Break
-from tests.sim.chaos import BYTES_PER_S, Chaos, Strike, behave
+from tests.sim.chaos import BYTES_PER_S, NONSENSE, Chaos, Strike, behave
 from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.engine import Engine
@@ -40,6 +41,8 @@ USERS = 8
 ACT_S = (8.0, 15.0)
 ROLLED_S = 60.0
 LOOKED_AT_S = 2.0
+LIES_MOST = 0.1
+"""The share of answers that may be nonsense."""
 
 STRIKES: dict[str, Strike] = {
     "kill leader": lambda _, engine: kill(engine, 0),
@@ -117,8 +120,9 @@ ACTS: dict[str, Callable[[Plan], Awaitable[None]]] = {
 class Plan:
     """One plan, played. `dealt` are the faults, `visits` the requests by kind, `wrong` what must not be."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, nonsense: bool = False) -> None:
         self.rng = rng = Random(seed)
+        self._strikes = STRIKES | NONSENSE if nonsense else STRIKES
         self.is_calm = rng.random() < 0.7
         self.stage = GatesStage(
             seed,
@@ -163,7 +167,7 @@ class Plan:
         await asyncio.gather(*users)
 
     def _deal_on(self) -> None:
-        strikes = {name: self._noting(name, strike) for name, strike in STRIKES.items()}
+        strikes = {name: self._noting(name, strike) for name, strike in self._strikes.items()}
         at_most = 1 if self.is_calm else UNITS
         engines = list(self.stage.engines.values())
         self._chaos = Chaos(
@@ -179,6 +183,8 @@ class Plan:
     def _noting(self, name: str, strike: Strike) -> Strike:
         def noted(world: World, engine: Engine) -> None:
             self.dealt[name] += 1
+            if name in NONSENSE:
+                self.stage.liars.add(engine.name)
             strike(world, engine)
 
         return noted
@@ -213,11 +219,18 @@ class Plan:
 
     def _check(self) -> list[str]:
         """What is wrong with the answers beyond what the stage itself looks at: in a sentence each."""
-        wrong = []
+        wrong, lies = [], 0
         for kind, visits in self.visits.items():
             for visit in visits:
-                if kind != "leaves" and (sentence := wrong_with(kind, visit, is_calm=self.is_calm)):
+                if kind == "leaves":
+                    continue
+                if visit.unit in self.stage.liars:
+                    lies += not visit.is_answered or visit.dishonesty() is not None
+                elif sentence := wrong_with(kind, visit, is_calm=self.is_calm):
                     wrong.append(f"{visit.request_id} ({kind}, {visit.unit}): {sentence}")
+        asked = sum(map(len, self.visits.values()))
+        if self.is_calm and lies > LIES_MOST * asked:
+            wrong.append(f"{lies} of {asked} answers were nonsense")
         return wrong
 
 
@@ -293,8 +306,9 @@ KINDS: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
 class Tally:
     """What came of many plans."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nonsense: bool) -> None:
         self.plans = self.wrong = 0
+        self._nonsense = nonsense
         self.outcomes: Counter[str] = Counter()
         self.continuations: Counter[str] = Counter()
         self.dealt: Counter[str] = Counter()
@@ -302,7 +316,7 @@ class Tally:
     def play(self, seed: int) -> None:
         """Play one plan. What is wrong with it is printed at once."""
         try:
-            plan = Plan(seed)
+            plan = Plan(seed, nonsense=self._nonsense)
         except Exception as error:
             self._tell(f"seed {seed}: {error!r}"[:2000])
             return
@@ -329,10 +343,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Random plans of faults in the simulated world.")
     parser.add_argument("--seeds", type=int, default=100, help="how many plans")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--nonsense", action="store_true", help="units answer fast and wrong, too")
     asked = parser.parse_args()
     # A shell lets what it runs in the background ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    tally, begun = Tally(), time.monotonic()
+    tally, begun = Tally(nonsense=asked.nonsense), time.monotonic()
     with suppress(KeyboardInterrupt):
         for seed in range(asked.first, asked.first + asked.seeds):
             tally.play(seed)

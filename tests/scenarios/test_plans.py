@@ -13,6 +13,11 @@ def test_whatever_is_dealt_nobody_is_lost_and_nobody_is_told_lies(seed: int) -> 
     assert Plan(seed).wrong == []
 
 
+@pytest.mark.parametrize("seed", seeds(range(300)))
+def test_units_that_answer_fast_and_wrong_win_few_requests_and_the_laws_hold(seed: int) -> None:
+    assert Plan(seed, nonsense=True).wrong == []
+
+
 @pytest.mark.parametrize(
     ("seed", "what"),
     [

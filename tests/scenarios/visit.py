@@ -72,7 +72,12 @@ class Visit:
             return self._dishonesty_of_the_gate()
         if reply.status != 200 or self.body is None:
             return None
-        return self._dishonesty_of_a_stream() if self.body.get("stream") else self._dishonesty_of_a_whole()
+        if not self.body.get("stream"):
+            return self._dishonesty_of_a_whole()
+        try:
+            return self._dishonesty_of_a_stream()
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+            return f"{reply.body[:200]!r} is no stream of answers: {error!r}"
 
     def _dishonesty_of_the_gate(self) -> str | None:
         reply = self.reply

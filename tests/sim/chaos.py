@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from loadtests.simunit.nonsense import KINDS
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.hurt import go_on, kill, stop, stop_core
 
@@ -54,6 +55,21 @@ STRIKES: dict[str, Strike] = {
     "slow link": lambda world, engine: world.net.slow(engine.address, BYTES_PER_S),
     "resolver": lambda world, engine: world.net.fail_resolver(engine.name),
 }
+
+
+def _answer(kind: str) -> Strike:
+    """Generations get nonsense of this kind: all or half of them, canaries mostly not."""
+
+    def strike(world: World, engine: Engine) -> None:
+        behaviour, rng = engine.behaviour, world.rng
+        behaviour.answers, behaviour.answers_share = kind, rng.choice((1.0, 1.0, 0.5))
+        behaviour.spares_canaries = rng.random() < 0.7
+
+    return strike
+
+
+NONSENSE: dict[str, Strike] = {f"answers {kind}": _answer(kind) for kind in KINDS}
+"""An engine answers fast and wrong."""
 
 
 class Chaos:

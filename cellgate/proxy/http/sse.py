@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
+
+import orjson
 
 WORKING = b": the unit is still working\n\n"
 """A comment that keeps a client's connection warm."""
@@ -21,8 +24,6 @@ _ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
 _ERRORS = (b"error", b"response.failed")
 """Names of events that report a failure."""
 _CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
-# How OpenAI's API spells that an engine has ended an answer on its own, such as for a pause.
-_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _PREAMBLE = re.compile(
     rb"event: ?(?:message_start|ping|response\.(?:created|queued|in_progress))\s*$", re.MULTILINE
 )
@@ -123,8 +124,23 @@ def is_error(data: bytes) -> bool:
 
 
 def is_aborted(data: bytes) -> bool:
-    """True when the engine has ended an answer in `data` although it was not complete."""
-    return NO_STOP in data or (ABORT in data and _ABORTED.search(data) is not None)
+    """True when the engine has ended an answer on its own, such as for a pause: `data` is one event or a JSON
+    body. What it repeats of the request says nothing.
+    """
+    if ABORT not in data and NO_STOP not in data:
+        return False
+    try:
+        said: Any = orjson.loads(data if data.lstrip().startswith(b"{") else payload(data) or b"")
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(said, dict):
+        return False
+    delta, choices = said.get("delta"), said.get("choices")
+    if isinstance(delta, dict) and delta.get("stop_reason", "") is None:
+        return True
+    # OpenAI's API; engines' own ones.
+    ends = [*(choices if isinstance(choices, list) else ()), said, said.get("details")]
+    return any(isinstance(end, dict) and end.get("finish_reason") == "abort" for end in ends)
 
 
 def before_error(data: bytes) -> bytes:

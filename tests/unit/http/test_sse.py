@@ -281,7 +281,16 @@ def test_an_answer_that_the_engine_aborted_is_told_from_text_about_it() -> None:
     quoted = b'data: {"id":"a","choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
     named = b'data: {"id":"a","choices":[{"delta":{"content":"abort"},"finish_reason":null}]}\n\n'
     assert is_aborted(aborted)
-    assert is_aborted(aborted.replace(b":", b" : "))
+    assert is_aborted(aborted.replace(b'":', b'" : '))
+    assert is_aborted(b'{"choices":[{"finish_reason":"abort","message":{}}]}')
     assert not is_aborted(quoted)
     assert not is_aborted(named)
     assert before_error(named + aborted + b"data: [DONE]\n\n") == named
+
+
+@pytest.mark.parametrize("own", [b'{"finish_reason":"abort"}', b'{"stop_reason":null}'])
+def test_what_an_answer_repeats_of_its_request_aborts_nothing(own: bytes) -> None:
+    whole = b'{"object":"response","metadata":%b,"tools":[{"parameters":%b}]}' % (own, own)
+    for event in (whole, b'event: response.created\ndata: {"response":%b}\n\n' % whole):
+        assert not is_aborted(event)
+        assert before_error(event) == event
