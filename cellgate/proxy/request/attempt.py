@@ -17,7 +17,7 @@ from typing import Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import ReplyHead
-from cellgate.proxy.http.sse import before_error, carries_data, is_aborted, is_error
+from cellgate.proxy.http.sse import ABORT, before_error, carries_data, is_aborted, is_error
 from cellgate.proxy.http.turns import has_unacked
 from cellgate.proxy.http.unit import EVENT_ENDS, Pool, UnitConnection
 from cellgate.proxy.observe.log import guarded
@@ -327,7 +327,7 @@ class Attempt:
         if not reply.ended and self._may_be_held(reply.length, len(body)):
             self._plain = body
             return None
-        if is_aborted(body) and self._response.route in STREAMS:
+        if ABORT in body and self._response.route in STREAMS and is_aborted(body):
             self._give_up(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
             return None
         return body
