@@ -35,6 +35,7 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
+from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.outliers import Outlier, Speed, compare, fade
 from cellgate.router.prefill_decode import Pairs
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
@@ -61,6 +62,8 @@ class DownCause(Enum):
     UNHEALTHY = "unhealthy"
     """Its health check failed as well, or gave no answer."""
     WRONG_ANSWERS = "wrong_answers"
+    REFUSES_REQUESTS = "refuses_requests"
+    """It refuses, or answers with nonsense, what other units serve."""
 
     __hash__ = object.__hash__
 
@@ -94,6 +97,8 @@ def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> Dow
     """
     if evidence.source == ANSWER_SOURCE:
         return DownCause.WRONG_ANSWERS
+    if evidence.source == REFUSING_SOURCE:
+        return DownCause.REFUSES_REQUESTS
     if evidence.node is not None:
         return DownCause.NODE
     if evidence.strength is Strength.FATAL:

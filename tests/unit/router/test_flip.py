@@ -9,6 +9,7 @@ import pytest
 from cellgate.router.board import Board, DownCause, down_cause
 from cellgate.router.judge import ANSWER_SOURCE
 from cellgate.router.nouns import Case, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.opinions import REFUSING_SOURCE
 
 SUSPECT = Case(Verdict.SUSPECT, 10.0)
 NO_TOKEN = Evidence("a1", Sign.BAD, Strength.STRONG, "canary", "no token in 2 s", 12.0)
@@ -20,6 +21,7 @@ HEALTHY = Evidence("a1", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", 11.0
     ("evidence", "health", "cause"),
     [
         (NO_TOKEN, HEALTHY, DownCause.WEDGED),
+        (replace(NO_TOKEN, source=REFUSING_SOURCE), HEALTHY, DownCause.REFUSES_REQUESTS),
         (NO_TOKEN, None, DownCause.UNHEALTHY),
         (NO_TOKEN, replace(HEALTHY, at=9.0), DownCause.UNHEALTHY),
         (NO_TOKEN, replace(HEALTHY, sign=Sign.BAD), DownCause.UNHEALTHY),
