@@ -41,7 +41,7 @@ CANARIES_TOKENS = 60
 """Those of the gate are computed by the decoder itself, a few tokens each."""
 SILENCE_S = 300.0
 SPLITTING = Program((sys.executable, "-m", "loadtests.vllm.splitting_gate"))
-PATIENT = {"canary_timeout_s": 30, "silent_min_s": 30}
+PATIENT = {"canary_timeout_s": 30}
 SOURCES = ("external_kv_transfer", "local_compute", "local_cache_hit")
 
 

@@ -11,12 +11,12 @@ Pure: no clock, no I/O. Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 from typing import NamedTuple
 
-from cellgate.router.nouns import Answered, AnswerToken, Case, Evidence, Rules, Sign, Strength, Verdict
+from cellgate.router.nouns import FIXED, Answered, AnswerToken, Case, Evidence, Rules, Sign, Strength, Verdict
 from cellgate.router.opinions import REFUSING_SOURCE
 
 # Known answers: whose answer to one fixed greedy prompt is wrong, and who only differs. Pure.
@@ -58,7 +58,7 @@ class KnownAnswerRules:
     """
 
     every_s: float = 60.0
-    tolerance: float = 0.25
+    tolerance: float = field(default=0.25, metadata=FIXED)
 
 
 class AnswerRecord(NamedTuple):

@@ -644,6 +644,10 @@ class Outcome(Enum):
     __hash__ = object.__hash__
 
 
+FIXED = {"is_fixed": True}
+"""The mark of a field of rules that no configuration changes: its default is what suits every fleet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of the judge and of retries, with their defaults in parentheses.
@@ -662,24 +666,24 @@ class Rules:
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
     """
 
-    weak_window_s: float = 10.0
-    weak_min: int = 5
-    weak_rate: float = 0.5
+    weak_window_s: float = field(default=10.0, metadata=FIXED)
+    weak_min: int = field(default=5, metadata=FIXED)
+    weak_rate: float = field(default=0.5, metadata=FIXED)
     passes: int = 2
     canary_idle_s: float = 14.0
     canary_timeout_s: float = 1.25
     warm_up_timeout_s: float = 60.0
-    silent_min_s: float = 1.0
-    panic_min_units: int = 3
-    panic_share: float = 0.5
+    silent_min_s: float = field(default=1.0, metadata=FIXED)
+    panic_min_units: int = field(default=3, metadata=FIXED)
+    panic_share: float = field(default=0.5, metadata=FIXED)
     panic_max_s: float = 30.0
     slow_start_s: float = 10.0
-    hold_limit_s: float = 600.0
-    degraded_ratio: float = 1.25
+    hold_limit_s: float = field(default=600.0, metadata=FIXED)
+    degraded_ratio: float = field(default=1.25, metadata=FIXED)
     attempts: int = 3
     retry_budget: float = 0.2
-    retry_min: int = 3
-    evict_overcommit: float = 0.25
+    retry_min: int = field(default=3, metadata=FIXED)
+    evict_overcommit: float = field(default=0.25, metadata=FIXED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.nouns import FIXED, Ask, Refusal
 from cellgate.router.shares import Waiting
 from cellgate.router.unit_state import Lease
 
@@ -193,10 +193,10 @@ class FairRules:
     limit: int = 1024
     limit_bytes: int = 256 << 20
     max_wait_s: float = 60.0
-    backlog_s: float = 0.25
-    quantum_tokens: int = 64
-    age_s: float = 8.0
-    age_tokens: int = 32768
+    backlog_s: float = field(default=0.25, metadata=FIXED)
+    quantum_tokens: int = field(default=64, metadata=FIXED)
+    age_s: float = field(default=8.0, metadata=FIXED)
+    age_tokens: int = field(default=32768, metadata=FIXED)
 
     def due_at(self, tokens: int, now: float) -> float:
         """The time after which new asks no longer overtake an ask of `tokens` that came `now`."""

@@ -21,7 +21,7 @@ from loadtests.wire.blocking import fetch
 
 ROOT = Path(__file__).parents[2]
 _READY_TIMEOUT_S = 30.0
-_DURATIONS_S = {"rules": {"slow_start_s": 10.0}, "queue": {"backlog_s": 0.25, "age_s": 30.0}}
+_DURATIONS_S = {"rules": {"slow_start_s": 10.0}}
 """Durations of the gate that stand against the work of units, as they are by default."""
 _HAPROXY = """\
 global

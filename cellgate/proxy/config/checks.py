@@ -96,7 +96,6 @@ def _number_hint(found: object) -> str:
 seconds = _number("a number of seconds above 0", lambda number: number > 0)
 seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >= 0)
 share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
-ratio = _number("a ratio above 1", lambda number: number > 1)
 weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
 rate = _number("a number a second, 0 or more", lambda number: number >= 0)
 count = _whole("a whole number from 1", 1)

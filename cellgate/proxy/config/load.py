@@ -6,6 +6,7 @@ configuration, so that the configuration may be shown to anyone.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import re
@@ -27,7 +28,7 @@ from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
 from cellgate.proxy.config.settings import RedisAccess, RedisSource, Settings, Source
 from cellgate.proxy.config.units import all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
-from cellgate.router.nouns import Cell, Fleet
+from cellgate.router.nouns import FIXED, Cell, Fleet
 
 # Which roles of units, and which transfer of their cell, go together. Pure.
 
@@ -97,7 +98,7 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
         case "missing":
             return key_path, "required key is missing"
         case "extra_forbidden":
-            return key_path, f"unknown key; {_known_keys(key_path, schema)}"
+            return key_path, _fixed(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
         case "invalid_key":
             key = _shown(found)
             return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
@@ -135,9 +136,25 @@ def _shown(found: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
+def _fixed(key_path: KeyPath, schema: Schema) -> str:
+    """What the gate uses for a key that was a setting once; empty: it never was one."""
+    noun = getattr(schema[_level(key_path)], "became", None)
+    for each in dataclasses.fields(noun) if noun is not None else ():
+        if each.name == key_path[-1] and each.metadata == FIXED:
+            _, _, unit = each.name.rpartition("_")
+            unit = f" {unit}" if unit in ("s", "bytes", "tokens") else ""
+            return f"is no setting any more: the gate uses {each.default:g}{unit}"
+    return ""
+
+
+def _level(key_path: KeyPath) -> str:
+    """The place of a key in the schema."""
+    return dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
+
+
 def _known_keys(key_path: KeyPath, schema: Schema) -> str:
     """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
-    level = dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
+    level = _level(key_path)
     here, key = schema[level].model_fields, str(key_path[-1])
     elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
     near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)

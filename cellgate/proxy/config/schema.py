@@ -76,7 +76,7 @@ from cellgate.proxy.config.units import (
     section,
 )
 from cellgate.router.judge import KnownAnswerRules
-from cellgate.router.nouns import Cell, Role, Rules, ServingRole, Transfer
+from cellgate.router.nouns import FIXED, Cell, Role, Rules, ServingRole, Transfer
 from cellgate.router.queue import FairRules
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
@@ -88,7 +88,6 @@ _MAY_BE_ZERO = {
     "every_s",
     "limit",
     "panic_max_s",
-    "retry_min",
     "slow_start_s",
 }
 
@@ -101,8 +100,6 @@ def _check_of(name: str, kind: object) -> Any:
         return checks.header
     if name.endswith("_s"):
         return checks.seconds_or_0 if name in _MAY_BE_ZERO else checks.seconds
-    if name.endswith("_ratio"):
-        return checks.ratio
     if kind is int:
         return checks.count_or_0 if name in _MAY_BE_ZERO else checks.count
     return checks.share if kind is float else checks.readable_file
@@ -113,10 +110,14 @@ def _keys_of(noun: Any, **derived: Callable[[], object]) -> type[Keys]:
     kinds = get_type_hints(noun)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(noun):
+        if field.metadata == FIXED:
+            continue
         check = Annotated[Any, PlainValidator(_check_of(field.name, kinds[field.name]))]
         default = Field(default_factory=derived[field.name]) if field.name in derived else field.default
         fields[field.name] = (check, default)
-    return create_model(noun.__name__, __base__=Keys, **fields)
+    made = create_model(noun.__name__, __base__=Keys, **fields)
+    made.became = noun
+    return made
 
 
 def _one_body_fits(limits: Any) -> None:
@@ -182,8 +183,6 @@ class GuardrailKeys(Keys, of=GuardrailSettings):
     url: Annotated[str, PlainValidator(checks.guardrail_url)]
     request: Annotated[bool, PlainValidator(checks.flag)]
     answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)]
-    window_bytes: Annotated[int, PlainValidator(checks.size)]
-    window_s: Annotated[float, PlainValidator(checks.seconds)]
     timeout_s: Annotated[float, PlainValidator(checks.seconds)]
     fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)]
 
@@ -383,7 +382,6 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.seconds: _kind("number", "seconds", exclusiveMinimum=0),
     checks.seconds_or_0: _kind("number", "seconds", minimum=0),
     checks.share: _kind("number", "a share from 0 to 1", minimum=0, maximum=1),
-    checks.ratio: _kind("number", "a ratio", exclusiveMinimum=1),
     checks.weight: _kind("number", "1 is usual", exclusiveMinimum=0),
     checks.rate: _kind("number", "a number a second", minimum=0),
     checks.count: _kind("integer", minimum=1),

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol
 
 from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
 from cellgate.router.judge import KnownAnswerRules
-from cellgate.router.nouns import Fleet, Rules, Unit
+from cellgate.router.nouns import FIXED, Fleet, Rules, Unit
 from cellgate.router.queue import FairRules
 
 # Where units are discovered, as it is configured: one value for each source. discovery/ follows them.
@@ -283,8 +283,8 @@ class GuardrailSettings:
     url: str
     request: bool = True
     answer: GuardrailAnswer = "off"
-    window_bytes: int = 2 * KIB
-    window_s: float = 0.5
+    window_bytes: int = field(default=2 * KIB, metadata=FIXED)
+    window_s: float = field(default=0.5, metadata=FIXED)
     timeout_s: float = 1.0
     fail: GuardrailFail = "closed"
 

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
@@ -30,6 +30,8 @@ class Keys(BaseModel):
     `of` is the dataclass that it becomes: its defaults are those of keys that have none here.
     """
 
+    became: ClassVar[Any] = None
+    """That dataclass."""
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     def __init_subclass__(cls, of: Any = None, **told: Any) -> None:
@@ -38,6 +40,7 @@ class Keys(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, of: Any = None, **told: Any) -> None:
         super().__pydantic_init_subclass__(**told)
+        cls.became = of
         for given in dataclasses.fields(of) if of is not None else ():
             key = cls.model_fields.get(given.name)
             if key is not None and key.is_required():

@@ -332,7 +332,7 @@ class HoldWatch:
         held_s = self._now() - ended.since
         why = f"it was {ended.kind.value} for {held_s:.1f} s"
         if state.is_hold_spent:
-            why += ", which is the limit (hold_limit_s), and is judged again, whatever its engine says"
+            why += ", which is the limit, and is judged again, whatever its engine says"
         self._events.add(Action("hold_over", "its engine", state.unit.name, f"{why}; a canary is sent"))
         self._changed()
 

@@ -31,7 +31,6 @@ from cellgate.proxy.observe.families import (
     gap_buckets,
     gauge,
     histogram,
-    renamed,
 )
 from cellgate.proxy.observe.log import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
@@ -155,14 +154,11 @@ class Exposition(Collector):
             ("unit", "cell"),
             (((state.unit.name, state.unit.cell), state.outlier.degraded) for state in board),
         )
-        yield from renamed(
-            "unit_doubted",
-            gauge(
-                "unit_restart_suspected",
-                "1 while a unit gets no requests because it may have restarted.",
-                ("unit", "cell"),
-                (((state.unit.name, state.unit.cell), state.is_restart_suspected()) for state in board),
-            ),
+        yield gauge(
+            "unit_restart_suspected",
+            "1 while a unit gets no requests because it may have restarted.",
+            ("unit", "cell"),
+            (((state.unit.name, state.unit.cell), state.is_restart_suspected()) for state in board),
         )
         yield gauge(
             "node_up",
@@ -195,14 +191,11 @@ class Exposition(Collector):
             (),
             [((), self._suspended())],
         )
-        yield from renamed(
-            "own_troubles",
-            counter(
-                "gate_faults",
-                "Connections that the gate could not open by its own fault, and times it stopped accepting.",
-                (),
-                [((), self._gate_faults())],
-            ),
+        yield counter(
+            "gate_faults",
+            "Connections that the gate could not open by its own fault, and times it stopped accepting.",
+            (),
+            [((), self._gate_faults())],
         )
         yield counter(
             "defects",
@@ -381,18 +374,15 @@ class Traffic(Collector):
     def _requests(self) -> Iterator[Metric]:
         m = self._metrics
         units = [(name, tally) for name, tally in m.tallies.items() if name]
-        yield from renamed(
-            "requests",
-            counter(
-                "attempts",
-                "Attempts on a unit, by how they ended.",
-                ("unit", "outcome"),
-                (
-                    ((name, outcome.value), n)
-                    for name, tally in units
-                    for outcome, n in tally.outcomes.items()
-                    if n or outcome is Outcome.OK
-                ),
+        yield counter(
+            "attempts",
+            "Attempts on a unit, by how they ended.",
+            ("unit", "outcome"),
+            (
+                ((name, outcome.value), n)
+                for name, tally in units
+                for outcome, n in tally.outcomes.items()
+                if n or outcome is Outcome.OK
             ),
         )
         answered = [((route, str(status)), n) for (route, status), n in m.responses.items()]
@@ -402,8 +392,6 @@ class Traffic(Collector):
             ("route", "status"),
             (row for row in answered if row[0][0] not in OWN_ROUTES),
         )
-        # The old name had the gate's own paths as well.
-        yield counter("responses", "Deprecated, now cellgate_client_requests.", ("route", "status"), answered)
         yield counter(
             "refusals",
             "Requests that got no unit, by reason.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
@@ -59,17 +59,6 @@ def summary(
     for row, count, total in rows:
         family.add_metric(row, count, total)
     return family
-
-
-def renamed(old: str, family: Metric) -> Iterator[Metric]:
-    """A family, and a copy under its `old` name of the last release, of what has been counted."""
-    copy = Metric(f"cellgate_{old}", f"Deprecated, now {family.name}.", family.type)
-    for sample in family.samples:
-        if sample.value == 0 and family.type == "counter" and len(family.samples) > 1:
-            continue
-        copy.add_sample(copy.name + sample.name.removeprefix(family.name), sample.labels, sample.value)
-    yield family
-    yield copy
 
 
 # Histograms that need two additions for each observation: plain ints in a list, rendered only at scrape.

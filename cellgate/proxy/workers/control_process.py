@@ -25,7 +25,7 @@ from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.observe.exposition import AccessLogMetrics
-from cellgate.proxy.observe.families import counter, gauge, renamed
+from cellgate.proxy.observe.families import counter, gauge
 from cellgate.proxy.observe.log import report_defect
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.proxy.workers.protocol import (
@@ -111,14 +111,11 @@ class WorkerMetrics(Collector):
             (),
             [((), workers.deaths)],
         )
-        yield from renamed(
-            "brain_deaths",
-            counter(
-                "control_process_deaths",
-                "Control processes that ended by themselves.",
-                (),
-                [((), self._restarts)],
-            ),
+        yield counter(
+            "control_process_deaths",
+            "Control processes that ended by themselves.",
+            (),
+            [((), self._restarts)],
         )
         yield counter(
             "worker_attempts_lost",

@@ -68,7 +68,7 @@ BROKEN: list[tuple[str, str]] = [
         GOOD + "limits: {body_bytes: 64MB}\n",
         ": limits.body_bytes: expected a size: bytes as a whole number, or a st",
     ),
-    (GOOD + "rules: {weak_rate: 50}\n", ": rules.weak_rate: expected a share from 0 to 1, found 50"),
+    (GOOD + "rules: {retry_budget: 50}\n", ": rules.retry_budget: expected a share from 0 to 1, found 50"),
     (
         GOOD + "tls: {cert: no.pem}\n",
         ": tls.cert: expected a readable file, found 'no.pem': No such file or directory",

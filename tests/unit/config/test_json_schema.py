@@ -50,7 +50,7 @@ def test_every_configuration_that_is_shipped_keeps_to_it(file: Path) -> None:
     [
         FULL,
         CELLS + "workers: ${WORKERS:-2}\naccess_log: off\nlimits: {head_bytes: 64KiB, body_bytes: '${BODY}'}",
-        CELLS + "rules: {attempts: 3, weak_rate: 0.5}\nversion: 1\ntrusted: [10.0.0.0/8]",
+        CELLS + "rules: {attempts: 3, retry_budget: 0.5}\nversion: 1\ntrusted: [10.0.0.0/8]",
     ],
 )
 def test_what_a_gate_takes_is_taken(text: str) -> None:
@@ -65,8 +65,7 @@ def test_what_a_gate_takes_is_taken(text: str) -> None:
         "workers: 0",
         "policy: best",
         "access_log: on",
-        "rules: {weak_rate: 1.1}",
-        "rules: {degraded_ratio: 1}",
+        "rules: {retry_budget: 1.1}",
         "timeouts: {connect_s: 0}",
         "timeouts: {drain_s: soon}",
         "limits: {head_bytes: 64MB}",

@@ -45,9 +45,9 @@ def test_a_file_of_units_only_gets_the_defaults(tmp_path: Path) -> None:
 
 
 def test_known_answers_and_continuation_across_builds_are_read(tmp_path: Path) -> None:
-    more = "known_answer: {every_s: 0, tolerance: 0.5}\ncontinue_across_builds: true"
+    more = "known_answer: {every_s: 0}\ncontinue_across_builds: true"
     settings = read(tmp_path, f"{CELLS}{more}")
-    assert settings.known_answer == KnownAnswerRules(every_s=0.0, tolerance=0.5)
+    assert settings.known_answer == KnownAnswerRules(every_s=0.0)
     assert settings.continue_across_builds
 
 
@@ -183,8 +183,8 @@ def test_every_preset_can_be_named(tmp_path: Path, preset: str) -> None:
 
 
 def test_ratios_and_times_of_rules_are_checked_by_their_names(tmp_path: Path) -> None:
-    rules = read(tmp_path, CELLS + "rules: {degraded_ratio: 2, slow_start_s: 0, panic_max_s: 0}").rules
-    assert rules == Rules(degraded_ratio=2.0, slow_start_s=0.0, panic_max_s=0.0)
+    rules = read(tmp_path, CELLS + "rules: {slow_start_s: 0, panic_max_s: 0}").rules
+    assert rules == Rules(slow_start_s=0.0, panic_max_s=0.0)
 
 
 def test_the_example_is_good() -> None:
