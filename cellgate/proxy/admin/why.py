@@ -44,8 +44,8 @@ _ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is rig
 _FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 _ADVICE: dict[Rotation, str] = {
-    Rotation.ON_HOLD: "let its engine go on (cellgate resume {unit}, or cellgate wake {unit}); drain "
-    "it (cellgate drain {unit}) if it needs longer.",
+    Rotation.ON_HOLD: "let its engine go on (cellgate engine resume {unit}, or cellgate engine wake {unit}); "
+    "drain it (cellgate drain {unit}) if it needs longer.",
     Rotation.HELD: "check the network of this gate first: the units may be healthy.",
     Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
     Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",

@@ -1,4 +1,4 @@
-"""`cellgate key new NAME`: makes a key for a client."""
+"""`cellgate keys new NAME` makes a key for a client, `cellgate keys usage FILE` adds up a usage log."""
 
 from __future__ import annotations
 
@@ -22,10 +22,21 @@ SECRET_BYTES = 32
 """As many as its SHA-256 has: nobody can guess it, so its digest needs no salt."""
 
 
-def key_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is made, for whom, and where its line goes."""
+def keys_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked of the keys."""
+    orders = parser.add_subparsers(dest="order", metavar="ORDER", required=True, help="new, usage")
+    _new_arguments(orders.add_parser("new", description="Make a key for a client."))
+    _usage_arguments(orders.add_parser("usage", description="Add up what keys and tenants have used."))
+
+
+def run_keys(args: argparse.Namespace) -> int:
+    """Do it. Raises CommandError."""
+    return _make(args) if args.order == "new" else _add_up(args)
+
+
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    """For whom it is, and where its line goes."""
     add = parser.add_argument
-    add("action", choices=["new"], help="make a key")
     add("name", metavar="NAME", help="what logs and metrics call it")
     add("--file", metavar="FILE", help="the file of keys, to which its line is appended")
     add("--tenant", metavar="TENANT", help="who shares queue and limits with it; default: NAME")
@@ -33,7 +44,7 @@ def key_arguments(parser: argparse.ArgumentParser) -> None:
     add("--expires", metavar="TIME", help="such as 2027-01-31")
 
 
-def run_key(args: argparse.Namespace) -> int:
+def _make(args: argparse.Namespace) -> int:
     """Print the key: it is stored nowhere. Raises CommandError."""
     key = f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
     fields = {"key": args.name, "sha256": sha256(key.encode()).hexdigest()}
@@ -76,7 +87,7 @@ def _append(path: str, line: bytes) -> None:
         raise CommandError(f"{path}: {error.strerror}") from None
 
 
-# `cellgate usage FILE`: adds up a usage log.
+# `cellgate keys usage FILE`: adds up a usage log.
 
 
 LATEST = "~"
@@ -84,7 +95,7 @@ LATEST = "~"
 _HEAD = ("REQUESTS", "PROMPT TOKENS", "COMPLETION TOKENS", "COST", "ESTIMATED")
 
 
-def usage_arguments(parser: argparse.ArgumentParser) -> None:
+def _usage_arguments(parser: argparse.ArgumentParser) -> None:
     """Which log, from when to when, and by what."""
     add = parser.add_argument
     add("file", metavar="FILE", help="the usage log")
@@ -95,7 +106,7 @@ def usage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="everything, as JSON")
 
 
-def run_usage(args: argparse.Namespace) -> int:
+def _add_up(args: argparse.Namespace) -> int:
     """Print the totals. Raises CommandError."""
     try:
         found = totals(rows_of(args.file), args.by, args.since or "", args.until or LATEST)

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from cellgate import VERSION
-from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, near
+from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, actions_of, near
 from cellgate.proxy.config.load_process import ConfigError
 
 FAILED = 1
@@ -76,13 +76,8 @@ COMMANDS = {
     ),
     "undrain": CommandEntry("put a drained unit back into rotation", "proxy.cli.operate", "drain"),
     "reload": CommandEntry("have a running gate read its configuration again", "proxy.cli.operate", "reload"),
-    "pause": CommandEntry("drain a unit and pause its engine", "proxy.cli.operate", "engine"),
-    "resume": CommandEntry(
-        "let a paused engine go on; a canary proves it, then it is undrained", "proxy.cli.operate", "engine"
-    ),
-    "sleep": CommandEntry("drain a unit and put its engine to sleep", "proxy.cli.operate", "engine"),
-    "wake": CommandEntry(
-        "wake a sleeping engine; a canary proves it, then it is undrained", "proxy.cli.operate", "engine"
+    "engine": CommandEntry(
+        "drain a unit and pause its engine or put it to sleep; let it go on", "proxy.cli.operate", "engine"
     ),
     "roll": CommandEntry(
         "bring new software to all units, cell by cell, and back", "proxy.cli.operate", "roll"
@@ -90,8 +85,7 @@ COMMANDS = {
     "poison": CommandEntry(
         "list the prompts that are refused because they ended units", "proxy.cli.operate", "poison"
     ),
-    "key": CommandEntry("make a key for a client", "proxy.cli.keys", "key"),
-    "usage": CommandEntry("add up what keys and tenants have used", "proxy.cli.keys", "usage"),
+    "keys": CommandEntry("make a key for a client; add up what keys have used", "proxy.cli.keys", "keys"),
     "completion": CommandEntry("print the completions for a shell", "proxy.cli.main", "completion"),
 }
 
@@ -177,7 +171,8 @@ def run_completion(args: argparse.Namespace) -> int:
 
 
 def _words(name: str) -> Words:
-    actions = parser_of(name)._actions
+    # Two orders of a command may have one flag.
+    actions = {(*each.option_strings, each.dest): each for each in actions_of(parser_of(name))}.values()
     flags = [
         Flag(
             each.option_strings,

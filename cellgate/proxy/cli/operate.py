@@ -158,12 +158,12 @@ def run_drain(args: argparse.Namespace) -> int:
     return 0
 
 
-# `cellgate pause`, `resume`, `sleep` and `wake`: what the engine of a unit is told to do (docs/hold.md).
+# `cellgate engine pause|resume|sleep|wake`: what the engine of a unit is told to do (docs/hold.md).
 
 
 _CONDUCTED = {
-    "pause": "drained and paused (mode {mode}); cellgate resume {unit} lets it go on",
-    "sleep": "drained and asleep (mode {mode}); cellgate wake {unit} wakes it",
+    "pause": "drained and paused (mode {mode}); cellgate engine resume {unit} lets it go on",
+    "sleep": "drained and asleep (mode {mode}); cellgate engine wake {unit} wakes it",
     "resume": "resumed and undrained; it gets requests once a canary has passed",
     "wake": "awake and undrained; it gets requests once a canary has passed",
 }
@@ -171,16 +171,20 @@ _CONDUCTED = {
 
 def engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Which unit, of which gate; what becomes of its requests."""
-    add_unit(parser)
-    if parser.prog.endswith((" pause", " sleep")):
-        parser.add_argument("--mode", metavar="MODE", help="what becomes of its requests: wait, abort, keep")
-    add_admin(parser)
+    orders = parser.add_subparsers(dest="order", metavar="ORDER", required=True, help=", ".join(_CONDUCTED))
+    for order in _CONDUCTED:
+        below = orders.add_parser(order)
+        add_unit(below)
+        if order in ("pause", "sleep"):
+            told = "what becomes of its requests: wait, abort, keep"
+            below.add_argument("--mode", metavar="MODE", help=told)
+        add_admin(below)
 
 
 def run_engine(args: argparse.Namespace) -> int:
     """Have the engine do it. Raises CommandError."""
-    mode = admin_client.conduct(args.admin, args.name, args.command, getattr(args, "mode", None))
-    print(f"{args.name}: " + _CONDUCTED[args.command].format(unit=args.name, mode=mode))
+    mode = admin_client.conduct(args.admin, args.name, args.order, getattr(args, "mode", None))
+    print(f"{args.name}: " + _CONDUCTED[args.order].format(unit=args.name, mode=mode))
     return 0
 
 

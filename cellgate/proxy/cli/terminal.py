@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, get_args
 
 from cellgate.proxy.config.load_process import Overrides
@@ -34,12 +34,21 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """The line: what is wrong, what was probably meant, and where to read on."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
+        flags = [flag for action in actions_of(self) for flag in action.option_strings]
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         hint = near(unknown[1], flags) if unknown else ""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         hint = near(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else hint
         self.exit(WRONG, f"{self.prog}: {' '.join(message.split())}{hint}; see: {self.prog} --help\n")
+
+
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Its arguments, and those of the commands below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from actions_of(below)
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Reads the file of keys: one JSON object a line, each a key, a tenant or the price of a model.
 
 A file with a mistake is refused as a whole, with a line for each mistake. Not YAML: a file of ten thousand
-keys must be read in a tenth of a second, and `cellgate key new` must be able to append to it.
+keys must be read in a tenth of a second, and `cellgate keys new` must be able to append to it.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _models(found: object) -> frozenset[str]:
 def _digest(found: object) -> str:
     if isinstance(found, str) and _DIGEST.fullmatch(found.lower()):
         return found.lower()
-    raise _wrong("the SHA-256 of a key, 64 hexadecimal digits (see cellgate key)")
+    raise _wrong("the SHA-256 of a key, 64 hexadecimal digits (see cellgate keys new)")
 
 
 def _priority(found: object) -> tuple[int, int]:

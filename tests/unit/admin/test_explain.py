@@ -251,8 +251,8 @@ def test_a_unit_on_hold_says_so_and_what_lets_it_go_on() -> None:
     lines = explain(state, Moment(100.0, Rules(), canary_s=None))
     assert lines[0].startswith("u is out of rotation: its engine is paused, for 10.0 s.")
     assert "590 s at the latest" in next(line for line in lines if line.startswith("Next: "))
-    assert "cellgate resume u" in lines[-1]
+    assert "cellgate engine resume u" in lines[-1]
     state.drained = True
     lines = explain(state, Moment(101.0, Rules(), canary_s=None))
     assert "Besides, its engine is paused, for 11.0 s." in lines
-    assert "cellgate resume u" in lines[-1]
+    assert "cellgate engine resume u" in lines[-1]

@@ -39,8 +39,12 @@ WRONG: list[tuple[str, int, str]] = [
     ),
     ("drain a1 --cell a", 2, "cellgate drain: argument --cell: not allowed with argument NAME"),
     ("drain --cells a", 2, "cellgate drain: unrecognized arguments: --cells; did you mean --cell?"),
-    ("pause a1 --mod keep", 2, "cellgate pause: unrecognized arguments: --mod keep; did you mean --mode?"),
-    ("resume a1 --mode keep", 2, "cellgate resume: unrecognized arguments: --mode keep"),
+    (
+        "engine pause a1 --mod keep",
+        2,
+        "cellgate engine: unrecognized arguments: --mod keep; did you",
+    ),
+    ("engine resume a1 --mode keep", 2, "cellgate engine: unrecognized arguments: --mode keep"),
     (
         "explain --tokens 9",
         2,

@@ -49,7 +49,7 @@ def test_a_key_has_what_its_tenant_says_and_its_own_goes_first() -> None:
         ('{"key": "a"}', "keys:1: sha256: required field is missing"),
         (
             '{"key": "a", "sha256": "sk-secret"}',
-            "keys:1: sha256: expected the SHA-256 of a key, 64 hexadecimal digits (see cellgate key)",
+            "keys:1: sha256: expected the SHA-256 of a key, 64 hexadecimal digits (see cellgate keys new)",
         ),
         (
             '{"tenant": "a b"}',
