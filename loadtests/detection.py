@@ -39,7 +39,7 @@ WAIT_LIMIT_S = 1.0
 """After detection, for whoever had shown no token."""
 
 SETTLE_S = (2.5, 4.5)
-"""Between rounds, drawn: an idle unit is asked every 2 s, and the fault must not fall into step with that."""
+"""Between rounds, drawn: probes have periods, and the fault must not fall into step with that."""
 
 
 @dataclass(frozen=True, slots=True)

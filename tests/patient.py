@@ -74,7 +74,6 @@ class FakePatient:
     is_seen_still: bool = False
     seats_shown: int = 0
     occupied: list[float] = field(default_factory=list)
-    shows_work: bool = False
     engine: str = ""
     reborn: tuple[str, float] | None = None
     build: Build = field(default_factory=Build)

@@ -222,11 +222,6 @@ class ProbeContext(Protocol):
         ...
 
     @property
-    def shows_work(self) -> bool:
-        """Whether a stream of this gate would make progress if the unit worked."""
-        ...
-
-    @property
     def held_down(self) -> bool:
         """True while the unit is DOWN because of an open fault of a node: no canary can bring it back."""
         ...

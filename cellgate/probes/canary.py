@@ -20,7 +20,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, Trouble
+from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, Trouble, is_in_use
 from cellgate.probes.engines import (
     APIS,
     MEDIA,
@@ -261,8 +261,11 @@ _UNASKED = {"x-cellgate": "unasked"}
 """Of a page about a model for which no request can be made."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
-IN_LINE = 4.0
+IN_LINE = 2.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
+BLIND_IDLE = 2.0 / 3.0
+"""A unit that counts no steps gets its idle canary after this share of `canary_idle_s`, because its canaries
+take longer to fail."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
@@ -405,7 +408,7 @@ class Canary:
         if sees:
             return limit_s
         # The requests of others are unknown: a canary may have to wait for them.
-        return limit_s * (2.0 if context.verdict is Verdict.UP or context.shows_work else IN_LINE)
+        return limit_s * IN_LINE
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
@@ -707,8 +710,9 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
 
 def _idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
-    idle_s = context.rules.canary_idle_s
-    return min(idle_s, AWAKE_S) if context.in_flight else idle_s
+    counts = context.load is not None and context.load.sighted
+    idle_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
+    return min(idle_s, AWAKE_S) if is_in_use(context) else idle_s
 
 
 def _timeouts(context: ProbeContext) -> int:

@@ -32,6 +32,9 @@ _APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
 _BUSY = frozenset({429, 503})
 RETRY_S = 2.0
+FRESH_S = 2.5
+"""Only a unit that has shown life so lately is asked: it is well, and so what it does with the prompt
+explains a canary that waits behind it."""
 
 _LIMIT_BYTES = 64 << 10
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
@@ -42,6 +45,8 @@ _TOOK_S = "took_s"
 """Note: how long the last answer took."""
 _USUAL_TIMES = 3.0
 """For so many times as long a canary may have to wait behind the next one."""
+_FAILED = "failed"
+"""Note: whether the last one was not answered in time; the next one explains nothing."""
 _API = "api"
 """Note: the API that has answered, with its engine and model."""
 
@@ -78,12 +83,15 @@ class KnownAnswer:
         model = model_of(context)
         asked_at = context.now()
         took_s = context.notes.get(_TOOK_S)
-        context.occupied_until(asked_at + (self.timeout_s if took_s is None else _USUAL_TIMES * took_s))
+        if not context.notes.get(_FAILED):
+            context.occupied_until(asked_at + (self.timeout_s if took_s is None else _USUAL_TIMES * took_s))
         try:
             api, reply = await self._ask(context, model)
         except FetchError:
+            context.notes[_FAILED] = True
             context.occupied_until(0.0)
             return
+        context.notes[_FAILED] = False
         context.occupied_until(context.now())
         context.notes[_TOOK_S] = context.now() - asked_at
         if reply.status in _NOT_SERVED:
@@ -118,14 +126,15 @@ class KnownAnswer:
 
 
 def _may_ask(context: ProbeContext) -> bool:
-    """Whether it can be asked now: not while it is on hold, or down for another reason than its answers. One
-    that only does its part of a pair has no answer of its own.
+    """Whether it can be asked now: not while it is silent, on hold, or down for another reason than its
+    answers. One that only does its part of a pair has no answer of its own.
     """
     if context.is_on_hold or is_half(context) or not _apis(context):
         return False
     if context.verdict not in _USABLE:
         return context.urgency is not Urgency.ROUTINE
-    return context.urgency is Urgency.NOW or not is_in_use(context)
+    is_well = context.now() - context.life_at <= FRESH_S
+    return context.urgency is Urgency.NOW or (is_well and not is_in_use(context))
 
 
 def _apis(context: ProbeContext) -> list[str]:

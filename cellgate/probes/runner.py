@@ -180,6 +180,8 @@ class Agenda:
 
 JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
+JITTER_MAX_S = 0.25
+"""And by no more than this: gates that take turns rely on it (`YIELD_S` in canary.py)."""
 TOGETHER_S = 0.01
 """Runs that are due so soon after one that is due now begin with it."""
 RARE_S = 30.0
@@ -297,7 +299,7 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                due_at = now + pause_s * (1.0 - JITTER * self._rng.random())
+                due_at -= min(JITTER * pause_s, JITTER_MAX_S) * self._rng.random()
         elif pause_s < 0.0:
             due_at = now
         elif pause_s == math.inf:

@@ -95,7 +95,7 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
     """Whether requests that the unit has, or a probe, may keep it busy with nothing to show for it; if so, a
     canary that was sent at `asked_at` and has run out of time proves nothing.
     """
-    if min(now, asked_at) < state.occupied_until:
+    if min(now, asked_at) < state.occupied_until and not state.is_unreachable(now):
         return True
     doubted_at = state.case.since if state.case.verdict is Verdict.SUSPECT else inf
     if state.life_at > doubted_at:

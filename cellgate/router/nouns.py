@@ -654,7 +654,8 @@ class Rules:
 
     weak_window_s (10), weak_min (5), weak_rate (0.5): this much weak evidence in the window is a suspicion.
     passes (2): canaries in a row that bring a DOWN unit back.
-    canary_idle_s (14): a unit without work and without progress for this long gets a canary.
+    canary_idle_s (14): a unit without work and without progress for this long gets a canary; two thirds of it
+    where the engine counts no steps.
     canary_timeout_s (1.25), warm_up_timeout_s (60): the least timeout of a canary, by verdict.
     silent_min_s (1): a shorter stall is never a suspicion.
     panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share

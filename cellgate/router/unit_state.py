@@ -675,10 +675,6 @@ class UnitState(InRotation):
             for lease in self.leases
         )
 
-    def shows_work(self) -> bool:
-        """Whether a stream of this gate would make progress if the unit worked."""
-        return any(lease.committed and lease.ask.stream and not lease.paused for lease in self.leases)
-
     def speed(self) -> Speed | None:
         """Its speed for a comparison; None with too few recent tokens."""
         # Counting the gaps takes a tenth of a millisecond, and there are many idle units.

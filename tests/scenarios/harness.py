@@ -20,8 +20,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from cellgate.probes.canary import BLIND_IDLE
 from cellgate.probes.nodes import HttpProbe
-from cellgate.probes.runner import JITTER
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, ServingRole, Transfer, Unit, Verdict
@@ -60,7 +60,8 @@ def promise_s(timing: Timing = USUAL, *, is_blind: bool = False) -> float:
     """
     usual_s = timing.prefill_s + 3.0 * timing.step_s + LATENCY_S / 4.0
     canary_s = max(RULES.canary_timeout_s, USUAL_TIMES * usual_s) * (2.0 if is_blind else 1.0)
-    return max(RULES.canary_idle_s * (1.0 + JITTER), canary_s) + 2.0 * canary_s + LATENCY_S
+    idle_s = RULES.canary_idle_s * (BLIND_IDLE if is_blind else 1.0)
+    return max(idle_s, canary_s) + 2.0 * canary_s + LATENCY_S
 
 
 PROMISE_S = promise_s()

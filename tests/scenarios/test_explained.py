@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from cellgate.probes.canary import Canary
-from cellgate.probes.runner import JITTER
+from cellgate.probes.runner import JITTER_MAX_S
 from cellgate.proxy.admin.why import unit_page
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
-from tests.scenarios.harness import BACK_S, LATENCY_S, RULES, Stage
+from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.seeds import seeds
 from tests.sim.behaviour import Behaviour
 
@@ -41,9 +41,9 @@ def test_a_canary_comes_when_it_was_told_to(seed: int) -> None:
             canaries = stage.engines["a"].canaries
             due_s, before = page(stage)["next_canary_s"], len(canaries)
             if due_s:
-                await asyncio.sleep(due_s - JITTER * RULES.canary_idle_s - 0.01)
+                await asyncio.sleep(due_s - JITTER_MAX_S - 0.01)
                 assert len(canaries) == before, "it came too soon"
-                await asyncio.sleep(JITTER * RULES.canary_idle_s + LATENCY_S)
+                await asyncio.sleep(JITTER_MAX_S + LATENCY_S)
                 assert len(canaries) == before + 1, "it is late"
 
     stage.play(scenario())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cellgate.probes.canary import YIELD_S
 from tests.scenarios.gates import GatesStage, roll_gates
 from tests.scenarios.users import Users
 from tests.sim.engine import Engine
@@ -79,6 +80,6 @@ def test_of_an_idle_unit_that_hangs_the_gate_whose_turn_it_is_not_waits_only_a_l
     async def scenario() -> None:
         await asyncio.sleep(5.0 + tenth / 10)
         stop_core(stage.engines["a"])
-        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s)
+        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s + YIELD_S)
 
     stage.play(scenario())

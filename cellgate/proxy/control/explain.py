@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from cellgate.probes.agent import BEAT_S, LOOK_S
 from cellgate.probes.agents import SILENCE_S
-from cellgate.probes.canary import IN_LINE
+from cellgate.probes.canary import BLIND_IDLE, IN_LINE
 from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.nodes import NodeProbe
 from cellgate.probes.readiness import Readiness
@@ -323,15 +323,8 @@ def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
 
 
 def canary_s(rules: Rules, counts: bool) -> float:
-    """The timeout of a canary: at least that of a stall; twice that where only answers show progress."""
-    return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else 2.0)
-
-
-def in_line_s(rules: Rules, counts: bool) -> float:
-    """The timeout of a suspect's canary without streams of this gate: other requests may be queued before
-    it.
-    """
-    return canary_s(rules, True) * (1.0 if counts else IN_LINE)
+    """The timeout of a canary: at least that of a stall; more where only answers show progress."""
+    return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else IN_LINE)
 
 
 def busy_hang_s(rules: Rules, counts: bool) -> float:
@@ -349,19 +342,18 @@ def busy_hang_s(rules: Rules, counts: bool) -> float:
 def idle_hang_s(rules: Rules, counts: bool) -> float:
     """Until a canary is due, after the last progress or the canary in flight; then two fail.
 
-    The canary in flight may be excused by progress just before the fault, and is repeated at once. Where only
-    answers show progress, the next one may be excused as well, because a request is in flight.
+    The canary in flight may be excused by progress just before the fault, and is repeated at once.
     """
-    one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
-    due_s = max(rules.canary_idle_s, one_s)
-    return due_s + excused_s + one_s + in_line_s(rules, counts) + SLACK_S
+    one_s = canary_s(rules, counts)
+    due_s = rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
+    return max(due_s, one_s) + 2.0 * one_s + SLACK_S
 
 
 def lost_machine_s(rules: Rules, counts: bool) -> float:
     """Until its agent is missed, or the canary in flight has ended; then one fails."""
     one_s = canary_s(rules, counts)
     excused_s = 0.0 if counts else canary_s(rules, True)
-    return max(SILENCE_S + BEAT_S, one_s) + excused_s + in_line_s(rules, counts) + SLACK_S
+    return max(SILENCE_S + BEAT_S, one_s) + excused_s + one_s + SLACK_S
 
 
 def degraded_s() -> float:

@@ -145,10 +145,6 @@ class UnitContext:
         return is_seen_still(self.unit_state, self.now())
 
     @property
-    def shows_work(self) -> bool:
-        return self.unit_state.shows_work()
-
-    @property
     def engine(self) -> str:
         return self.unit_state.engine
 

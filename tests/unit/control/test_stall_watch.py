@@ -95,6 +95,7 @@ def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
 
 def test_a_unit_without_requests_is_left_alone() -> None:
     scene = Round()
+    scene.unit_state().heard_at = NOW + 50.0
     scene.stall_watch.tick(NOW + 50.0, 0.0)
     assert (scene.asked, scene.flips) == ([], [])
 

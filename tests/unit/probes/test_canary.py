@@ -387,13 +387,29 @@ def test_it_flies_each_period_while_there_is_doubt(verdict: Verdict) -> None:
 
 def test_an_up_unit_gets_one_only_after_a_while_without_life() -> None:
     """Work is the better proof, and free."""
-    context = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES)
+    context = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES, load=replace(SIGHTED, running=0))
     assert Canary().due_at(context, 50.0) == 102.0
     assert Canary().due_at(replace(context, life_at=10.0), 50.0) == 51.0
 
 
+def test_one_that_counts_no_steps_gets_it_sooner_because_it_takes_longer_to_fail() -> None:
+    blind = FakePatient(lambda _: TOKEN, life_at=100.0)
+    counts = replace(blind, load=replace(SIGHTED, running=0))
+    due_s, blind_due_s = (Canary().due_at(each, 50.0) - 100.0 for each in (counts, blind))
+    assert due_s == 14.0
+    assert blind_due_s == pytest.approx(14.0 * 2.0 / 3.0)
+    timeout_s, blind_timeout_s = (Canary().timeout_s(each) for each in (counts, replace(blind, in_flight=1)))
+    assert max(due_s + 2.0 * timeout_s, blind_due_s + 2.0 * blind_timeout_s) < 17.0
+
+
+@pytest.mark.parametrize("work", [{"in_flight": 1}, {"load": SIGHTED}], ids=["of this gate", "of others"])
+def test_a_unit_with_work_gets_one_after_two_seconds_without_life(work: dict[str, Any]) -> None:
+    assert Canary().due_at(FakePatient(lambda _: TOKEN, life_at=100.0, **work), 50.0) == 102.0
+
+
 def test_it_flies_a_little_later_where_another_gates_may_spare_it() -> None:
-    context = FakePatient(lambda _: TOKEN, life_at=100.0, is_peers_turn=True, rules=RULES)
+    idle = replace(SIGHTED, running=0)
+    context = FakePatient(lambda _: TOKEN, life_at=100.0, is_peers_turn=True, rules=RULES, load=idle)
     assert Canary().due_at(context, 50.0) == 102.75
     # A suspicion is one's own.
     assert Canary().due_at(replace(context, verdict=Verdict.SUSPECT), 101.5) == 102.5

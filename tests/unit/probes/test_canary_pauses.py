@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cellgate.probes.base import Trouble
-from cellgate.probes.canary import Canary
+from cellgate.probes.canary import BLIND_IDLE, Canary
 from cellgate.router.nouns import Rules, Verdict
 from tests.patient import FakePatient, look
 
@@ -35,7 +35,7 @@ def test_a_unit_that_makes_progress_gets_fewer_from_one_timeout_to_the_next(
 
 
 def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -> None:
-    patient = replace(after_timeouts(6), rules=Rules(canary_idle_s=2.0))
-    idle_s = patient.rules.canary_idle_s
+    patient = replace(after_timeouts(6), rules=Rules(canary_idle_s=3.0))
+    idle_s = 3.0 * BLIND_IDLE
     assert Canary().due_at(replace(patient, life_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
     assert Canary().due_at(replace(patient, life_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0
