@@ -259,7 +259,8 @@ VERSION_S = 0.5
 """The timeout of each question for what a unit is that is about to come up."""
 _UNASKED = {"x-cellgate": "unasked"}
 """Of a page about a model for which no request can be made."""
-_USUAL_TIMES = 4.0
+_USUAL_TIMES, _STILL_TIMES = 4.0, 2.0
+"""A canary may take so many times as long as usual; and where the engine's own counters stand still."""
 _USUAL_SHARE = 0.2
 IN_LINE = 2.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
@@ -399,9 +400,11 @@ class Canary:
         if context.verdict is Verdict.DOWN:
             doublings = min(_timeouts(context), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        # A suspect has already stalled for the limit.
-        silent_s = context.stall_limit_s * (0.5 if context.verdict is Verdict.SUSPECT else 1.0)
-        silent_s = min(silent_s, _WAITS_MAX_S)
+        is_suspect = context.verdict is Verdict.SUSPECT
+        if is_suspect and context.is_seen_still:
+            # It has stalled for the limit, and its own counters say so.
+            return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
+        silent_s = min(context.stall_limit_s * (0.5 if is_suspect else 1.0), _WAITS_MAX_S)
         limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(context))
         load = context.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(context))

@@ -111,15 +111,22 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
 def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules) -> float:
     """How long these requests may keep the unit busy with nothing to show for it."""
     believed_s = stall_limit_s(state, rules)
+    if _is_told(state):
+        return believed_s
     is_seen = now - state.counters_at < COUNTERS_FRESH_S
-    if state.is_alone and not is_seen:
-        believed_s = max(believed_s, UNSEEN_S)
+    alone_s = UNSEEN_S if state.is_alone and not is_seen else 0.0
     if state.counters_at or len(state.leases) <= state.seats_shown:
         # Its steps are counted, or a canary has a place beside these requests.
-        return believed_s
+        return max(believed_s, alone_s)
     answers_s = max((_answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
     one_by_one_s = UNSEEN_S if state.costs.backlog.peak_batch < 2.0 else 0.0
-    return max(believed_s + answers_s, one_by_one_s)
+    return max(believed_s + answers_s, alone_s, one_by_one_s)
+
+
+def _is_told(state: UnitState) -> bool:
+    """Whether a node of it is the reason for a suspicion: its agent says that a process is stopped."""
+    because = state.case.because
+    return state.case.verdict is Verdict.SUSPECT and because is not None and because.node is not None
 
 
 def _answer_s(state: UnitState, lease: Lease) -> float:
