@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
-from cellgate.probes.canary import YIELD_S
+from cellgate.probes.canary import BLIND_IDLE, YIELD_S
 from cellgate.proxy.cli.terminal import WRONG, add_settings, fleet_table, overrides, table
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.explain import REFUSED_S, UnitKind, degraded_s, kinds, rows
-from cellgate.router.health import PREFILLS, STEPS
+from cellgate.router.health import PREFILLS, STEPS, UNSEEN_S
 from cellgate.router.nouns import Fleet, Rules
 
 # The detection times in `cellgate check`: one table for each kind of unit, and common notes. Pure.
@@ -64,6 +64,11 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         f"Slow units take longer: a unit may stall for {STEPS:g} times its slowest usual step, or for "
         f"{PREFILLS:g} times the prefill of the largest prompt that waits there; a canary may take 4 times "
         "as long as usual there.",
+        "Busy is not sick: requests that are there explain a silence for so long; where no steps are counted "
+        "and the engine serves one request at a time, or the unit is alone in its pool, for at least "
+        f"{UNSEEN_S:g} s. Then two canaries decide.",
+        f"Idle: an engine that counts its steps gets a canary after {rules.canary_idle_s:g} s, another one "
+        f"after {rules.canary_idle_s * BLIND_IDLE:.1f} s; a request that comes sooner brings one with it.",
         f"Suspicion only: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are at "
         f"least {rules.weak_rate:.0%} of all answers. A canary then decides.",
         "Gates that share a Redis send canaries for each other: a gate whose turn it is not finds a hang of "
