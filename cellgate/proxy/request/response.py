@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
 from cellgate.proxy.http.heads import RANK_FIELD, forwarded_lines, is_request_id, own_response, unit_head
 from cellgate.proxy.http.json_skim import JsonSkim
@@ -37,7 +38,7 @@ from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.ports import Observer, ResponseHost
 from cellgate.proxy.request.routes import ENGINES_LINES, OWN_LINES, gate_refusal, is_final
-from cellgate.proxy.resume.answer_reader import PARSED_BYTES, AnswerReader, told_in
+from cellgate.proxy.resume.answer_reader import PARSED_BYTES, AnswerReader, told_in, told_in_batch
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import without_ids, without_prompt
@@ -91,7 +92,8 @@ def usage_of(told: dict[str, Any] | None) -> Usage | None:
 
     https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
     prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
-    have total_tokens alone.
+    have total_tokens alone. What `/v1/messages` has read from a cache, or written to one, is not in its
+    input_tokens (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
     """
     if told is None:
         return None
@@ -100,12 +102,15 @@ def usage_of(told: dict[str, Any] | None) -> Usage | None:
     if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
         # The usual case.
         return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
-    answer = _first(told, "completion_tokens", "output_tokens")
-    prompt = _first(told, "prompt_tokens", "input_tokens")
+    answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
+    prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
     if prompt is None and (total := _first(told, "total_tokens")) is not None:
         prompt = max(0, total - (answer or 0))
     if prompt is None:
         return None
+    if (read := _first(told, "cache_read_input_tokens")) is not None:
+        written = _first(told, "cache_creation_input_tokens") or 0
+        return Usage(prompt + read + written, answer or 0, read)
     details = details or told.get("input_tokens_details") or told
     return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
 
@@ -120,13 +125,14 @@ def _first(counts: dict[str, Any], *names: str) -> int | None:
 
 
 def read_usage(body: bytes) -> Usage | None:
-    """The usage in a whole answer that is one JSON object; None if there is none."""
+    """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
     at = body.rfind(b'"usage":{')
     if at >= 0 and (usual := _USUAL.match(body, at)) is not None:
         return usage_of(orjson.loads(usual[1]))
-    if not body[:1].isspace() and not body.startswith(b"{"):
+    if not body[:1].isspace() and not body.startswith((b"{", b"[")):
         return None
-    if len(body) > PARSED_BYTES:
+    is_batch = body.lstrip()[:1] == b"["
+    if len(body) > (LIMITS.json_bytes_on_loop if is_batch else PARSED_BYTES):
         skim = JsonSkim()
         skim.feed(body)
         return usage_of(told_in(skim.document()))
@@ -134,6 +140,8 @@ def read_usage(body: bytes) -> Usage | None:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
+    if isinstance(document, list):
+        return usage_of(told_in_batch(document))
     return usage_of(told_in(document)) if isinstance(document, dict) else None
 
 

@@ -49,6 +49,8 @@ _DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
 _TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "reasoning")
 """Names of fields with a piece of an answer."""
 _HOLDERS = ("response", "message")
+_PART = "num_output_tokens"
+"""Of Triton's streams each event tells how many tokens are in it."""
 USUAL_ENDS = 3
 """So many are kept, and the latest."""
 
@@ -179,6 +181,9 @@ class AnswerReader:
             self._finished = self._finished or _finishes(document)
         told = told_in(document)
         if told is not None:
+            if _PART in told and self.told is not None:
+                parts = (each.get(_PART) for each in (self.told, told))
+                told = told | {_PART: sum(part for part in parts if type(part) is int)}
             # `/v1/messages` tells of the prompt when it begins, and of the answer when it ends.
             known = self.told if self._is_typed else None
             self.told = known | {name: told[name] for name in told if told[name]} if known else told
@@ -280,7 +285,12 @@ def _text_of(document: dict[str, Any]) -> str:
 
 
 def told_in(document: dict[str, Any]) -> dict[str, Any] | None:
-    """The usage that an object tells: an answer, or an event of one."""
+    """The usage that an object tells: an answer, or an event of one.
+
+    SGLang tells it in `meta_info`, TGI in `details`, and Triton beside the text:
+    https://huggingface.github.io/text-generation-inference/,
+    https://github.com/triton-inference-server/vllm_backend/blob/main/docs/additional_outputs.md
+    """
     told = document.get("usage")
     if isinstance(told, dict):
         return told
@@ -288,5 +298,20 @@ def told_in(document: dict[str, Any]) -> dict[str, Any] | None:
         holder = document.get(name)
         if isinstance(holder, dict) and isinstance(told := holder.get("usage"), dict):
             return told
-    told = document.get("meta_info")
-    return told if isinstance(told, dict) else None
+    told = document.get("meta_info") or document.get("details")
+    if isinstance(told, dict):
+        return told
+    if _PART not in document:
+        return None
+    return {name: document.get(name) for name in ("num_input_tokens", _PART)}
+
+
+def told_in_batch(answers: list[Any]) -> dict[str, Any] | None:
+    """What all answers of a batch tell together."""
+    sums: dict[str, Any] = {}
+    for answer in answers:
+        told = told_in(answer) if isinstance(answer, dict) else None
+        for name, count in (told or {}).items():
+            if type(count) is int:
+                sums[name] = sums.get(name, 0) + count
+    return sums or None

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.request.response import read_usage, usage_of
+from cellgate.proxy.resume.answer_reader import AnswerReader
 from cellgate.router.cost_model import Usage
 
 CHAT = {"prompt_tokens": 120, "total_tokens": 130, "completion_tokens": 10}
@@ -31,6 +32,18 @@ TELLS = {"usage": CHAT}
         ({"prompt_tokens": 8, "total_tokens": 8}, Usage(8, 0, None)),
         ({"total_tokens": 9}, Usage(9, 0, None)),
         ({"prompt_tokens": 5, "completion_tokens": 6, "cached_tokens": 2}, Usage(5, 6, 2)),
+        ({"generated_tokens": 4, "input_length": 9, "finish_reason": "length"}, Usage(9, 4, None)),
+        ({"num_input_tokens": 9, "num_output_tokens": 4}, Usage(9, 4, None)),
+        ({"input_tokens": 7, "output_tokens": 3, "cache_read_input_tokens": 0}, Usage(7, 3, 0)),
+        (
+            {
+                "input_tokens": 7,
+                "output_tokens": 3,
+                "cache_read_input_tokens": 100,
+                "cache_creation_input_tokens": 20,
+            },
+            Usage(127, 3, 100),
+        ),
         ({"prompt_tokens": "8"}, None),
         ({"prompt_tokens": -1}, None),
         ({}, None),
@@ -70,10 +83,46 @@ def test_usage_is_read_where_the_engine_tells_it(answer: dict[str, Any]) -> None
         b'{"usage":null}',
         b'{"a":{"usage":{"prompt_tokens":5}}}',
         b'{"usage":{"prompt_tokens":5}',
-        b'[{"usage":{"prompt_tokens":5}}]',
+        b'[{"usage":5}, 3]',
         b'"usage":{"prompt_tokens":5}}',
         b'{"x":"\\"usage":{"prompt_tokens":5}}',
     ],
 )
 def test_what_is_not_told_is_unknown(body: bytes) -> None:
     assert read_usage(body) is None
+
+
+TGI = {"generated_text": "a", "details": {"generated_tokens": 10, "input_length": 120}}
+TRITON = {"text_output": "a", "num_input_tokens": 120, "num_output_tokens": 10}
+SGLANG = {"text": "a", "meta_info": {"prompt_tokens": 120, "completion_tokens": 10}}
+
+
+@pytest.mark.parametrize("answer", [TGI, TRITON, SGLANG, TELLS])
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_usage_is_read_in_each_dialect_alone_and_in_a_batch(answer: dict[str, Any], size: int) -> None:
+    if size == 0:
+        assert read_usage(orjson.dumps(answer)) == Usage(120, 10, None)
+    batch = [answer | {"pad": "x" * size}, answer, answer]
+    assert read_usage(orjson.dumps(batch)) == Usage(360, 30, None)
+
+
+@pytest.mark.parametrize(
+    ("events", "usage"),
+    [
+        ([{"token": {"text": "a"}, "details": None}, TGI], Usage(120, 10, None)),
+        ([TRITON, TRITON | {"num_output_tokens": 1}, {"text_output": ""}], Usage(120, 11, None)),
+        (
+            [SGLANG, SGLANG | {"meta_info": {"prompt_tokens": 120, "completion_tokens": 12}}],
+            Usage(120, 12, None),
+        ),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_usage_is_read_in_streams_of_engines_own_dialects(
+    events: list[dict[str, Any]], usage: Usage, step: int
+) -> None:
+    stream = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
+    reader = AnswerReader(is_typed=False)
+    for at in range(0, len(stream), step):
+        reader.feed(stream[at : at + step])
+    assert usage_of(reader.told) == usage
