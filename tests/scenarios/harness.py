@@ -22,6 +22,7 @@ from typing import Any
 
 from cellgate.probes.canary import BLIND_IDLE
 from cellgate.probes.nodes import HttpProbe
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, ServingRole, Transfer, Unit, Verdict
@@ -47,9 +48,8 @@ USUAL_TIMES = 4.0
 """A canary may take so many times as long as it usually does."""
 BACK_S = RULES.warm_up_timeout_s + RULES.passes * RULES.canary_timeout_s + 5.0
 """From a unit's recovery to UP: the canary on its way may have to run out of its time first."""
-BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
-"""What the gate may hold for a client that does not read: one read above the high-water mark,
-and its framing."""
+BUFFER_BYTES = LIMITS.unsent_bytes + HIGH_WATER + WINDOW + 4096
+"""What the gate may hold for a client that does not read: one read above its limit, and its framing."""
 SAMPLE_S = 0.1
 ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
 

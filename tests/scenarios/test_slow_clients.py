@@ -58,7 +58,7 @@ def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
         await crowd
 
     stage.play(scenario())
-    assert stage.gate.outcomes == {Outcome.CLIENT_LEFT: 4}
+    assert stage.gate.outcomes == {Outcome.CLIENT_ERROR: 4}
     assert stage.flips("a") == ["up"]
 
 

@@ -37,8 +37,20 @@ def event(finish: str | None = None, **delta: str) -> bytes:
     return chunk(b"data: %b\n\n" % orjson.dumps({**head, "choices": [choice]}))
 
 
-BEGUN = SSE_HEAD + event(role="assistant", content="")
-SAID = BEGUN + event(content="Hi") + event("stop") + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+BEGUN = SSE_HEAD + event(role="assistant", content="") + event(content="Hi")
+SAID = SSE_HEAD + event(content=" there") + event("stop") + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+
+
+async def goes_on(request: Received) -> None:
+    """A unit whose tokens are bytes, and that proves so that it continues where a text ends."""
+    asked = orjson.loads(request.body)
+    if request.target == "/tokenize":
+        text = "".join(message["content"] for message in asked["messages"])
+        request.write(whole(orjson.dumps({"tokens": list(text.encode())})))
+    elif request.target == "/detokenize":
+        request.write(whole(orjson.dumps({"prompt": bytes(asked["tokens"]).decode()})))
+    else:
+        request.write(SAID)
 
 
 @asynccontextmanager
@@ -147,7 +159,7 @@ async def test_each_attempt_has_a_span_of_its_own_which_its_unit_is_told() -> No
 
 @live
 async def test_a_stream_that_another_unit_goes_on_with_has_a_continuation() -> None:
-    async with traced(then_close(BEGUN), SAID) as (here, collector), here.client() as client:
+    async with traced(then_close(BEGUN), goes_on) as (here, collector), here.client() as client:
         reply = await client.ask(chat(head=SAMPLED, messages=[{"role": "user", "content": "Hello"}]))
         assert reply.body.endswith(b"data: [DONE]\n\n")
     [request] = collector.named("POST /v1/chat/completions")
@@ -158,7 +170,7 @@ async def test_a_stream_that_another_unit_goes_on_with_has_a_continuation() -> N
     assert request.about["cellgate.continued"] == 1
     assert broken.end_ns <= continuation.start_ns <= going_on.start_ns
     assert continuation.end_ns == going_on.events["first token"]
-    assert [told(unit.requests[0])[1] for unit in here.units] == [broken.span_id, going_on.span_id]
+    assert [told(unit.requests[-1])[1] for unit in here.units] == [broken.span_id, going_on.span_id]
 
 
 @live

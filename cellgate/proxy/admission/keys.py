@@ -182,6 +182,8 @@ _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
 _OK, _LEFT = Outcome.OK, Outcome.CLIENT_LEFT
 _ANSWERLESS = ("embeddings", "rerank", "score", "pooling", "classify", "moderations", "speech", "images")
 """Routes whose engines generate no tokens."""
+_SWITCHED = 101
+"""A WebSocket: what goes through it is not counted in tokens."""
 _TENANT = Ask._fields.index("tenant")
 _PAYER = Ask._fields.index("payer")
 _BEHIND_TENANT = _TENANT + 1
@@ -358,7 +360,7 @@ class KeyAdmission:
             # It was told, though the client has left before the very end.
             return told.prompt_tokens, told.answer_tokens, told
         prompt, least = (told.prompt_tokens, told.answer_tokens) if told is not None else (charged[0], 0)
-        if record.route in _ANSWERLESS:
+        if record.route in _ANSWERLESS or response.status == _SWITCHED:
             completion = 0
         else:
             completion = response.tokens_shown()

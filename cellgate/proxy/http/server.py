@@ -480,7 +480,6 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._ended = True
-        self._catch_up()
         self._transport, self.write = None, _to_nobody
         self.deadline = inf
         self._host.clients.pop(self, None)
@@ -490,6 +489,7 @@ class ClientConnection(asyncio.Protocol):
         if self._serving is not None:
             self._intake.release(self._serving)
         self._intake.close()
+        self._catch_up()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -522,6 +522,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
+            if self._slow is not None:
+                self._slow.look()
 
     def hint(self, heads: bytes) -> None:
         """Write heads that come before that of the answer."""

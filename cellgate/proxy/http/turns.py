@@ -382,7 +382,9 @@ class ResponseClient(Protocol):
 
 
 LOOK_S = 0.01
-"""How often what waits is looked at: the loop tells only once that something does."""
+"""How often what waits is looked at, beside with each read that is no token: the loop tells only once that something
+does.
+"""
 
 
 class Backlogs:
@@ -423,17 +425,22 @@ class SlowReader:
         self._timer: asyncio.TimerHandle | None = None
         self._has_room = backlogs.take()
         if self._has_room:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
         else:
             hold_back()
 
-    def _look(self) -> None:
-        if self._transport.get_write_buffer_size() < LIMITS.unsent_bytes:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        else:
+    def look(self) -> None:
+        """Hold its unit back if as much waits as may."""
+        if self._timer is not None and self._transport.get_write_buffer_size() >= LIMITS.unsent_bytes:
+            self._timer.cancel()
             self._timer = None
             reached("unsent_bytes")
             self._hold_back()
+
+    def _look_again(self) -> None:
+        self.look()
+        if self._timer is not None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
 
     def is_too_slow(self, now: float) -> bool:
         """Whether it has taken too little for too long."""

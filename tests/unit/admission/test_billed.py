@@ -137,12 +137,10 @@ def streamed(
 def plain(
     rng: random.Random, route: str, tokens: int, usage: dict[str, Any] | None
 ) -> list[tuple[bytes, int]]:
-    answer: dict[str, Any] = {
-        "user": "usage",
-        "text": " abc" * tokens,
-        "usage": usage,
-        "metadata": {"usage": {}},
-    }
+    text = " ".join(rng.choice(["abc", "the", "xyz"]) for _ in range(tokens))
+    answer: dict[str, Any] = {"user": "usage", "text": text, "usage": usage, "metadata": {"usage": {}}}
+    if route == "embeddings":
+        answer["data"] = [{"index": 0, "embedding": [0.5]}]
     body = orjson.dumps(answer)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     size = rng.choice([1448, 65536, len(body) + len(head)])
