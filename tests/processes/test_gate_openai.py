@@ -135,7 +135,7 @@ def test_engine_administration_is_denied(client: OpenAI) -> None:
 
 def test_a_path_that_does_not_exist_is_not_found(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.post("/images/variations", body={}, cast_to=object)
+        client.post("/images/memories", body={}, cast_to=object)
     assert caught.value.code == "unknown_path"
 
 

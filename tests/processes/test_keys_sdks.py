@@ -31,7 +31,8 @@ LINES: dict[str, dict[str, Any]] = {
     GOOD: {"tenant": "team"},
     OLD: {"expires": "2020-01-01"},
     ONE: {"limits": {"in_flight": 1}},
-    FEW: {"limits": {"tokens_per_day": 10}},
+    # Fewer than a request asks for: it is charged at its start.
+    FEW: {"limits": {"tokens_per_day": 4}},
 }
 
 
