@@ -382,8 +382,8 @@ class ResponseClient(Protocol):
 
 
 LOOK_S = 0.01
-"""How often what waits is looked at, beside with each read that is no token: the loop tells only once that something
-does.
+"""How often what waits is looked at, beside with each read that is not passed on unread: the loop tells only
+once that something does.
 """
 
 
