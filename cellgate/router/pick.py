@@ -549,11 +549,19 @@ class Router:
         )
 
     def _best(
-        self, ask: Ask, now: float, tried: Collection[str], overcommit: float = 0.0, wait_s: float = 0.0
+        self,
+        ask: Ask,
+        now: float,
+        tried: Collection[str],
+        overcommit: float = 0.0,
+        wait_s: float = 0.0,
+        backlog_s: float | None = None,
     ) -> Best | Refusal:
         board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
         if overcommit or wait_s:
             bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
+        if backlog_s is not None:
+            bounds = bounds._replace(backlog_s=backlog_s)
         if len(board.units) > LOOK_AT_ALL and self._by_seconds:
             among = self._sampler.of(ask, now)
         found = find_candidates(board, ask, now, tried, bounds, among, chance)
@@ -688,12 +696,19 @@ class Router:
         return found
 
     def _lend(self, ask: Ask, now: float, tried: Collection[str]) -> Best | None:
-        """A place above the limit of a unit, for whoever has less than a share while another one hogs. None:
-        there is none, or it was the engine that took no more.
+        """A place above the limit of a unit, or behind more prompts than it is to have, for whoever has less
+        than a share while another one hogs. None: there is none, or it was the engine that took no more.
         """
+        if not ask.payer:
+            return None
         pool = self.board.pools.of(ask.model)
-        waiting = (ask.payer, ask.priority), self.queue.pool(pool).payers
-        if not ask.payer or not self._shares(pool, now).may_borrow(*waiting):
+        who, waiting = (ask.payer, ask.priority), self.queue.pool(pool).payers
+        shares = self._shares(pool, now)
+        if shares.may_overtake(who, waiting, self._uncached(ask)):
+            best = self._best(ask, now, tried, backlog_s=inf)
+            if isinstance(best, tuple) and best[0].has_room:
+                return best
+        if not shares.may_borrow(who, waiting):
             return None
         best = self._best(ask, now, tried, self.board.rules.evict_overcommit)
         if not isinstance(best, tuple) or not best[0].has_room:

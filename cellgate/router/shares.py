@@ -1,10 +1,13 @@
-"""Who holds how many of the slots of a pool: while others wait, nobody gets more than a share. Pure.
+"""Who holds how many slots of a pool, and how much of what it has to compute: while others wait, nobody
+gets more than a share. Pure.
 
 Who pays for a request is an address, or where there are keys, the tenant of one: a client cannot choose.
 1. While somebody waits who holds less than an equal share, whoever holds more gets nothing more.
 2. A payer that holds more than `HOG_PART` of all slots may have filled them for long. So whoever holds less
    than a share may go above the limits of the units, as one that lost its unit may.
-3. Alone anybody may have everything.
+3. Nor does anybody wait for prompts of a payer that has claimed more than `HOG_PART` of all that is to be
+   computed, if its own are less than a share: what a prompt takes is estimated from what its client sent.
+4. Alone anybody may have everything.
 """
 
 from __future__ import annotations
@@ -27,18 +30,26 @@ Waiting = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The slots of a pool, as they were counted at a time."""
+    """The slots of a pool, as they were counted at a time; `claimed` are tokens of prompts that have shown
+    nothing yet.
+    """
 
     counted_at: float
     slots: float
     held: Counter[str]
+    claimed: Counter[str]
 
     @classmethod
     def count(cls, states: Iterable[UnitState], now: float) -> Shares:
         """Those of units that take requests."""
         usable = [state for state in states if state.is_usable()]
-        held = Counter(lease.ask.payer for state in usable for lease in state.leases)
-        return cls(now, sum(state.limit for state in usable), held)
+        held, claimed = Counter[str](), Counter[str]()
+        for state in usable:
+            for lease in state.leases:
+                held[lease.ask.payer] += 1
+                if not lease.committed:
+                    claimed[lease.ask.payer] += lease.job.uncached_tokens
+        return cls(now, sum(state.limit for state in usable), held, claimed)
 
     def is_fresh(self, now: float) -> bool:
         """Whether it may still be used."""
@@ -58,18 +69,31 @@ class Shares:
         return {payer: -(1 << 62) if payer.startswith(ADDRESS) else best for payer in over if payer}
 
     def borrowers(self, waiting: Collection[Waiting]) -> set[Waiting]:
-        """Those of all who wait that may go above the limits."""
-        return {each for each in waiting if self.may_borrow(each, waiting)} if self.held else set()
+        """Those of all who wait that may go above the limits, or past what others have claimed."""
+        if not self.held:
+            return set()
+        may = (self.may_borrow, self.may_overtake)
+        return {each for each in waiting if any(rule(each, waiting) for rule in may)}
 
     def may_borrow(self, who: Waiting, waiting: Collection[Waiting]) -> bool:
         """Whether a payer may go above the limits: it holds less than a share, another one hogs, and nobody
         waits whose key gives a better priority.
         """
-        payer, priority = who
-        if not payer or not self.held:
-            return False
-        if not payer.startswith(ADDRESS) and any(other < priority for _, other in waiting):
-            return False
-        share = self.slots / len(self.held.keys() | {payer})
-        hog, most = self.held.most_common(1)[0]
-        return hog not in ("", payer) and most > HOG_PART * self.slots and self.held[payer] < share
+        return _has_less(self.held, self.slots, 0, who, waiting)
+
+    def may_overtake(self, who: Waiting, waiting: Collection[Waiting], tokens: int = 0) -> bool:
+        """The same for what is to be computed, where its prompt has so many tokens."""
+        return _has_less(self.claimed, sum(self.claimed.values()), tokens, who, waiting)
+
+
+def _has_less(
+    held: Counter[str], total: float, more: int, who: Waiting, waiting: Collection[Waiting]
+) -> bool:
+    payer, priority = who
+    if not payer or not held:
+        return False
+    if not payer.startswith(ADDRESS) and any(other < priority for _, other in waiting):
+        return False
+    share = total / len(held.keys() | {payer})
+    hog, most = held.most_common(1)[0]
+    return hog not in ("", payer) and most > HOG_PART * total and held[payer] + more < share

@@ -6,6 +6,7 @@ import random
 
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
+from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairQueue, FairRules, Queue
@@ -32,8 +33,15 @@ class World:
         self.log: list[str] = []
         self.refused: list[tuple[str, Refusal]] = []
 
-    def ask(self, payer: str, *, tenant: str = "", priority: int = 0) -> None:
-        ask = Ask(payer=payer, tenant=tenant, priority=priority, prompt_bytes=100, prompt_tokens=25)
+    def ask(self, payer: str, *, tenant: str = "", priority: int = 0, tokens: int = 25) -> None:
+        ask = Ask(
+            payer=payer,
+            tenant=tenant,
+            priority=priority,
+            prompt_bytes=4 * tokens,
+            prompt_tokens=tokens,
+            stream=True,
+        )
 
         def told(found: Lease | Refusal) -> None:
             if isinstance(found, Lease):
@@ -96,6 +104,38 @@ def test_while_others_wait_a_hog_gets_nothing_more_whatever_it_calls_itself() ->
         here.end_one(HOG)
         here.end_one(OTHER)
     assert abs(here.held(HOG) - here.held(OTHER)) <= SLOTS
+
+
+def measured(tokens_s: float = 10_000.0) -> World:
+    """A world whose units have shown how fast they compute prompts."""
+    here = World()
+    for state in here.board:
+        state.costs.rates.prefill_tokens_s.learn(tokens_s)
+        state.costs.rates.followed = SURE
+    here.board.tick(2.0)
+    return here
+
+
+def test_nobody_waits_for_what_the_prompts_of_another_one_claim() -> None:
+    here = measured()
+    for _ in range(8):
+        here.ask(HOG, tokens=100_000)
+    assert here.held(HOG) == 2
+    for _ in range(4):
+        here.now += 0.1
+        here.ask(OTHER)
+    assert here.held(OTHER) == 4
+    # Who claims as much waits, as the one that was first does for more.
+    here.ask(THIRD, tokens=100_000)
+    assert (here.held(HOG), here.held(THIRD)) == (2, 0)
+
+
+def test_alone_ones_own_prompts_wait_for_ones_own() -> None:
+    here = measured()
+    for _ in range(2):
+        here.ask(HOG, tokens=100_000)
+    here.ask(HOG)
+    assert here.held(HOG) == 2
 
 
 def test_many_who_hold_little_each_do_not_make_units_overfull() -> None:
