@@ -42,6 +42,8 @@ from cellgate.router.nouns import (
 LINE_BYTES = 64 * 1024
 MESSAGES_PER_S_MAX = 100
 """Ten times what an agent ever sends; heartbeats do not count."""
+BEATS_PER_S_MAX = 1000
+"""A hundred times what an agent sends: as many wait for a gate that has not read for more than a minute."""
 LATE_S = 0.2
 """A timer that fires this late shows that the gate's event loop was blocked."""
 CONFIRM_S = 0.05
@@ -86,7 +88,7 @@ class AgentStream:
         self._line = bytearray()
         self._is_agent = False
         self._messages: deque[AgentMessage] = deque()
-        self._counted = 0
+        self._counted = self._beats = 0
         self._counted_from = -math.inf
         self._ending: Exception | None = None
         self._news = asyncio.Event()
@@ -128,11 +130,12 @@ class AgentStream:
         """Lines, or parts of one."""
         if self._ending is not None:
             return
-        if part == _BEAT and self._is_agent and not self._line:
-            self._note_heard()
-            return
         try:
-            self._take_lines(part)
+            if part == _BEAT and self._is_agent and not self._line:
+                self._count_beat()
+                self._note_heard()
+            else:
+                self._take_lines(part)
         except (AgentLostError, NotAnAgentError) as error:
             self._end(error)
 
@@ -146,7 +149,9 @@ class AgentStream:
         if len(self._line) > LINE_BYTES:
             raise self._garbled("a line that does not end")
         for line in lines:
-            if line != HEARTBEAT:
+            if line == HEARTBEAT:
+                self._count_beat()
+            else:
                 self._count()
                 self._messages.append(self._read(line))
                 self._news.set()
@@ -169,12 +174,20 @@ class AgentStream:
         )
 
     def _count(self) -> None:
-        now = _now()
-        if now - self._counted_from >= 1.0:
-            self._counted_from, self._counted = now, 0
+        self._begin_second()
         self._counted += 1
         if self._counted > MESSAGES_PER_S_MAX:
             raise AgentLostError(f"more than {MESSAGES_PER_S_MAX} messages in a second")
+
+    def _count_beat(self) -> None:
+        self._begin_second()
+        self._beats += 1
+        if self._beats > BEATS_PER_S_MAX:
+            raise AgentLostError(f"more than {BEATS_PER_S_MAX} heartbeats in a second")
+
+    def _begin_second(self) -> None:
+        if (now := _now()) - self._counted_from >= 1.0:
+            self._counted_from, self._counted, self._beats = now, 0, 0
 
     def _garbled(self, what: str) -> Exception:
         """After a valid message the agent is lost; before one it never was an agent."""

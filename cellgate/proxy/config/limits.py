@@ -126,8 +126,9 @@ class HardLimits:
     each. The one that was heard longest ago is forgotten."""
     realtime_sessions: int = 1024
     """WebSockets of one process. A client gets 503."""
-    realtime_idle_s: float = 900
-    """How long nothing may come on a WebSocket. It is closed."""
+    realtime_idle_s: float = 60
+    """How long nothing may come on a WebSocket, from either side: it holds a slot. It is closed. Proxies have
+    the same by default, and most clients ping more often."""
     guardrail_calls: int = 256
     """Questions to a guardrail in flight at one time, of one process. For more there is no verdict."""
     guardrail_body_bytes: int = 8 << 20

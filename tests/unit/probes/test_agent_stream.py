@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.probes.agent import chunk
-from cellgate.probes.agents import LINE_BYTES, SILENCE_S, AgentLostError, AgentStream, NotAnAgentError
+from cellgate.probes.agent import HEARTBEAT, chunk
+from cellgate.probes.agents import (
+    BEATS_PER_S_MAX,
+    LINE_BYTES,
+    SILENCE_S,
+    AgentLostError,
+    AgentStream,
+    NotAnAgentError,
+)
 from cellgate.proxy.http.fetch import Following
 from cellgate.proxy.http.reply import HEAD_BYTES
 from cellgate.proxy.http.unit import Pool, UnitConnection
@@ -171,3 +178,21 @@ def test_heard_is_called_for_each_line() -> None:
 
     asyncio.run(main())
     assert len(heard) == 5
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_an_agent_that_floods_with_heartbeats_is_lost(at_once: int) -> None:
+    async def scenario() -> tuple[int, str]:
+        heard: list[None] = []
+        stream = AgentStream(lambda: heard.append(None), SILENCE_S)
+        stream.on_body(b'{"cellgate_agent":1,"state":"ok"}\n')
+        beats = 0
+        while stream._ending is None:
+            stream.on_body((HEARTBEAT + b"\n") * at_once)
+            beats += at_once
+        stream.close()
+        return beats, str(stream._ending)
+
+    beats, why = asyncio.run(scenario())
+    assert BEATS_PER_S_MAX < beats <= BEATS_PER_S_MAX + at_once
+    assert "heartbeats" in why
