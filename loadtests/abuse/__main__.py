@@ -11,6 +11,7 @@ import sys
 
 import uvloop
 
+from loadtests.abuse.attackers import generated
 from loadtests.abuse.catalog import CATALOG
 from loadtests.abuse.nouns import Abuse
 from loadtests.abuse.stage import Stage
@@ -76,7 +77,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these, or those whose names begin so")
     parser.add_argument("--list", action="store_true", help="the names, and what each does")
     parser.add_argument("--tries", type=int, default=TRIES, help="how often one that fails is tried")
+    parser.add_argument("--generated", action="store_true", help="attackers that are made from seeds")
+    parser.add_argument("--seeds", type=int, default=20, help="how many of them")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     args = parser.parse_args()
+    if args.generated:
+        processes.raise_files(_FILES)
+        seeds = range(args.first, args.first + args.seeds)
+        return uvloop.run(run([generated(seed) for seed in seeds], args.tries))
     chosen = [abuse for abuse in CATALOG if not args.names or abuse.name.startswith(tuple(args.names))]
     if args.list:
         print(*(f"{abuse.name:24} {abuse.what}" for abuse in chosen), sep="\n")
