@@ -73,7 +73,7 @@ def test_no_other_field_of_the_gate_is_read_anywhere() -> None:
     sources = "".join(path.read_text() for path in (DEPLOY.parent / "proxy").rglob("*.py"))
     named = set(re.findall(r'b"(x-(?:cellgate|gateway|haproxy|envoy)-[a-z-]+)[":]', sources))
     answers = {"x-envoy-degraded", "x-envoy-immediate-health-check-fail", "x-cellgate-reason"}
-    answers |= {"x-cellgate-model", "x-cellgate-fallback-from"}
+    answers |= {"x-cellgate-model", "x-cellgate-fallback-from", "x-cellgate-unit-request-id"}
     assert named - answers - {name.decode() for name in MEANINGS} == set()
 
 

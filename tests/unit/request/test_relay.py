@@ -21,16 +21,21 @@ CR_EVENTS = EVENTS.replace(b"\n", b"\r")
 MIXED_EVENTS = TOKENS[0][:-1] + b"\r\n" + TOKENS[1][:-2] + b"\r\n\r" + TOKENS[2][:-2] + b"\r\r\n"
 LONGER = b'data: {"token": "abcdef"}\n\n'
 COMMENT = b": working\n\n"
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 ERROR = b'data: {"error": {"message": "x"}}\n\n'
 
 
 class Case(NamedTuple):
-    """What a unit sends, and the body that the client must get. `close`: the unit closes at the end."""
+    """What a unit sends, and what the client must get. `close`: the unit closes at the end. Trailers and
+    `hints`, heads before the reply's own, are for clients of HTTP/1.1.
+    """
 
     sent: bytes
     body: bytes
     close: bool = False
     status: int = 200
+    trailers: tuple[tuple[str, str], ...] = ()
+    hints: bytes = b""
 
 
 def pieces(data: bytes, size: int) -> bytes:
@@ -61,7 +66,9 @@ CASES = {
         SSE_HEAD + chunk(TOKENS[0]) + chunk(TOKENS[1] + b"\r\n" + TOKENS[2]) + LAST_CHUNK,
         TOKENS[0] + TOKENS[1] + b"\r\n" + TOKENS[2],
     ),
-    "trailers": Case(STREAM[:-2] + b"X-A: b\r\nX-C: 0\r\n\r\n", EVENTS),
+    "trailers": Case(
+        STREAM[:-2] + b"X-A: b\r\nX-C: 0\r\n\r\n", EVENTS, trailers=(("x-a", "b"), ("x-c", "0"))
+    ),
     "chunk extensions": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n14;a=b\r\n"), EVENTS),
     "sizes spelt oddly": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n0014\r\n"), EVENTS),
     "sizes in capitals": Case(SSE_HEAD + (b"1B\r\n" + LONGER + b"\r\n") * 3 + LAST_CHUNK, LONGER * 3),
@@ -71,14 +78,14 @@ CASES = {
     "stream with a length": Case(SSE + b"Content-Length: 80\r\n\r\n" + EVENTS, EVENTS),
     "stream until close": Case(SSE + b"\r\n" + EVENTS, EVENTS, close=True),
     "stream of HTTP/1.0": Case(SSE.replace(b"1.1", b"1.0") + b"\r\n" + EVENTS, EVENTS, close=True),
-    "interim heads before": Case(
-        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + STREAM, EVENTS
-    ),
+    "interim heads before": Case(b"HTTP/1.1 100 Continue\r\n\r\n" + HINTS + STREAM, EVENTS, hints=HINTS),
     "plain with a length": Case(whole(b'{"a": 1}'), b'{"a": 1}'),
     "plain and empty": Case(whole(b""), b""),
     "plain in chunks": Case(PLAIN_CHUNKED + pieces(b'{"a": "b"}\r\n', 3) + LAST_CHUNK, b'{"a": "b"}\r\n'),
     "plain in chunks and empty": Case(PLAIN_CHUNKED + LAST_CHUNK, b""),
-    "plain in chunks with trailers": Case(PLAIN_CHUNKED + chunk(b"{}") + b"0\r\nX-A: b\r\n\r\n", b"{}"),
+    "plain in chunks with trailers": Case(
+        PLAIN_CHUNKED + chunk(b"{}") + b"0\r\nX-A: b\r\n\r\n", b"{}", trailers=(("x-a", "b"),)
+    ),
     "plain until close": Case(PLAIN + b"\r\n{}", b"{}", close=True),
     "plain until close and empty": Case(PLAIN + b"\r\n", b"", close=True),
     "an error with a stream's type": Case(
@@ -102,11 +109,14 @@ def relayed(case: Case, reads: list[bytes], *, http10: bool) -> Rig:
     rig.feed(reads, close=case.close)
     assert not rig.bugs
     assert rig.ends == ["committed", "done"], (rig.ends, rig.failures, reads)
-    reply = rig.reply()
-    assert (reply.status, reply.body, reply.whole, reply.trailers) == (case.status, case.body, True, []), (
-        reads
-    )
+    if case.hints and not http10:
+        assert rig.shown.lower().startswith(case.hints.lower()), reads
+        rig.shown = rig.shown[len(case.hints) :]
     assert rig.response.sent == len(rig.shown)
+    reply = rig.reply()
+    trailers = [] if http10 else list(case.trailers)
+    assert (reply.status, reply.body, reply.whole) == (case.status, case.body, True), reads
+    assert reply.trailers == trailers, reads
     assert rig.kept == ([] if case.close else [rig.conn])
     return rig
 
@@ -130,7 +140,7 @@ def test_the_body_is_the_same_in_small_reads(case: Case, size: int) -> None:
 def test_the_body_is_the_same_wherever_the_reply_is_cut_in_three(size: int, end: bytes) -> None:
     events = b"".join(TOKENS[:2])
     sent = pieces(TOKENS[2] + events, size) + end
-    case = Case(SSE_HEAD + sent, TOKENS[2] + events)
+    case = Case(SSE_HEAD + sent, TOKENS[2] + events, trailers=(("x-a", "b"),) if b"X-A" in end else ())
     for one in range(len(sent)):
         for two in range(one + 1, len(sent)):
             relayed(case, [SSE_HEAD, sent[:one], sent[one:two], sent[two:]], http10=False)
