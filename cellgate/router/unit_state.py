@@ -394,6 +394,18 @@ SHORTEST_STALL_S = 0.25
 """Shorter stalls are not recorded."""
 
 
+class EventEnds(NamedTuple):
+    """How `events` end, without their line ends, that only add to a text of a stream; and HTTP `chunks` that
+    hold one. The latest are first.
+    """
+
+    events: tuple[bytes, ...]
+    chunks: tuple[bytes, ...]
+
+
+NO_ENDS = EventEnds((), ())
+
+
 class UnitState(InRotation):
     """What the Board keeps of one unit.
 
@@ -466,6 +478,7 @@ class UnitState(InRotation):
         "step_times",
         "unit",
         "urgency",
+        "usual_ends",
         "weight",
         "work_at",
     )
@@ -507,6 +520,7 @@ class UnitState(InRotation):
         self.costs = CostModel(self.step_times.rates, unit)
         # The same list, a step nearer for the byte path.
         self.gaps_ms = self.step_times.gaps_ms
+        self.usual_ends = NO_ENDS
         self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
         self.full_until = 0.0
         self.held_until = 0.0

@@ -92,7 +92,7 @@ class Rig:
         self.lease = Lease(
             UnitState(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
         )
-        request = Request(0.0)
+        request = Request(0.0, [], [], [])
         request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"
         self.response = Response(self, cast(ClientConnection, self), request, "chat")
         self.attempt = Attempt(self, cast(Dispatcher, self), self.response, self.lease)

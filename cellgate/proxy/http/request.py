@@ -77,14 +77,19 @@ class Request:
         "upgrades",
     )
 
-    def __init__(self, received_at: float) -> None:
+    def __init__(
+        self,
+        received_at: float,
+        lines: list[bytes],
+        fields: Fields,
+        routing: Fields,
+        said: tuple[bytes, bytes, bytes] = (b"", b"", b""),
+    ) -> None:
         self.received_at = received_at
-        self.method = b""
-        self.target = b""
-        self.path = b""
-        self.lines: list[bytes] = []
-        self.fields: Fields = []
-        self.routing: Fields = []
+        self.method, self.target, self.path = said
+        self.lines = lines
+        self.fields = fields
+        self.routing = routing
         self.given_id = self.forwarded_for = self.coding = b""
         self.http10 = False
         self.is_placed = False
@@ -282,9 +287,7 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
         return None
     if given.get(b"content-length", b"0") != b"%d" % length:
         return None
-    request = Request(0.0)
-    request.method, request.target, request.path = said
-    request.lines, request.fields, request.routing = forwarded, fields, routing
+    request = Request(0.0, forwarded, fields, routing, said)
     request.given_id = given.get(b"x-request-id", b"")
     request.forwarded_for = given.get(b"x-forwarded-for", b"")
     request.length = request.body_size = length
@@ -571,7 +574,7 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         if self.failure is None and self.request is None:
-            self.request = self._heading = request = Request(self._now())
+            self.request = self._heading = request = Request(self._now(), [], [], [])
             self._tell.begun(request)
 
     def on_url(self, url: bytes) -> None:

@@ -167,9 +167,13 @@ class UnitConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         raw = self.raw
         if raw is not None:
-            start = _TOKEN_STARTS.get(len(data))
-            is_event = start is not None and data.startswith(start) and data.endswith(raw.usual_ends)
-            if is_event and ABORT not in data and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
+            size = len(data)
+            if (
+                data.startswith(_TOKEN_STARTS.get(size, ()))
+                and data.endswith(raw.usual_ends)
+                and ABORT not in data
+                and data.find(b"\n", _SIZE_LINE) == size - 4
+            ):
                 # The parser stands before this chunk, and would stand as well behind it. It is one event:
                 # another one in the same chunk might be an error.
                 try:

@@ -64,10 +64,10 @@ class AnswerShape:
     json: bool = True
     text: bool = False
 
-    def is_plain(self, body: bytes, streams: bool) -> bool:
+    def is_plain(self, body: bytes) -> bool:
         """Whether this is a short whole answer in JSON that is good, seen in few steps."""
-        is_short = len(body) < _MANY and not streams and body.endswith(_ENDS)
-        return is_short and self.shown.search(body) is not None and _ERROR.match(body) is None
+        is_short = len(body) < _MANY and body.endswith(_ENDS) and b'"error"' not in body
+        return is_short and self.shown.search(body) is not None
 
     def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
         """What is wrong with a whole answer under 200, in a few words; empty: it is good.

@@ -131,10 +131,11 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
     if not response.is_events or exchange.route.kind is not GENERATE:
         return
-    response.read_answer(is_typed=route not in PLAIN_ROUTES and route in STREAMS)
-    if (ask := exchange.selection.ask).stream and route in STREAMS:
+    stream = STREAMS.get(route)
+    response.read_answer(is_typed=stream is not None and route not in PLAIN_ROUTES)
+    if stream is not None and (ask := exchange.selection.ask).stream:
         ways = 0 if why_not(gate, request, ask) else ask.continuable
-        response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, STREAMS[route].shape)
+        response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, stream.shape)
 
 
 def finish(exchange: Exchange) -> None:

@@ -55,8 +55,7 @@ class Attempt:
     """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
     for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks. `shape`
     is what a good answer is (None: any is); `doubt` says what is wrong with one that is shown all the same,
-    and `is_clients` that the request is at fault. `idle_at`: since when its stream has shown events without
-    work.
+    and `is_clients` that the request is at fault.
     """
 
     __slots__ = (
@@ -72,7 +71,6 @@ class Attempt:
         "_response",
         "doubt",
         "has_ids",
-        "idle_at",
         "is_clients",
         "lease",
         "needs_token",
@@ -82,6 +80,8 @@ class Attempt:
 
     # From `send` on.
     _request: tuple[bytes, bytes, bool]
+    # From the first doubt on.
+    is_clients: bool
 
     def __init__(self, owner: Owner, dispatcher: Dispatcher, response: Response, lease: Lease) -> None:
         self._owner = owner
@@ -95,10 +95,9 @@ class Attempt:
         self._pool: Pool | None = None
         self._events_before = response.events
         self.lease = lease
-        self.over = self.has_ids = self.needs_token = self.is_clients = False
+        self.over = self.has_ids = self.needs_token = False
         self.shape: AnswerShape | None = None
         self.doubt = ""
-        self.idle_at = 0.0
         if response.paused:
             self.pause(paused=True)
 
@@ -108,9 +107,19 @@ class Attempt:
         return self._response.events - self._events_before
 
     @property
+    def idle_at(self) -> float:
+        """Since when its stream has shown events without work; 0: it has not."""
+        return 0.0 if self._passage is None else self._passage.idle_at
+
+    @property
     def idle_events(self) -> int:
         """How many events its stream has shown, of which none shows work."""
         return 0 if self._passage is None else self._passage.idle_events
+
+    def wait_again(self, now: float) -> None:
+        """From now on its events without work are looked at anew."""
+        if self._passage is not None:
+            self._passage.idle_at = now
 
     # -- towards the unit ----------------------------------------------------------------------------------
 
@@ -262,7 +271,8 @@ class Attempt:
     def _is_well(self, shape: AnswerShape, body: bytes, conn: UnitConnection) -> bool:
         """Whether this is to be shown; False: it is in doubt, and another unit is asked."""
         response, ended = self._response, conn.reply.ended
-        if response.status == 200 and not response.is_events and shape.is_plain(body, self.lease.ask.stream):
+        is_json = response.status == 200 and not response.is_events and not self.lease.ask.stream
+        if is_json and shape.is_plain(body):
             # Most are.
             return True
         what = self._wrong_with(shape, body, ended=ended)
@@ -306,7 +316,7 @@ class Attempt:
             self._give_up(conn, begun)
             return None
         if begun is None and body:
-            self.idle_at = self.idle_at or self._response.now()
+            passage.idle_at = passage.idle_at or self._response.now()
         return begun
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:

@@ -358,10 +358,10 @@ def read_large_ask(body: bytes) -> Ask | Failure:
     return read_ask(body)
 
 
-def read_ask(body: bytes, route: str = "") -> Ask | Failure:
+def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
     """What a JSON body asks for, or what is wrong with it (the position is named where there is one).
 
-    Only streams of a known `route` can be resumed.
+    Only streams of a known `route` can be resumed. `payer` is who pays for it, if that is known.
     """
     try:
         data: Any = orjson.loads(body)
@@ -404,7 +404,7 @@ def read_ask(body: bytes, route: str = "") -> Ask | Failure:
         route in SPLIT_ROUTES,
         answers,
         route,
-        "",
+        payer,
     )
     return _new(Ask, ask)
 

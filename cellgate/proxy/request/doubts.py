@@ -51,8 +51,9 @@ _MEDIA = {
 
 def asked_kind(exchange: Exchange) -> Kind:
     """What the request needs, as far as units may differ in it."""
-    if (kind := exchange.kind) is not None:
-        return kind
+    known: Kind | None = getattr(exchange, "kind", None)
+    if known is not None:
+        return known
     body, ask = exchange.request.body[:SAMPLE_BYTES], exchange.selection.ask
     needs = {name for mark, name in _MEDIA.items() if mark in body}
     if exchange.route.json and len(body) < SAMPLE_BYTES:

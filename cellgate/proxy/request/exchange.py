@@ -145,6 +145,8 @@ class Exchange:
 
     # From the naming of its model on, where the gate has names of its own.
     naming: Naming
+    # From the first doubt on.
+    kind: Kind
     was_stale: Lease | bool
 
     __slots__ = (
@@ -188,7 +190,6 @@ class Exchange:
         self.admission: Admission | None = None
         self.attempt: Attempt | None = None
         self.doubtful: tuple[Doubt, ...] = ()
-        self.kind: Kind | None = None
         self.continuation: Continuation | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Callable[[], None] | None = None

@@ -282,7 +282,7 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
         limit_s = max(_LOST_S, limit_s)
     if now - attempt.idle_at < limit_s:
         return False
-    attempt.idle_at = now
+    attempt.wait_again(now)
     return doubt(exchange, "events without a token" if events else "comments without a token", None)
 
 

@@ -38,14 +38,20 @@ from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.ports import Observer, ResponseHost
 from cellgate.proxy.request.routes import ENGINES_LINES, OWN_LINES, gate_refusal, is_final
-from cellgate.proxy.resume.answer_reader import PARSED_BYTES, AnswerReader, told_in, told_in_batch
+from cellgate.proxy.resume.answer_reader import (
+    PARSED_BYTES,
+    AnswerReader,
+    only_add,
+    told_in,
+    told_in_batch,
+)
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import without_ids, without_prompt
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Outcome
-from cellgate.router.unit_state import UnitState
+from cellgate.router.unit_state import NO_ENDS, UnitState
 
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
@@ -85,6 +91,11 @@ _USUAL = pattern(
     + rb")*+\}\s*\Z"
 )
 """The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
+_COUNTED = pattern(
+    rb'(?<=[,{])"usage":\{"prompt_tokens":(\d{1,8}),(?:"total_tokens":\d++,)?"completion_tokens":(\d{1,8})'
+    rb'(?:,"total_tokens":\d++)?(?:,"prompt_tokens_details":null)?\}(?:,"[a-z_]++":' + _FLAT + rb")*+\}\s*\Z"
+)
+"""As most engines end it: read in half the steps."""
 
 
 def usage_of(told: dict[str, Any] | None) -> Usage | None:
@@ -127,8 +138,11 @@ def _first(counts: dict[str, Any], *names: str) -> int | None:
 def read_usage(body: bytes) -> Usage | None:
     """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
     at = body.rfind(b'"usage":{')
-    if at >= 0 and (usual := _USUAL.match(body, at)) is not None:
-        return usage_of(orjson.loads(usual[1]))
+    if at >= 0:
+        if (counted := _COUNTED.match(body, at)) is not None:
+            return _new(Usage, (int(counted[1]), int(counted[2]), None))
+        if (usual := _USUAL.match(body, at)) is not None:
+            return usage_of(orjson.loads(usual[1]))
     if not body[:1].isspace() and not body.startswith((b"{", b"[")):
         return None
     is_batch = body.lstrip()[:1] == b"["
@@ -191,9 +205,9 @@ class Response:
     `promised` is the head that the attempt in flight has, until it is sent.
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
-    it, `reader` what is known of its answer; `has_ids`: its events have token ids, which the client has not
-    asked for; `lines` are header lines of
-    the gate's own, whatever the answer; `shows_internals`: the client may know which unit answers.
+    it; `is_read`: it is one whose answer is read, by a `reader` once it has an event that does more than add
+    to a text; `has_ids`: its events have token ids, which the client has not asked for; `lines` are header
+    lines of the gate's own, whatever the answer; `shows_internals`: the client may know which unit answers.
     """
 
     __slots__ = (
@@ -219,6 +233,7 @@ class Response:
         "has_ids",
         "in_event",
         "is_events",
+        "is_read",
         "last_at",
         "lines",
         "model",
@@ -253,6 +268,7 @@ class Response:
     _unit_state: UnitState
     _gaps: list[int]
     _write: Callable[[bytes], None]
+    # A whole body, or the beginning of a stream that is read.
     _first: bytes
     _chunks: list[bytes] | deque[bytes] | None
     _fold_at: float
@@ -283,7 +299,7 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = self.in_event = self.has_ids = False
+        self.paused = self.is_events = self.in_event = self.has_ids = self.is_read = False
         self.replay: ReplayBuffer | None = None
         self.reader: AnswerReader | None = None
         self._skim: JsonSkim | None = None
@@ -321,7 +337,7 @@ class Response:
                 self._skim = JsonSkim()
             return
         self.in_event, self._fold_at = False, inf
-        self.usual_ends = ANY_ENDS if self.reader is None else ()
+        self.usual_ends = state.usual_ends.chunks if self.is_read else ANY_ENDS
         self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
         self.events += 1
         state.life_at = at
@@ -380,8 +396,7 @@ class Response:
         out = self._framed(body) if body else b""
         if not self.begun:
             out = self._head_bytes() + out
-        reader = self.reader
-        lacks_end = ended and self.replay is not None and reader is not None and not reader.ends()
+        lacks_end = ended and self.replay is not None and not self._has_end()
         if ended and not lacks_end and self._framing is CHUNKED:
             out += last_chunk(trailers) if trailers else LAST_CHUNK
         if out:
@@ -418,7 +433,11 @@ class Response:
 
     def read_answer(self, *, is_typed: bool) -> None:
         """Read what is sent of a stream, from its begin on; `is_typed`: its events have types."""
-        self.reader, self.usual_ends = AnswerReader(is_typed=is_typed), ()
+        self.is_read, self._first = True, b""
+        if is_typed:
+            self.reader, self.usual_ends = AnswerReader(is_typed=True), ()
+        else:
+            self.usual_ends = self._unit_state.usual_ends.chunks
 
     def record_replay(self, ways: int, shape: MakeTranscript) -> None:
         """Keep what is sent of a stream, from its begin on, as these ways to resume it need it."""
@@ -445,7 +464,9 @@ class Response:
 
     def has_answered(self) -> bool:
         """Whether all of the answer was sent, though perhaps not all of its frame."""
-        return self.reader.has_finished if self.reader is not None else self.usage() is not None
+        if self.is_read:
+            return self.reader is not None and self.reader.has_finished
+        return self.usage() is not None
 
     def tokens_shown(self) -> int:
         """Tokens of an answer whose engine tells none: one for four bytes of its text, and at least one for
@@ -453,27 +474,51 @@ class Response:
         """
         if not self.is_events:
             return (self.sent - self._head_size) // BYTES_PER_TOKEN if self.begun else 0
-        if self.reader is None or not self.events:
+        if not self.is_read or not self.events:
             return self.events
         framing = CHUNK_FRAMING if self._framing is CHUNKED else 0
-        text = self.reader.text_bytes(self.sent - self._head_size, self.events, framing)
+        text = self._the_reader().text_bytes(self.sent - self._head_size, self.events, framing)
         return max(self.events, text // BYTES_PER_TOKEN)
 
     def _framed(self, body: bytes) -> bytes:
         """A part of the body as it is sent. It is read, and the replay buffer keeps it with the token ids."""
-        reader = self.reader
-        if reader is not None:
-            reader.feed(body)
-            self.usual_ends = reader.chunk_ends
+        if self.is_read:
+            if self.reader is not None or not only_add(body, self._unit_state.usual_ends.events):
+                self._read(body)
+            elif not self._first:
+                self._first = body
         elif self._skim is not None:
             self._skim.feed(body)
-        shown = without_prompt(body) if self.has_ids else body
-        framed = self._framing.frame(shown)
+        framed = self._framing.frame(without_prompt(body) if self.has_ids else body)
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
                 self._fold()
         return self._framing.frame(without_ids(body)) if self.has_ids else framed
+
+    def _read(self, body: bytes) -> None:
+        """Read a part of a stream."""
+        reader, state = self._the_reader(), self._unit_state
+        known = reader.ends
+        reader.feed(body)
+        self.usual_ends = reader.ends.chunks
+        if reader.ends is not known:
+            state.usual_ends = reader.ends
+
+    def _the_reader(self) -> AnswerReader:
+        """The reader of a stream, made when it is needed."""
+        if self.reader is None:
+            # One that has read nothing learns for itself what is usual.
+            known = self._unit_state.usual_ends if self._first else NO_ENDS
+            self.reader = AnswerReader(is_typed=False, ends=known, begun=self._first)
+        return self.reader
+
+    def _has_end(self) -> bool:
+        """Whether nothing of a stream is missing, if nothing follows."""
+        if self.reader is None:
+            # All that has come was a part of a text.
+            return not self.is_read or not self._first
+        return self.reader.is_whole()
 
     def _fold(self) -> None:
         """The replay buffer has grown large: keep only its text, or only the end if it cannot be resumed."""

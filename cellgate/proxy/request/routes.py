@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 from math import inf
@@ -25,6 +25,7 @@ from cellgate.proxy.config.settings import Cors, HeaderNames, gates_token, is_to
 from cellgate.proxy.http.errors import Failure, FailureKind, Fault
 from cellgate.proxy.http.heads import TOKEN_FIELD, UNIT_FIELD, Fields
 from cellgate.proxy.http.request import Request
+from cellgate.proxy.request.answer_shape import SHAPES, AnswerShape
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 
@@ -134,7 +135,7 @@ NOWHERE, IN_BODY, IN_PATH, IN_FORM = ModelPlace
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row. `methods` are those allowed; `json` means that the body must be a JSON object; `model` says
-    where a request names the model that is to compute.
+    where a request names the model that is to compute. `shape` is what a good answer is; None: any is.
     """
 
     kind: RouteKind
@@ -142,6 +143,10 @@ class Route:
     methods: tuple[bytes, ...] = ()
     json: bool = False
     model: ModelPlace = NOWHERE
+    shape: AnswerShape | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", SHAPES.get(self.name))
 
 
 _POST, _GET = (b"POST",), (b"GET", b"HEAD")

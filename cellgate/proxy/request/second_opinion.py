@@ -28,7 +28,7 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     """
     attempt, gate, unit = exchange.in_flight(), exchange.gate, exchange.in_flight().lease.unit
     opinions, kind, now = gate.opinions, asked_kind(exchange), gate.now()
-    attempt.doubt = "" if body is None else what
+    attempt.doubt, attempt.is_clients = "" if body is None else what, False
     if what.startswith("404") and exchange.selection.ask.model is not None:
         # An adapter may have left.
         reason = f"unit {unit} answered that it does not serve model {kind.model}"
@@ -79,7 +79,7 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
 def repeated(exchange: Exchange) -> None:
     """The stream in flight says the same token again and again: as a rate, that may be its unit."""
     attempt, opinions = exchange.in_flight(), exchange.gate.opinions
-    attempt.doubt = REPEATS
+    attempt.doubt, attempt.is_clients = REPEATS, False
     ask, kind, now = exchange.selection.ask, asked_kind(exchange), exchange.gate.now()
     found = opinions.repeated(attempt.lease.unit, kind, ask.prompt_bytes, REPEATS, ask.fingerprint, now)
     _tell(exchange, found)

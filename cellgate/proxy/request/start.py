@@ -13,7 +13,6 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.sse import BOM
 from cellgate.proxy.observe.counters import FALLBACKS, NAMED, ContinuationResult, tally
 from cellgate.proxy.request import prefill_decode
-from cellgate.proxy.request.answer_shape import SHAPES
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.content_coding import Decoding, unsupported
@@ -98,7 +97,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
                 return
             body = _stripped(bare, lease) if reads_json and bare.lstrip()[:1] == b"{" else bare
         exchange.state = HOLDING
-        attempt.shape = SHAPES.get(exchange.route.name)
+        attempt.shape = exchange.route.shape
         if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
         send_request(exchange, attempt, request.target, body, fresh=fresh)
@@ -289,9 +288,6 @@ def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool
     return True
 
 
-_new = tuple.__new__
-_PAYER = Ask._fields.index("payer")
-_BEHIND_PAYER = _PAYER + 1
 # A member of an enum is a slow attribute on CPython 3.11.
 _SMALL = LIMITS.json_nodes_on_loop
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
@@ -333,6 +329,8 @@ def start(exchange: Exchange) -> None:
 def _read(exchange: Exchange) -> None:
     """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
     route, request = exchange.route, exchange.request
+    # Where there are keys, it is the key's tenant in the end.
+    payer = exchange.gate.payer(exchange.client.peer, request.forwarded_for)
     if request.coding:
         _decode(exchange)
     elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
@@ -341,13 +339,13 @@ def _read(exchange: Exchange) -> None:
         if len(body) > _SMALL and is_large(body):
             _read_late(exchange)
         else:
-            ask(exchange, read_ask(body, route.name))
+            ask(exchange, read_ask(body, route.name, payer))
     elif route.kind is STICKY:
-        ask(exchange, stored_ask(request.path))
+        ask(exchange, stored_ask(request.path)._replace(payer=payer))
     else:
         field = find_model(request.lines, request.body) if route.model is IN_FORM else None
         model = None if field is None else field.name
-        ask(exchange, plain_ask(request.target, request.body)._replace(model=model))
+        ask(exchange, plain_ask(request.target, request.body)._replace(model=model, payer=payer))
 
 
 def _decode(exchange: Exchange) -> None:
@@ -390,8 +388,10 @@ def _nothing() -> None:
 
 def read_late(exchange: Exchange, read: Ask | Failure) -> None:
     """A large body was read, without its route: it can be split nevertheless."""
-    splits = exchange.route.name in SPLIT_ROUTES
-    ask(exchange, read if isinstance(read, Failure) else read._replace(splits=splits))
+    if isinstance(read, Ask):
+        payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
+        read = read._replace(splits=exchange.route.name in SPLIT_ROUTES, payer=payer)
+    ask(exchange, read)
 
 
 def _enter(exchange: Exchange, door: Door) -> bool:
@@ -414,10 +414,6 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
     asked = gate.routing_headers.apply(read, request.routing, request.received_at)
     if exchange.admission is not None and isinstance(asked, Ask):
         asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
-    elif isinstance(asked, Ask):
-        # As _replace does, in a quarter of the time.
-        payer = gate.payer(exchange.client.peer, request.forwarded_for)
-        asked = _new(Ask, (*asked[:_PAYER], payer, *asked[_BEHIND_PAYER:]))
     if exchange.route.model is IN_PATH and isinstance(asked, Ask):
         asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
     if gate.models is not None and isinstance(asked, Ask):

@@ -4,7 +4,8 @@ its tokens. Pure.
 1. Each event is read by the type that its object has at the top; no text within it counts.
 2. An event may be cut anywhere and be of any size: above `EVENT_BYTES` it is skimmed and not kept.
 3. Events that are like one that was read, but for a text, are not read: nearly all of a stream. A chunk with
-   one event that ends in one of `chunk_ends` need not even come here.
+   one event that ends in one of `ends.chunks` need not even come here, and a reader is made only when
+   something else comes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cellgate.proxy.http.json_skim import JsonSkim
 from cellgate.proxy.http.sse import BOM, payload
 from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.transcript import DONE
+from cellgate.router.unit_state import NO_ENDS, EventEnds
 
 EVENT_BYTES = 16 * 1024
 """So much is kept of an event that has not ended."""
@@ -45,6 +47,7 @@ _DELTAS = tuple(
 )
 """How events of these APIs begin that only add to a text."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s?null[^{]*\Z')
+_TOLD = re.compile(rb'"usage"\s*:\s*\{')
 _DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
 _TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "reasoning")
 """Names of fields with a piece of an answer."""
@@ -55,8 +58,17 @@ USUAL_ENDS = 3
 """So many are kept, and the latest."""
 
 
+def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
+    """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
+    *each, tail = events.split(b"\n\n")
+    if tail or b"\r" in events or _TOLD.search(events) is not None:
+        return False
+    return not [one for one in each if not one.endswith(ends)]
+
+
 class AnswerReader:
-    """One stream's. `is_typed`: its events have types; else one says that a choice is finished.
+    """One stream's. `is_typed`: its events have types; else one says that a choice is finished. `ends` are
+    known of other streams of its unit, `begun` is what it began with if that only adds to a text.
 
     `told` is the usage as its engine has told it.
     """
@@ -75,12 +87,11 @@ class AnswerReader:
         "_sample",
         "_skim",
         "_tail",
-        "chunk_ends",
+        "ends",
         "told",
-        "usual_ends",
     )
 
-    def __init__(self, *, is_typed: bool) -> None:
+    def __init__(self, *, is_typed: bool, ends: EventEnds = NO_ENDS, begun: bytes = b"") -> None:
         self._is_typed = is_typed
         self._tail = b""
         self._skim: JsonSkim | None = None
@@ -89,17 +100,17 @@ class AnswerReader:
         """The last byte of it."""
         self._last = b""
         """The last byte of all, if it was CR: an LF that follows belongs to it."""
-        self._done = self._finished = self._has_choice = False
+        self._done = self._finished = False
+        self._has_choice = begun != b""
         self.told: dict[str, Any] | None = None
         self._others = self._other_bytes = 0
         """Events that did more than add to a text."""
-        self._sample = b""
+        self._sample = begun[:-2].rpartition(b"\n\n")[2]
         """An event that only added to a text."""
         self._begin = self._end = b""
         """What the latest event that only added to a text has before that, and behind."""
-        self.usual_ends: tuple[bytes, ...] = ()
-        """What events that finish nothing have from their finish reason on, without their line ends."""
-        self.chunk_ends: tuple[bytes, ...] = ()
+        self.ends = ends
+        """What events that finish nothing have from their finish reason on."""
 
     @property
     def is_done(self) -> bool:
@@ -111,7 +122,7 @@ class AnswerReader:
         """Whether nothing more is generated."""
         return self._finished or self._done
 
-    def ends(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether nothing of the answer is missing, if nothing follows."""
         if self._tail:
             # Its last line may have no end, or no empty line behind it.
@@ -131,7 +142,7 @@ class AnswerReader:
         if self._skim is not None:
             data = self._go_on(self._skim, data)
         *events, self._tail = (self._tail + data if self._tail else data).split(b"\n\n")
-        usual = self.usual_ends
+        usual = self.ends.events
         if not self._is_typed:
             for event in [each for each in events if not each.endswith(usual)]:
                 self._read(event)
@@ -198,8 +209,8 @@ class AnswerReader:
         is_open = _UNFINISHED.match(event, at) is not None
         if is_open and event.find(b'"usage"', 0, at) < 0 and event.find(b'"finish_reason"', 0, at) < 0:
             self._has_choice, self._sample, end = True, event, event[at:]
-            self.usual_ends = end, *self.usual_ends[:USUAL_ENDS]
-            self.chunk_ends = end + b"\n\n\r\n", *self.chunk_ends[:USUAL_ENDS]
+            events, chunks = self.ends
+            self.ends = EventEnds((end, *events[:USUAL_ENDS]), (end + b"\n\n\r\n", *chunks[:USUAL_ENDS]))
             return True
         return bool(self._begin) and event.startswith(self._begin) and event.endswith(self._end)
 

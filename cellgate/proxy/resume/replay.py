@@ -58,9 +58,9 @@ class Passage:
 
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
     these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
-    `is_idle` says of whole events that nothing in them was computed: such are held like a preamble.
+    `is_idle` says of whole events that nothing in them was computed: such are held like a preamble;
+    `idle_events` is how many have come, `idle_at` since when there have been some (0: never).
     `may_hold` says whether there is memory for so many more bytes of the beginning, beyond `event_bytes`.
-    `idle_events` is how many events have come, of which none shows work.
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class Passage:
         "_room",
         "_size",
         "_tail",
+        "idle_at",
         "idle_events",
         "in_event",
         "stitch",
@@ -100,6 +101,7 @@ class Passage:
         """Events that came before anything was computed."""
         self._idle_bytes = self.idle_events = 0
         self.in_event = False
+        self.idle_at = 0.0
         self.stitch: Rewriter | None = None
 
     @property

@@ -13,7 +13,7 @@ SESSION = (b"x-session-id", b"s")
 
 def request(*fields: tuple[bytes, bytes]) -> Request:
     """A request as it was read."""
-    made = Request(0.0)
+    made = Request(0.0, [], [], [])
     made.routing = [field for field in fields if field[0] in KEY_FIELDS or field == SESSION]
     made.lines = [b"%b: %b\r\n" % field for field in fields]
     return made

@@ -119,7 +119,7 @@ def test_the_size_of_a_head_counts_lines_and_fields() -> None:
 
 
 def request(method: bytes, target: bytes, fields: Fields) -> Request:
-    made = Request(0.0)
+    made = Request(0.0, [], [], [])
     made.method, made.target, made.fields = method, target, fields
     return made
 

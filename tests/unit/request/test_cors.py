@@ -13,7 +13,7 @@ RULES = CorsRules(Cors((APP.decode(),)))
 
 
 def asked(method: bytes = b"POST", **fields: bytes) -> Request:
-    request = Request(0.0)
+    request = Request(0.0, [], [], [])
     request.method = method
     request.routing = [(name.replace("_", "-").encode(), value) for name, value in fields.items()]
     request.lines = [b"%b: %b\r\n" % line for line in request.routing] + [b"accept: */*\r\n"]
