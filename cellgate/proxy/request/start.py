@@ -329,8 +329,10 @@ def start(exchange: Exchange) -> None:
 def _read(exchange: Exchange) -> None:
     """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
     route, request = exchange.route, exchange.request
-    # Where there are keys, it is the key's tenant in the end.
-    payer = exchange.gate.payer(exchange.client.peer, request.forwarded_for)
+    # Where there are keys, they say who pays.
+    payer = ""
+    if exchange.admission is None:
+        payer = exchange.gate.payer(exchange.client.peer, request.forwarded_for)
     if request.coding:
         _decode(exchange)
     elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
