@@ -16,6 +16,8 @@ from tests.sim.hurt import stop
 
 PAUSE_S = 20.0
 MODES = ("abort", "wait", "keep")
+IDLE_S = Rules().canary_idle_s + 2.0
+"""When an idle unit has had its canary, which is what notices its pause if nobody asks for anything."""
 
 
 def is_held(stage: Stage, name: str) -> bool:
@@ -42,8 +44,8 @@ def test_a_pause_under_streams_loses_nobody_and_flips_nothing(mode: str, units: 
         engine = stage.engines["a"]
         assert engine.running
         engine.pause(mode)
-        # While it finishes what it has, it shows work.
-        await stage.until(lambda: is_held(stage, "a"), 6.0 if mode == "wait" else 1.5)
+        # While it finishes what it has, it shows work, and then it is idle.
+        await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
         assert not stage.gate.board.units["a"].is_usable()
         late = stage.crowd(4, max_tokens=4)
         await asyncio.sleep(PAUSE_S)
@@ -70,7 +72,7 @@ def test_with_several_workers_nobody_is_lost_either(mode: str) -> None:
         crowd = stage.crowd(8, max_tokens=100)
         await asyncio.sleep(0.8)
         stage.engines["a"].pause(mode)
-        await stage.until(lambda: is_held(stage, "a"), 6.0 if mode == "wait" else 1.5)
+        await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
         late = stage.crowd(4, max_tokens=4)
         await asyncio.sleep(PAUSE_S)
         stage.engines["a"].resume()
@@ -115,7 +117,7 @@ def test_an_engine_is_believed_no_longer_than_the_limit() -> None:
     async def scenario() -> None:
         stage.engines["a"].behaviour.says_paused = True
         stage.engines["a"].behaviour.wedged = True
-        await stage.until(lambda: is_held(stage, "a"), 3.0)
+        await stage.until(lambda: is_held(stage, "a"), IDLE_S)
         await asyncio.sleep(25.0)
         assert stage.verdict("a") is Verdict.UP
         await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 5.0 + PROMISE_S)

@@ -336,9 +336,11 @@ class Engine:
         if self.behaviour.follower_lost:
             self._break_down()
         elif not (self.behaviour.is_stuck or self.paused in ("abort", "keep")):
-            self.steps += 1
             if not self.paused:
                 self._admit()
+            if self.running or not self.paused:
+                # A paused engine that has finished what it had computes no steps.
+                self.steps += 1
             now_s = self._loop.time()
             for sequence in list(self.running):
                 if sequence.first_token_s <= now_s and not sequence.prompt_left:
