@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 from cellgate.probes.canary import BLIND_IDLE
+from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.nodes import HttpProbe
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Address, Settings
@@ -56,12 +57,14 @@ ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
 
 def promise_s(timing: Timing = USUAL, *, is_blind: bool = False) -> float:
     """From a unit's end to its last pick: it is missed once it has shown no life for a while (or once the
-    canary is back that was on its way, which the life until then excuses); then two canaries fail.
+    canary is back that was on its way, which the life until then excuses); then two canaries fail. What an
+    idle unit did before its end its metrics may tell afterwards.
     """
     usual_s = timing.prefill_s + 3.0 * timing.step_s + LATENCY_S / 4.0
     canary_s = max(RULES.canary_timeout_s, USUAL_TIMES * usual_s) * (2.0 if is_blind else 1.0)
     idle_s = RULES.canary_idle_s * (BLIND_IDLE if is_blind else 1.0)
-    return max(idle_s, canary_s) + 2.0 * canary_s + LATENCY_S
+    told_late_s = 0.0 if is_blind else EngineMetrics().idle_s
+    return max(idle_s, canary_s) + told_late_s + 2.0 * canary_s + LATENCY_S
 
 
 PROMISE_S = promise_s()
