@@ -56,8 +56,8 @@ class Case:
             return 0.3 if self.fault.startswith("kill") else 0.5
         if self.load:
             return 1.0 if self.fault.startswith("kill") else 3.0
-        # Nothing but a canary sees the others. An idle unit gets one 14 s after it last showed work, which its
-        # metrics may say 3 s late.
+        # Nothing but a canary sees the others. An idle unit gets one 14 s after it last showed work, and its
+        # metrics may tell of that 3 s late.
         return 5.0 if self.fault in ("kill-leader", "stop-leader") else 20.0
 
 
