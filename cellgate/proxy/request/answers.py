@@ -145,14 +145,15 @@ def finish(exchange: Exchange) -> None:
     response.whole = True
     outcome = outcome_of(response.status)
     if attempt.doubt:
-        outcome = outcome_of_doubt(attempt.is_clients, response.status)
+        outcome = outcome_of_doubt(attempt.doubt, attempt.is_clients, response.status)
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.continuation is not None:
         exchange.continuation.record_result(ContinuationResult.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:
         usage = response.usage()
-        exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
+        if not attempt.doubt:
+            exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
         for observer in response.observers:
             observer.completed(usage)
     exchange.state = OVER

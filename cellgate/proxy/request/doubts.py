@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from cellgate.proxy.request.answer_shape import REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.response import NO_PATH
 from cellgate.proxy.request.routes import GENERATE
@@ -94,8 +95,12 @@ def able(exchange: Exchange) -> list[tuple[str, UnitState]]:
     ]
 
 
-def outcome_of_doubt(is_clients: bool, status: int) -> Outcome:
-    """How an attempt ended whose answer was not good."""
+def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
+    """How an attempt ended whose answer was not good. A prompt may ask for one token again and again: that
+    counts as a rate beside peers, and one such answer is nobody's error.
+    """
+    if what == REPEATS:
+        return Outcome.OK
     return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
 
 
@@ -109,7 +114,12 @@ def show_first(exchange: Exchange) -> bool:
     response = exchange.response
     response.status, response.unit = first.status, first.unit
     response.show_kept(first.head, first.own_lines, first.body)
-    response.end(outcome_of_doubt(False, first.status))
+    outcome = outcome_of_doubt(first.what, False, first.status)
+    if outcome is Outcome.OK:
+        usage = response.usage()
+        for observer in response.observers:
+            observer.completed(usage)
+    response.end(outcome)
     return True
 
 

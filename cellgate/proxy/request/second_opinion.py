@@ -66,7 +66,7 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     exchange.doubtful = (*exchange.doubtful, kept)
     if body is None:
         attempt.abandon()
-    exchange.release(outcome_of_doubt(attempt.is_clients, response.status))
+    exchange.release(outcome_of_doubt(what, attempt.is_clients, response.status))
     selection.history = selection.history.after(unit, paid=False)
     exchange.state = ExchangeState.WAITING
     if isinstance(other, Refusal):
