@@ -125,6 +125,25 @@ async def test_a_changed_request_is_what_the_unit_gets() -> None:
         assert orjson.loads(here.unit.requests[0].body) == anew
 
 
+REPEATED = whole(orjson.dumps({"choices": [{"message": {"content": "secret " * 80}}]}))
+BROKEN = whole(orjson.dumps({"error": "secret: device-side assert"}))
+
+
+@pytest.mark.parametrize("answer", [REPEATED, BROKEN], ids=["repeats", "an error under 200"])
+@pytest.mark.parametrize("units", [1, 2])
+@live
+async def test_an_answer_that_is_not_good_is_seen_as_well(answer: bytes, units: int) -> None:
+    async with (
+        judged(Judge(no_secrets), request=False, answer="whole") as guardrail,
+        stage(*[answer] * units, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        reply = await client.ask(chat(stream=False))
+        assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
+        assert b"secret secret" not in reply.body
+        assert b"device-side" not in reply.body
+
+
 @pytest.mark.parametrize(
     ("told", "how"),
     [

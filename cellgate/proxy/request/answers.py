@@ -118,6 +118,8 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     if lease.split is not None:
         arrived(exchange, lease)
     if attempt.doubt:
+        if gate.guard is not None:
+            gate.guard.screen_answer(exchange)
         return
     if gate.opinions.watching:
         served(exchange, lease)
