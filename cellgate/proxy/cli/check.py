@@ -14,7 +14,7 @@ from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.control.explain import REFUSED_S, UnitKind, degraded_s, kinds, rows
+from cellgate.proxy.control.detection import REFUSED_S, UnitKind, degraded_s, kinds, rows
 from cellgate.router.health import PREFILLS, STEPS, UNSEEN_S
 from cellgate.router.nouns import Fleet, Rules
 

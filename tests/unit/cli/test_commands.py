@@ -358,6 +358,7 @@ def test_a_quick_command_does_not_wait_for_what_it_does_not_need(
     assert done.stdout.splitlines()[-1] == ""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("command", "most"),
     [(["units", "--admin=127.0.0.1:1"], 2.0), (["check", "--unit=http://10.0.0.1:8000"], 4.5)],
