@@ -26,6 +26,7 @@ USERS = 4
 EMPTY = {
     "Agents": "no agents run here",
     "Nodes": "neither agents nor probes look at nodes here",
+    "4xx by unit": "no request here is a client's mistake",
     "Waiting for a unit": "no request had to wait",
     "Sources of units": "units are configured, not discovered",
     "Refusals": "nobody was refused",

@@ -28,7 +28,9 @@ def run(folder: Path, tests: str, *plugins: str) -> subprocess.CompletedProcess[
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(tests)
     options = [option for plugin in plugins for option in ("-p", plugin)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), NOTES: str(folder / "notes"), "PYTEST_ADDOPTS": ""}
+    # It may run in a worker itself.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environ = {**own, "PYTHONPATH": str(ROOT), NOTES: str(folder / "notes"), "PYTEST_ADDOPTS": ""}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", *options],
         cwd=folder,
