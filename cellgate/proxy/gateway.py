@@ -17,7 +17,6 @@ from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
 from cellgate.proxy.extras.realtime import RealtimeSession
-from cellgate.proxy.extras.reconnect import Reconnects
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.fetch import UnitPools
 from cellgate.proxy.http.heads import KEY_FIELDS
@@ -111,7 +110,6 @@ class Gateway:
         self._stopping, self._sessions = False, set[RealtimeSession]()
         self._stop_line = response_line(stopping=False)
         self._empty = asyncio.Event()
-        self.reconnects = Reconnects(self, settings.resume_s)
         ticker.looks += self._looks()
 
     def _looks(self) -> list[Callable[[float], object]]:
@@ -120,7 +118,6 @@ class Gateway:
             SmallBlocks(lambda: len(self.clients)).tick,
             self._tick_clients,
             self.memory.tick,
-            self.reconnects.tick,
             self._shed,
             self._tick_pools,
             self.orphans.tick,
@@ -194,7 +191,6 @@ class Gateway:
                 await self._empty.wait()
         for client in list(self.clients):
             client.cut()
-        self.reconnects.close()
 
     async def close(self) -> None:
         """All connections have ended."""
@@ -217,10 +213,8 @@ class Gateway:
 
     def exchange(self, client: ResponseClient, request: Request) -> ClientExchange:
         """The exchange that answers `request`."""
-        if request.may_come_back:
-            if request.upgrades and isinstance(client, ClientConnection):
-                return RealtimeSession(self, client, request, self._sessions)
-            return self.reconnects.exchange(client, request)
+        if request.upgrades and isinstance(client, ClientConnection):
+            return RealtimeSession(self, client, request, self._sessions)
         if self.observe is None:
             return Exchange(TABLE, self, client, request)
         return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))

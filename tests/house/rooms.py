@@ -15,7 +15,7 @@ ORDER = (
     "telemetry",
     "gate tracing",
     "gateway",
-    "redis admin extras/kv_events extras/realtime extras/reconnect",
+    "redis admin extras/kv_events extras/realtime",
     "discovery",
     "extras/operator",
     "control",

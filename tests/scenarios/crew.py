@@ -19,7 +19,7 @@ from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.workers.control_process import ControlProcess
 from cellgate.proxy.workers.protocol import Link
-from cellgate.proxy.workers.worker import Neighbours, Page, Worker
+from cellgate.proxy.workers.worker import Page, Worker
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 from tests.scenarios.harness import GATE_PORT, Stage
@@ -99,7 +99,6 @@ class ObservedWorker:
             read=read_large,
             page=Page(WORKERS),
             number=number,
-            neighbours=Neighbours(),
         )
         self.gateway, self.control = self.worker.gateway, self.worker.control
         self.gateway.entrance = Entrance(loop, self.gateway.connection)

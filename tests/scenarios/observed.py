@@ -150,11 +150,7 @@ class Diary:
     def read(self, gateway: Gateway) -> None:
         """Note what happens to the requests of a gateway."""
 
-        resumable = gateway.reconnects.exchange
-
         def exchange(client: ResponseClient, request: Request) -> ClientExchange:
-            if request.may_come_back:
-                return resumable(client, request)
             return ObservedExchange(gateway, client, request, self.failures)
 
         gateway.exchange = exchange  # type: ignore[method-assign]

@@ -98,16 +98,6 @@ class HardLimits:
     """One event that has to be whole in the gate, as long as the memory for bodies has no room for more: the
     first of a stream, and each of one that is resumed. The first is passed on as it comes. Later: the stream
     is not resumed, or not by that unit. A larger one of a stream that may be resumed: it is not."""
-    kept_stream_bytes: int = 1048576
-    """What is kept of one stream whose client may come back, and the largest event of one. Its oldest events
-    are dropped; when that makes a client that is away lose some, the stream ends."""
-    kept_streams: int = 8192
-    """Streams of a process whose clients may come back, or have ended and may be read again. Those that were
-    left first end, then new ones are not kept."""
-    kept_streams_bytes: int = 67108864
-    """The same of all streams of a process together, with 4 KiB for each, and the bodies of their
-    requests while these are answered. Those whose clients are away end first, then the newest are not kept
-    any more."""
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 

@@ -286,7 +286,6 @@ class FileKeys(Keys, of=Settings):
     fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)]
     no_continuation: Annotated[tuple[str, ...], PlainValidator(checks.models)]
     continue_across_builds: Annotated[bool, PlainValidator(checks.flag)]
-    resume_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
     known_answer: Annotated[KnownAnswerRules, section(KnownAnswerRules, KnownAnswerKeys)]
 
 

@@ -414,8 +414,6 @@ class Settings:
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""
     continue_across_builds: bool = False
     """Whether a unit of another build may continue a broken stream."""
-    resume_s: float = 0.0
-    """How long a stream goes on whose client has lost its connection and may come back; 0: it ends."""
     known_answer: KnownAnswerRules = field(default_factory=KnownAnswerRules)
 
 

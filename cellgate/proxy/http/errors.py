@@ -78,7 +78,6 @@ class FailureKind(Enum):
     NOT_SERVED = "not_served"
     RESPONSE_GONE = "response_gone"
     RESPONSE_AWAY = "response_away"
-    STREAM_GONE = "stream_gone"
     NOT_TRUSTED = "not_trusted"
     BAD_KEY = "invalid_api_key"
     KEY_EXPIRED = "key_expired"
@@ -151,7 +150,6 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.RESPONSE_GONE: _client(404, kind="not_found_error"),
     FailureKind.RESPONSE_AWAY: _client(409, kind="conflict_error"),
     # The client's stream is kept no more, or by another gate: a new answer would be another one.
-    FailureKind.STREAM_GONE: _client(410),
     FailureKind.NOT_TRUSTED: _client(403, kind="permission_error"),
     FailureKind.BAD_KEY: _client(401, kind="authentication_error"),
     FailureKind.KEY_EXPIRED: _client(401, kind="authentication_error"),

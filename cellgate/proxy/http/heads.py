@@ -42,14 +42,10 @@ PLACING_FIELDS = frozenset(
     {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
 """Where the gate itself is to send the request (see placement.py)."""
-EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD = (
-    b"x-cellgate-explain",
-    b"x-cellgate-continue",
-    b"x-cellgate-resume",
-)
+EXPLAIN_FIELD, CONTINUE_FIELD = b"x-cellgate-explain", b"x-cellgate-continue"
 KEY_FIELDS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 """What may have the key of a client: OpenAI's, Anthropic's and Azure's libraries send one each."""
-OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD, RESUME_FIELD})
+OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD})
 """By which a client chooses what the gate does with its request."""
 
 
@@ -87,7 +83,6 @@ MEANINGS: dict[bytes, Said] = {
     b"x-api-key": Said.BY_CLIENTS,
     b"api-key": Said.BY_CLIENTS,
     CONTINUE_FIELD: Said.BY_CLIENTS,
-    RESUME_FIELD: Said.BY_CLIENTS,
     b"x-session-id": Said.BY_CLIENTS,
     b"x-slo-ttft-ms": Said.BY_CLIENTS,
     b"x-request-id": Said.BY_CLIENTS,
@@ -144,7 +139,6 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     # From a gate between this one and the unit; the ingress would take it as this gate's.
     EXPLAIN_FIELD,
     b"x-cellgate-reason",
-    RESUME_FIELD,
     UNIT_FIELD,
     b"x-envoy-degraded",
     b"x-envoy-immediate-health-check-fail",

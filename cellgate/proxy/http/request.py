@@ -13,7 +13,6 @@ import httptools
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import (
-    CONTINUE_FIELD,
     EXPLAIN_FIELD,
     OPTION_FIELDS,
     PLACING_FIELDS,
@@ -41,8 +40,7 @@ class Request:
     say how it is to be routed.
 
     `is_placed`: it names its unit (see placement.py); `is_explained`: it asks for an explanation of the
-    choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream; `may_come_back`: its
-    client may lose its connection and ask for the rest of its stream (see docs/reconnect.md); `upgrades`: it
+    choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream; `upgrades`: it
     asks for a WebSocket.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id,
@@ -66,7 +64,6 @@ class Request:
         "keep_alive",
         "length",
         "lines",
-        "may_come_back",
         "method",
         "path",
         "pieces",
@@ -95,7 +92,6 @@ class Request:
         self.is_placed = False
         self.is_explained = False
         self.is_uncontinued = False
-        self.may_come_back = False
         self.keep_alive = True
         self.upgrades = False
         self.expects_continue = False
@@ -164,10 +160,8 @@ def _read_option(request: Request, name: bytes, value: bytes) -> None:
     """A line by which a client chooses what the gate does with its request."""
     if name == EXPLAIN_FIELD:
         request.is_explained = value == b"1"
-    elif name == CONTINUE_FIELD:
-        request.is_uncontinued = request.is_uncontinued or value == b"off"
     else:
-        request.may_come_back = value == b"on"
+        request.is_uncontinued = request.is_uncontinued or value == b"off"
 
 
 def _check_connection(request: Request) -> Failure | None:
@@ -181,8 +175,7 @@ def _check_connection(request: Request) -> Failure | None:
     is_realtime = request.method == b"GET" and request.target.partition(b"?")[0] == REALTIME
     # Any other upgrade is ignored (RFC 9110, 7.8): Java's client and `curl --http2` ask for h2c.
     if wanted == [b"websocket"] and is_realtime and b"upgrade" in connection_tokens(fields):
-        # Seldom, and another exchange, like a stream whose client may come back: one question for both.
-        request.upgrades = request.may_come_back = True
+        request.upgrades = True
         request.keep_alive = False
     return None
 

@@ -315,7 +315,7 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _EXPOSED = (
     b"retry-after, x-request-id, x-should-retry, x-cellgate-model, x-cellgate-fallback-from, "
-    b"x-cellgate-reason, x-cellgate-resume, x-cellgate-unit-request-id, "
+    b"x-cellgate-reason, x-cellgate-unit-request-id, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
     b"x-ratelimit-reset-tokens"

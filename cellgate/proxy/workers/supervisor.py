@@ -33,7 +33,7 @@ from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.signals import notify
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.workers import worker as supervisor_channel
-from cellgate.proxy.workers.worker import Neighbours, Page, run_worker
+from cellgate.proxy.workers.worker import Page, run_worker
 
 CONTROL = -1
 """Its number; workers count from 0."""
@@ -122,7 +122,6 @@ class Supervisor:
         self._listeners = listeners
         self._heritage = heritage
         self._page = Page(settings.workers)
-        self._neighbours = Neighbours.of(settings.workers) if settings.resume_s else Neighbours()
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
         self._children: dict[int, Child] = {}
@@ -252,7 +251,7 @@ class Supervisor:
                     mine.append(listener)
                 else:
                     listener.close()
-        return await run_worker(self._settings, self._tls, mine, line, self._page, number, self._neighbours)
+        return await run_worker(self._settings, self._tls, mine, line, self._page, number)
 
     def _ended(self, child: Child) -> None:
         """A process is gone."""
@@ -370,7 +369,6 @@ class Supervisor:
         for listeners in self._listeners.values():
             for listener in listeners:
                 listener.close()
-        self._neighbours.close()
 
     def _reap(self) -> None:
         """As the first process of a container it also gets the orphans of those that ended."""

@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -26,7 +26,6 @@ from cellgate.proxy.admission.keys import KeyFollower
 from cellgate.proxy.admission.usage import make_door
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.control.watches import LAG_S
-from cellgate.proxy.extras.reconnect import LOOPBACK, Reconnects
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.fetch import UnitPools
 from cellgate.proxy.http.turns import accept_queue
@@ -230,50 +229,6 @@ class SharedEntrance(Entrance):
         self._loop.add_reader(listener, self._knock, listener)
 
 
-# Where the workers of a gate reach each other: a client may come back at another one than has its stream.
-
-
-class Neighbours:
-    """A listener on this machine for each worker, opened before they are started; none where no stream is
-    kept.
-    """
-
-    def __init__(self, listeners: tuple[socket.socket, ...] = ()) -> None:
-        self._listeners = listeners
-        self._own: socket.socket | None = None
-        self._server: asyncio.Server | None = None
-
-    @classmethod
-    def of(cls, workers: int) -> Self:
-        """For so many workers. Raises OSError."""
-        listeners = tuple(socket.create_server((LOOPBACK, 0)) for _ in range(workers))
-        for listener in listeners:
-            listener.setblocking(False)
-        return cls(listeners)
-
-    def introduce(self, reconnects: Reconnects, number: int) -> None:
-        """This is the process of the worker of this number: tell its streams where the others are."""
-        reconnects.place = number
-        reconnects.ports = tuple(listener.getsockname()[1] for listener in self._listeners)
-        for other, listener in enumerate(self._listeners):
-            if other == number:
-                self._own = listener
-            else:
-                listener.close()
-
-    async def accept(self, connection: Callable[[], asyncio.Protocol]) -> None:
-        """Accept what other workers pass on. Raises OSError."""
-        if self._own is not None:
-            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._own)
-
-    def close(self) -> None:
-        """They are of no use any more in this process."""
-        if self._server is not None:
-            self._server.close()
-        for listener in self._listeners:
-            listener.close()
-
-
 # The channel between the supervisor and each of its processes: signals, sockets, and signs of life.
 #
 # Every message is one packet, `{"do": WHAT, ...}` as JSON, with at most one socket. A closed channel means
@@ -366,9 +321,7 @@ class SupervisorChannel:
 
 
 class Worker:
-    """Worker `number` of one gate; `page` is the shared page with the number of clients of each, `neighbours`
-    are where each takes clients of the others.
-    """
+    """Worker `number` of one gate; `page` is the shared page with the number of clients of each."""
 
     def __init__(
         self,
@@ -381,12 +334,11 @@ class Worker:
         tls: LiveTls | None = None,
         page: Page,
         number: int,
-        neighbours: Neighbours,
     ) -> None:
         self.control = ControlClient(loop, self._greet, self._hear)
         self.opened = asyncio.Event()
         """Whether clients may be accepted."""
-        self._now, self._neighbours = loop.time, neighbours
+        self._now = loop.time
         self._ticker = ticker = Ticker(loop)
         self._replica = replica = BoardReplica(settings.rules)
         self._dispatcher = RemoteDispatcher(replica.board, self.control, loop.time)
@@ -409,7 +361,6 @@ class Worker:
         self._entrance = self.gateway.entrance = SharedEntrance(
             loop, self.gateway.connection, page, number, self._clients, self._reports.gate_fault
         )
-        neighbours.introduce(self.gateway.reconnects, number)
         self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
@@ -457,7 +408,6 @@ class Worker:
         """Accept clients, once that is allowed. Raises OSError."""
         await self.opened.wait()
         await self.gateway.listen(None if self._tls is None else self._tls.clients(), listeners)
-        await self._neighbours.accept(self.gateway.connection)
         self._accepts = True
         self.control.say((ToControl.ACCEPTING,))
 
@@ -481,7 +431,6 @@ class Worker:
             await self._keys.close()
             await self._door.close()
         self._unit_pools.close()
-        self._neighbours.close()
         await self.gateway.close()
         self.control.mention((ToControl.STATUS, *self._status.take(self._now(), 0.0, is_last=True)))
         self.control.close()
@@ -577,7 +526,6 @@ async def run_worker(
     channel: socket.socket,
     page: Page,
     number: int,
-    neighbours: Neighbours,
 ) -> int:
     """Run worker `number` until it is told to end; `channel` leads to the supervisor."""
     loop, large = asyncio.get_running_loop(), LargeBodies()
@@ -592,7 +540,6 @@ async def run_worker(
         tls=tls,
         page=page,
         number=number,
-        neighbours=neighbours,
     )
     tracing = trace(settings.tracing)
     if tracing is not None:

@@ -172,7 +172,6 @@ DOCUMENTS: list[Any] = [
         "fallback": {"m": "k"},
         "no_continuation": ["m"],
         "continue_across_builds": True,
-        "resume_s": 5,
     },
     {"cells": [{"name": "c", "units": [{**UNIT, "nodes": [{**NODE, "probes": PAGED}]}]}]},
     {"cells": CELLS, "leases": {"namespace": "n", "kubeconfig": "FILE"}},
