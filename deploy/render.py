@@ -1,4 +1,4 @@
-"""`python -m deploy.render HELM`: what is made of the chart: deploy/kubernetes, and the schema of its values.
+"""`python -m deploy.render`: what is made of the chart: deploy/kubernetes, and the schema of its values.
 
 For those who use kubectl and Kustomize, each folder of deploy/kubernetes has an example of the chart as
 `manifests.yaml`, and the gate's configuration beside it: kustomization.yaml makes the ConfigMap of that, so
@@ -14,11 +14,12 @@ from typing import Any
 import yaml
 
 DEPLOY = Path(__file__).resolve().parent
+HELM = DEPLOY.parent / ".venv-helm" / "helm"
 CHART = DEPLOY / "helm"
 RELEASES = {"cell": "cellgate", "sidecar": "cellgate", "fleet-router": "cellgate-router"}
 """The folders of deploy/kubernetes, and what their release is called."""
 
-_HEAD = "# Made by `make manifests` of deploy/helm and deploy/helm/examples/{0}.yaml: change those.\n"
+_HEAD = "# Made by deploy/render.py of deploy/helm and deploy/helm/examples/{0}.yaml: change those.\n"
 _FREE = {"annotations", "config", "labels", "nodeSelector", "podAnnotations", "resources"}
 """Values with keys of others: of the gate's configuration, of Kubernetes."""
 
@@ -70,11 +71,14 @@ _CLOSED = {"additionalProperties": False}
 
 
 def main() -> int:
-    """Write all files."""
+    """Write all files; 1 when there is no Helm."""
+    if not HELM.exists():
+        print("Helm is not installed; type:  make .venv-helm/made", file=sys.stderr)
+        return 1
     schema = values_schema(yaml.safe_load((CHART / "values.yaml").read_text()))
     (CHART / "values.schema.json").write_text(json.dumps(schema, indent=1) + "\n")
     for example, release in RELEASES.items():
-        for name, text in files(rendered(sys.argv[1], example, release), example).items():
+        for name, text in files(rendered(str(HELM), example, release), example).items():
             (DEPLOY / "kubernetes" / example / name).write_text(text)
     return 0
 

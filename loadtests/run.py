@@ -1,4 +1,4 @@
-"""`make run`: two cells of simulated leader/follower units, their agents and the gate, in the foreground.
+"""Two cells of simulated leader/follower units, their agents and the gate, in the foreground.
 
 `python -m loadtests.run URL …` puts the gate before real units instead. Nothing outlives this process: gate
 and agents are waited for, and the units end with the pipe they were started with.

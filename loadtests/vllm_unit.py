@@ -1,4 +1,4 @@
-"""Real vLLM leader/follower units in the foreground: `make vllm-units N=2`, or this module with its options.
+"""Real vLLM leader/follower units in the foreground, on this machine's CPU.
 
 Sets up what is missing, starts the units, says how to put the gate before them, and keeps them until Ctrl-C.
 What must stay true: short of a SIGKILL, no process that was started here outlives it.

@@ -1,4 +1,4 @@
-"""`make alerts`: each alert of deploy/monitoring/rules.yaml is fired by a real fault, and clears after it.
+"""Drill: each alert of deploy/monitoring/rules.yaml is fired by a real fault, and clears after it.
 
 Real gates, Prometheus and Alertmanager, simulated units. The rules are those that are shipped, in which time
 passes faster. What must stay true: an alert that is shipped and was not seen to fire and to clear ends it
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     processes.end_on_sigterm()
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        print(f"alerts: {', '.join(missing)} is not installed; type:  make alerts", file=sys.stderr)
+        told = f"{', '.join(missing)} is not installed; type:  apt-get install {' '.join(missing)}"
+        print(f"alerts: {told}", file=sys.stderr)
         return 1
     seen = Seen()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""`python -m loadtests.drill FILE.yaml …`: run drills, say what was promised and what was kept.
+"""Drills from files (`loadtests.drill FILE.yaml …`): run them, say what was promised and what was kept.
 
 The exit code is 1 when a promise of the gate is broken, 2 when a file cannot be used or a run failed. With
 `--router` once or more the same is done through other routers, and a table compares them; what those break

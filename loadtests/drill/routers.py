@@ -89,7 +89,7 @@ def _rust_router(command: Sequence[str], urls: Sequence[str]) -> list[str]:
 def _python_of(name: str) -> str:
     python = ROOT / f".venv-{name}" / "bin" / "python"
     if not python.exists():
-        raise RuntimeError(f"{name} is not installed. Type:  make peers")
+        raise RuntimeError(f"{name} is not installed. Type:  make .venv-{name}/made")
     return str(python)
 
 

@@ -1,4 +1,4 @@
-"""`python -m loadtests.gym`: runs cells of the gym and prints a table, the worst first.
+"""The gym: routing on simulated engines, in virtual time. Runs cells and prints a table, the worst first.
 
     python -m loadtests.gym --quick                                      # a few cells, one seed
     python -m loadtests.gym --loads "shared*" --fleets equal --at=0.5,0.8

@@ -1,4 +1,4 @@
-"""`python -m loadtests.gym.calibrate`: the gym's engine beside a real vLLM on this machine's CPU.
+"""The gym's engine beside a real vLLM on this machine's CPU.
 
 It measures how long steps and prompts of a small model take, takes the gym's figures for them from that, and
 lets both serve the same requests at the same times, with much KV cache and with little. Time is the CPU time

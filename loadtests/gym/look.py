@@ -1,4 +1,4 @@
-"""`python -m loadtests.gym.look LOAD FLEET AT`: one cell through the gate, what it believes beside what is.
+"""One cell of the gym (`loadtests.gym.look LOAD FLEET AT`) through the gate, what it believes beside what is.
 
 Every few seconds one line a unit: what is there, what was learnt of it and what is true, and what the request
 that came last would cost there now, term by term.

@@ -119,7 +119,7 @@ def rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
     venv = package.replace("_", "-")
     folder = ROOT / f".venv-{venv}"
     if not (folder / "made").exists():
-        raise MissingError("not installed; type:  make peers")
+        raise MissingError(f"not installed; type:  make .venv-{venv}/made")
     port = processes.free_port()
     command = [
         str(folder / "bin" / "python"),

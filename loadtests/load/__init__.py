@@ -1,1 +1,1 @@
-"""`make load`: how an OpenAI-compatible API serves more and more users. Locust asks, and a report tells."""
+"""How an OpenAI-compatible API serves more and more users. Locust asks, and a report tells."""

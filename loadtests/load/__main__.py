@@ -1,4 +1,4 @@
-"""`make load HOST=URL`: workloads with more and more users, one after the other, and a report in HTML.
+"""Workloads with more and more users, one after the other, and a report in HTML.
 
     python -m loadtests.load --host http://gate:8000 --admin http://gate:9901 --api-key KEY
     python -m loadtests.load --host http://gate:8000 --workloads chat --users 10,20 --seconds 60

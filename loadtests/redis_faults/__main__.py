@@ -1,4 +1,4 @@
-"""`python -m loadtests.redis_faults`: all parts, or one. The exit code is 1 when something does not hold."""
+"""The Redis that gates share is killed and frozen: all parts, or one. 1 when something does not hold."""
 
 import argparse
 import sys

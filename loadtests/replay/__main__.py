@@ -1,4 +1,4 @@
-"""`python -m loadtests.replay`: cells of the gym in real processes and real time, a router after another.
+"""Cells of the gym in real processes and real time, a router after another.
 
     python -m loadtests.replay                                                  # what matters most
     python -m loadtests.replay --loads shared_prompt --at=-16 --routers "cellgate,haproxy leastconn"

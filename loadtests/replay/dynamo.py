@@ -1,4 +1,4 @@
-"""`python -m loadtests.replay.dynamo`: the gate and others beside NVIDIA Dynamo's routing, on its workers.
+"""The gate and others beside NVIDIA Dynamo's routing, on its workers.
 
 Dynamo takes no workers but its own. Here its simulated workers (`dynamo.mocker`) serve everybody: each behind
 a plain frontend of its own, which makes it a unit for the gate and others, or all behind one that routes.

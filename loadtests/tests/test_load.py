@@ -1,4 +1,4 @@
-"""`make load`: what is told of a load, its charts, its part of Locust's page; a whole sweep in small."""
+"""What is told of a load, its charts, its part of Locust's page; a whole sweep in small."""
 
 from __future__ import annotations
 

@@ -58,7 +58,10 @@ def test_a_request_that_makes_no_sense_is_a_400(port: int, body: object) -> None
 def test_a_router_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "ROOT", tmp_path)
     result = run(PLAY, "sglang-router cache_aware")
-    assert (result.figures, result.missing) == (None, "no figures: not installed; type:  make peers")
+    assert (result.figures, result.missing) == (
+        None,
+        "no figures: not installed; type:  make .venv-sglang-router/made",
+    )
 
 
 def test_a_replay_without_a_router_comes_to_what_the_gym_says() -> None:

@@ -1,4 +1,4 @@
-"""`make up`: deploy/compose as plain processes: two simulated units, the gate, Redis, HAProxy, Prometheus.
+"""deploy/compose as plain processes: two simulated units, the gate, Redis, HAProxy, Prometheus.
 
 The files are those of deploy/compose, with the addresses that things have here. Grafana is left out, as
 Debian does not have it. `--drill` sees an alert fire and clear (drill.py). What must stay true: nothing

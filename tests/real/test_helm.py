@@ -175,4 +175,4 @@ def test_the_schema_is_that_of_the_values() -> None:
 def test_what_kustomize_takes_is_what_the_chart_makes(helm: str, example: str) -> None:
     made = files(rendered(helm, example, RELEASES[example]), example)
     for name, text in made.items():
-        assert (DEPLOY / "kubernetes" / example / name).read_text() == text, "run: make manifests"
+        assert (DEPLOY / "kubernetes" / example / name).read_text() == text, "run: python -m deploy.render"

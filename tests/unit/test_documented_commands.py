@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.cli.main import COMMANDS, main, parser_of
+from loadtests.__main__ import tools
 from tests.documented import PAGES, ROOT, Typed, typed
 from tests.unit.planner.test_plan import LLAMA_8B
 
@@ -84,6 +85,17 @@ def test_every_target_and_its_variables_are_in_the_makefile() -> None:
 
 def test_every_tool_is_there_and_takes_its_flags() -> None:
     assert [f"{each.page}: {each}" for each in typed("python") if not is_tool(each)] == []
+
+
+def test_every_tool_that_a_page_names_is_in_their_list() -> None:
+    listed = {module for module, _ in tools()} | {"loadtests.simunit", "loadtests.kit.mock_fleet"}
+    named = {
+        (page.name, module)
+        for page in PAGES
+        for module in re.findall(r"`(?:python -m )?(loadtests\.[a-z_.]+[a-z_])[ `]", page.read_text())
+    }
+    assert [each for each in named if each[1] not in listed] == []
+    assert len(named) > 40
 
 
 def is_tool(each: Typed) -> bool:
