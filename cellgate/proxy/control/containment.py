@@ -33,8 +33,9 @@ BANS_A_MINUTE = 5
 refused.
 """
 GIVEN_UP_MOST = 2
-"""A request is not sent to a further unit after so many were given up while they had it, because of a
-time-out of ours. Its prompt is not poison for that: it may only be more than these units can do."""
+"""A request is not sent to a further unit after so many of those it tried were given up while they had its
+prompt, because of a time-out of ours. The prompt is not poison for that: it may only be more than these units
+can do."""
 LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
 _LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
@@ -101,8 +102,8 @@ class Containment:
         """How many requests a unit had answered when it last came up."""
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
         self._told: set[int] = set()
-        self._given_up: dict[int, tuple[int, float]] = {}
-        """By fingerprint: how many units were given up by a time-out of ours while they had it, and when."""
+        self._given_up: dict[int, tuple[frozenset[str], float]] = {}
+        """By fingerprint: which units were given up by a time-out of ours while they had it, and when."""
         self._held: dict[HeldRequest, None] = {}
         self._serving = False
 
@@ -124,7 +125,7 @@ class Containment:
             return
         if lease.evicted and state.fell_unseen:
             if len(self._given_up) < LIMITS.poison_records:
-                self._given_up[ask.fingerprint] = self._given_up_under(ask) + 1, now
+                self._given_up[ask.fingerprint] = self._given_up_under(ask) | {state.unit.name}, now
                 self.watchful = True
             return
         is_loss = kind in _LOST
@@ -207,7 +208,7 @@ class Containment:
         """Whether it must not be sent to any unit."""
         if self.bans.find(ask.fingerprint, self._now()) is not None:
             return True
-        if tried and self._given_up_under(ask) >= GIVEN_UP_MOST:
+        if len(self._given_up_under(ask).intersection(tried)) >= GIVEN_UP_MOST:
             return True
         record = self.ledger.records.get(ask.fingerprint)
         return record is not None and record.ended and bool(tried)
@@ -216,7 +217,7 @@ class Containment:
         """The failure for a client whose request must not be sent to any unit."""
         if (
             self.bans.find(ask.fingerprint, self._now()) is None
-            and self._given_up_under(ask) >= GIVEN_UP_MOST
+            and len(self._given_up_under(ask).intersection(tried)) >= GIVEN_UP_MOST
         ):
             reason = (
                 "units showed nothing for so long while they had this request that they were given up; it is "
@@ -272,9 +273,9 @@ class Containment:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _given_up_under(self, ask: Ask) -> int:
-        """How many units were given up by a time-out of ours while they had this prompt."""
-        return self._given_up.get(ask.fingerprint, (0, 0.0))[0]
+    def _given_up_under(self, ask: Ask) -> frozenset[str]:
+        """The units that were given up by a time-out of ours while they had this prompt."""
+        return self._given_up.get(ask.fingerprint, (frozenset(), 0.0))[0]
 
     def _there(self, place: str) -> list[int]:
         """The prompts of all units that are reached there."""

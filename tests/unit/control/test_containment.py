@@ -62,6 +62,21 @@ def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> Non
     assert not contained.watchful
 
 
+def test_many_requests_of_one_prompt_at_one_unit_that_was_given_up_all_go_to_another() -> None:
+    board, now = Board(Rules()), 100.0
+    board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "ab")), now)
+    events = EventLog(float, 2, log=lambda _level, _line: None)
+    nobody = cast("Any", None)
+    contained = Containment(board, nobody, events, lambda: now, nobody, answered=lambda _: 9, ban_s=1.0)
+    ask = Ask(fingerprint=7)
+    leases = [board.open("a", ask, now, retry=False) for _ in range(4)]
+    for lease in leases:
+        lease.evicted = lease.unit_state.fell_unseen = True
+        contained.broke(lease, FailureKind.CUT, 5, 5)
+    assert not contained.bars(ask, ("a",))
+    assert not contained.bars(ask, ("b",))
+
+
 def test_a_thousand_units_that_came_and_went_leave_nothing() -> None:
     board = Board(Rules())
     events = EventLog(float, 2, log=lambda _level, _line: None)
