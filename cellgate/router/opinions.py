@@ -28,6 +28,8 @@ ARRIVALS_MIN = 8
 """Of fewer requests it is not known what is asked for."""
 WATCH_S = 30.0
 """So long after the last doubtful answer good ones are counted as well."""
+KNOWN_S = 300.0
+"""So long after it what units refuse is forgotten."""
 OWN_S = 30.0
 """So long it is believed that requests of a kind are themselves at fault."""
 AGAIN = 10
@@ -68,11 +70,15 @@ class Advice(Enum):
 
 
 class Refusing(NamedTuple):
-    """What is now known of a unit: it refuses requests of this kind, or (`is_out`) nearly all."""
+    """What is now known of a unit: it answers `what` to requests of a kind, or (`is_out`) to nearly all. Not
+    `is_sure`: so it seems, and it is to be asked again.
+    """
 
     unit: str
+    what: str
     reason: str
     is_out: bool
+    is_sure: bool = True
 
 
 class _Record:
@@ -103,8 +109,12 @@ class _Record:
         return sum(not good for _, good in self.outcomes)
 
     def refuses_above(self) -> int:
-        """The size of prompts above which it refuses what others serve; -1: all; a large number: none."""
+        """The size of prompts above which it refuses what others serve; -1: all; a large number: none. What is
+        shorter than all that it refused it may serve.
+        """
         served = max((size for size, good in self.outcomes if good), default=-1)
+        if served < 0:
+            served = min((size for size, _ in self.outcomes), default=0) - 1
         above = sum(not good and size > served for size, good in self.outcomes)
         if above >= HANDFUL:
             return served
@@ -135,7 +145,8 @@ class Opinions:
 
     def arrived(self, kind: Kind, size: int, units: Collection[str], now: float) -> tuple[str, ...]:
         """A request has come while watching: which of the `units` that could take it are to be spared it."""
-        if now - self._last_at > WATCH_S and not self._any_refuses():
+        quiet_s = now - self._last_at
+        if quiet_s > KNOWN_S or (quiet_s > WATCH_S and not self._any_refuses()):
             self._forget()
             return ()
         self._purse = min(PURSE, self._purse + SHARE)
@@ -260,7 +271,7 @@ class Opinions:
             record.repeats.add(prompt)
         record.what = what
         record.size = size
-        return self._why_repeats(unit, kind)
+        return self._why_repeats(unit, kind) or self._seems(unit, record, kind)
 
     def _repeating(self, kind: Kind) -> list[str]:
         return [name for name, record in self._records[kind].items() if len(record.repeats) >= REPEATS_MIN]
@@ -274,7 +285,7 @@ class Opinions:
             return None
         record.outcomes.clear()
         record.outcomes.extend([(record.size, False)] * HANDFUL)
-        return self._judge(unit, record, kind, is_known=True)
+        return self._judge(unit, record, kind, repeats=True)
 
     # -- units ---------------------------------------------------------------------------------------------
 
@@ -288,12 +299,14 @@ class Opinions:
             records.pop(unit, None)
 
     def _judge(
-        self, unit: str, record: _Record, kind: Kind, *, may_be_out: bool = True, is_known: bool = False
+        self, unit: str, record: _Record, kind: Kind, *, may_be_out: bool = True, repeats: bool = False
     ) -> Refusing | None:
         if record.refuses_above() == _NOTHING:
-            return None
+            if not may_be_out or self._has_served(unit):
+                return None
+            return self._seems(unit, record, kind)
         covered = sum(self._refuses(unit, other, size) for other, size in self._arrivals)
-        is_known = is_known or len(self._arrivals) >= ARRIVALS_MIN
+        is_known = repeats or len(self._arrivals) >= ARRIVALS_MIN
         is_out = (
             may_be_out and is_known and not self._serves(unit) and covered >= NEARLY_ALL * len(self._arrivals)
         )
@@ -301,9 +314,13 @@ class Opinions:
         if not is_out and not is_new:
             return None
         reason = _reason(record, kind, is_out=is_out)
-        if is_out:
+        if is_out and repeats:
+            # It begins well, so that no request would show that it is mended.
             self.forget(unit)
-        return Refusing(unit, reason, is_out)
+        return Refusing(unit, record.what, reason, is_out)
+
+    def _seems(self, unit: str, record: _Record, kind: Kind) -> Refusing:
+        return Refusing(unit, record.what, _reason(record, kind, is_out=True), is_out=True, is_sure=False)
 
     def _refuses(self, unit: str, kind: Kind, size: int) -> bool:
         record = self._records.get(kind, {}).get(unit)

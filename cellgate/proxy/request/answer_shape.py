@@ -36,9 +36,16 @@ _ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*(?!null\b|""|\{\s*\})')
 _CODE = re.compile(rb'"(?:code|status|status_code|http_status_code)"\s*:\s*"?([45]\d\d)\b')
 _ENDS = (b"}", b"]")
 REPEATS = "one token again and again"
+EVENTS_ONLY, COMMENTS_ONLY = "events without a token", "comments without a token"
+ENDLESS = (REPEATS, EVENTS_ONLY, COMMENTS_ONLY)
+"""What is wrong with streams that may go on for ever."""
+_SAID = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|thinking|delta)"\s*:\s*"((?:[^"\\]|\\.)*)"'
+)
 _REPEATED, _PERIOD, _MANY = 64, 24, 1024
 """So many bytes that come again after at most so many, in a text of so many, are looked at closely."""
 _REPEATED_SHARE = 0.75
+_LOOP = 32
 _ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
 _BEFORE_TEXT = frozenset(
     (
@@ -138,6 +145,12 @@ def repeats(text: bytes) -> bool:
         if again > 0 and text.count(text[place:again]) * (again - place) >= _REPEATED_SHARE * size:
             return True
     return False
+
+
+def loops(answer: bytes) -> bool:
+    """Whether a short answer, or stream, ends with one short piece of text again and again."""
+    said = b"".join(_SAID.findall(answer))[-_LOOP:]
+    return len(said) == _LOOP and any(said[n:] == said[:-n] for n in range(1, _LOOP // 3))
 
 
 def _errs(events: bytes) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.config.settings import TICK_S
 from cellgate.proxy.http.errors import Failure, FailureKind, as_told
 from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY
 from cellgate.proxy.request.continuation import Continuation, find_way
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
@@ -52,7 +53,9 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
             return
         failure = Failure(FailureKind.TRANSFER_FAILED, failure.message)
     if failure.kind is FailureKind.STALE_CONNECTION:
-        if not exchange.was_stale:
+        # One that had the request, of a unit that others have seen fail: its process has probably ended.
+        is_over = failure.taken and lease.unit_state.case.verdict is not Verdict.UP
+        if not exchange.was_stale and not is_over:
             exchange.was_stale = lease if failure.taken else True
             _connect_anew(exchange, lease, failure)
             return
@@ -271,19 +274,20 @@ def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
 
 
 def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
-    """Whether another unit is asked, because a stream shows events or comments for longer than a stall may
-    last, and no work. An engine may send a few while the request waits for its turn.
+    """Whether another unit is asked, because a stream shows events or comments for too long, and no work. An
+    engine may send a few while the request waits for its turn; one that says that it has none lies.
     """
     state, events = attempt.lease.unit_state, attempt.idle_events
-    limit_s = max(_IDLE_S, stall_limit_s(state, exchange.gate.board.rules))
-    load = state.load
-    waits = load is None or load.at < attempt.idle_at or load.running + load.waiting > 0
-    if events < _IDLE_EVENTS and waits:
-        limit_s = max(_LOST_S, limit_s)
+    load, limit_s = state.load, _IDLE_S
+    is_read = load is not None and load.at >= attempt.idle_at
+    if events < _IDLE_EVENTS and not (is_read and load is not None and load.running + load.waiting == 0):
+        # Nothing but comments may be all that it can say while it computes.
+        limit_s = max(limit_s, stall_limit_s(state, exchange.gate.board.rules))
+        limit_s = limit_s if load is None else max(_LOST_S, limit_s)
     if now - attempt.idle_at < limit_s:
         return False
     attempt.wait_again(now)
-    return doubt(exchange, "events without a token" if events else "comments without a token", None)
+    return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None)
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:

@@ -436,8 +436,9 @@ class WorkerSession:
     def _split(self, *fields: Any) -> None:
         self._control.reports.split(SplitStep(*fields))
 
-    def _refuses(self, unit: str, reason: str, is_out: bool, target: str, body: bytes) -> None:
-        self._control.reports.refuses(Refusing(unit, reason, is_out), target, body)
+    def _refuses(self, *fields: Any) -> None:
+        *found, target, body = fields
+        self._control.reports.refuses(Refusing(*found), target, body)
 
     def _restart_suspected(self, unit: str, version: int) -> None:
         state = self._plane.board.units.get(unit)

@@ -30,9 +30,13 @@ def refuse(opinions: Opinions, times: int, kind: Kind = CHAT, size: int = 10) ->
 
 
 def test_a_unit_that_refuses_what_others_serve_is_out_once_it_is_known_what_is_asked_for() -> None:
-    (first, *_, last) = refuse(Opinions(), 2 * HANDFUL)
-    assert (first.unit, first.is_out) == ("a", False)
-    assert last == Refusing("a", last.reason, is_out=True)
+    found = refuse(Opinions(), 2 * HANDFUL)
+    assert [(each.is_out, each.is_sure) for each in found[:HANDFUL]] == [
+        *[(True, False)] * (HANDFUL - 1),
+        (False, True),
+    ]
+    last = found[-1]
+    assert last == Refusing("a", "401", last.reason, is_out=True)
     assert last.reason.startswith("refuses what other units serve: 401 (")
 
 
@@ -41,7 +45,7 @@ def test_a_unit_that_lacks_a_feature_is_spared_it_alone() -> None:
     arrive(opinions, 20)
     refuse(opinions, 1, IMAGES)
     opinions.good("a", CHAT, 10)
-    assert [each.is_out for each in refuse(opinions, HANDFUL, IMAGES)] == [False]
+    assert [each.is_out for each in refuse(opinions, HANDFUL, IMAGES)] == [False]  # It is not asked again.
     arrive(opinions, 1, IMAGES)  # A trial: it may be mended.
     assert arrive(opinions, 1, IMAGES) == ("a",)
     assert arrive(opinions, 1) == ()
@@ -97,4 +101,4 @@ def test_one_token_again_and_again_is_a_fault_where_peers_do_not(others_repeat: 
         for unit in "bc":
             opinions.repeated(unit, CHAT, 10, "one token", 7, 1.0)
     found = [opinions.repeated("a", CHAT, 10, "one token", prompt, 1.0) for prompt in (1, 2)]
-    assert [each is not None for each in found] == [False, is_found]
+    assert [each is not None and each.is_sure for each in found] == [False, is_found]
