@@ -109,8 +109,8 @@ class _Record:
         return sum(not good for _, good in self.outcomes)
 
     def refuses_above(self) -> int:
-        """The size of prompts above which it refuses what others serve; -1: all; a large number: none. What is
-        shorter than all that it refused it may serve.
+        """The size of prompts above which it refuses what others serve; -1: all; a large number: none. It may
+        serve what is shorter than all that it refused.
         """
         served = max((size for size, good in self.outcomes if good), default=-1)
         if served < 0:
