@@ -1,7 +1,7 @@
 # The gate in an image of its own: Python, the packages of requirements/gate.lock, and the gate's wheel.
 #
 #   docker build -t cellgate .                                   # dns, ecs, k8s for discovery, otel for tracing
-#   docker build -t cellgate --build-arg EXTRAS="k8s dns" .
+#   docker build -t cellgate --build-arg EXTRAS="k8s jwt" .      # and the others of requirements/: kv-events
 #   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
 #
 # The base is a tag, so that it brings security fixes; a build that must be repeatable names a digest:

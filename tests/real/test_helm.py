@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import Overrides
 from deploy.render import CHART, RELEASES, configuration, files, rendered, values_schema
+from tests.documented import Typed, typed
 from tests.manifests import DEPLOY, Thing, containers, pod_templates, selects, validate
 from tests.real.programs import ROOT, find
 
 EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
 OF_OTHERS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
 """Kinds of other projects, whose schemas are not here: their fields are looked at one by one below."""
+NO_LABELS = ("", "Big", "big_one", "big.one", "-big", "big-", "1big", "b" * 46)
+"""None of these can be the name of a LeaderWorkerSet, whose pods and Service are called after it."""
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +47,10 @@ def test_helm_finds_nothing_wrong(helm: str, example: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_kubernetes_knows_every_field_and_the_gate_its_configuration(
-    helm: str, example: str, tmp_path: Path
-) -> None:
-    found = things(helm, example)
-    for thing in found:
+def test_kubernetes_knows_every_field(helm: str, example: str) -> None:
+    for thing in things(helm, example):
         if thing["apiVersion"] not in OF_OTHERS:
             validate(thing)
-    (tmp_path / "cellgate.yaml").write_text(configuration(found))
-    settings = load(str(tmp_path / "cellgate.yaml"), Overrides(), {"POD_NAME": "big-0"})
-    assert settings.sources or settings.fleet.units
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -112,7 +107,7 @@ def test_the_token_of_the_hub_comes_from_its_secret(helm: str) -> None:
 
 def test_monitors_find_the_ports_of_gates_and_engines(helm: str) -> None:
     found = things(helm, "everything")
-    monitor, service = of_kind(found, "ServiceMonitor"), of_kind(found, "Service")
+    monitor, service = of_kind(found, "ServiceMonitor"), of_kind(found, "Service", "cellgate-admin")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     [endpoint] = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
@@ -158,12 +153,124 @@ def test_beside_a_gate_nothing_else_is_reached(helm: str) -> None:
         (["--set=engnie.model=x"], "engnie"),
         (["--set=engine.modle=x"], "modle"),
         (["--set=gate.replicas=two"], "replicas"),
+        (["--set=engine.model="], "engine.model: is required, and empty"),
+        (["--set=engine.model=YOUR-ORG/YOUR-MODEL"], "engine.model: YOUR-ORG/YOUR-MODEL stands for"),
+        (["--set=engine.model=ORG/MODEL"], "engine.model: ORG/MODEL stands for something of yours"),
+        (["--set=image.repository="], "image.repository: is required, and empty"),
+        (["--set=image.repository=ghcr.io/your-org/cellgate"], "image.repository: ghcr.io/your-org/cellgate"),
+        (["--set=image.repository=$REGISTRY/cellgate"], "image.repository: $REGISTRY/cellgate stands for"),
+        (["--set=secret.name="], "secret.name: is required"),
+        (["--set=engine.image.tag="], "engine.image.tag: is required"),
+        *((["--set-string=engine.name=" + name], "engine.name: expected a DNS label") for name in NO_LABELS),
+        (["--set=engine.name=cellgate"], "engine.name: cellgate is a Service of the release already"),
+        (["--set=engine.name=cellgate-admin"], "is a Service of the release already"),
+        (["--set=engine.units=0"], "engine.units: expected at least 1, found 0"),
+        (["--set=engine.maxInFlight=0"], "engine.maxInFlight: expected at least 1, found 0"),
+        (["--set=gate.replicas=0"], "gate.replicas: expected at least 1, found 0"),
+        (["--set=service.type=Loadbalancer"], "service.type: expected ClusterIP, NodePort or LoadBalancer"),
+        (["--set=engine.create=false"], "engine.create is false: name the units in config.cells"),
+        (["--set=files.usageLog=usage"], "files.usageLog: what is logged is the use of keys"),
+        (["--set=monitoring.serviceMonitor.enabled=true"], "networkPolicy.operators: name the namespace"),
+        (["--set=autoscaling.gate.enabled=true,gate.replicas=5"], "autoscaling.gate.maxReplicas: expected"),
+        (
+            ["--set=autoscaling.units.enabled=true,autoscaling.units.minUnits=9"],
+            "maxUnits: expected at least",
+        ),
     ],
 )
-def test_values_that_do_not_fit_are_refused(helm: str, flags: list[str], says: str) -> None:
+def test_values_that_cannot_work_are_refused(helm: str, flags: list[str], says: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         rendered(helm, "cell", "cellgate", *flags)
     assert says in failed.value.stderr
+
+
+def test_without_a_value_nothing_is_installed(helm: str) -> None:
+    done = subprocess.run([helm, "template", "gate", CHART], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "is required, and empty" in done.stderr
+
+
+@pytest.mark.parametrize("each", [one for one in typed("helm") if "-f" in one.words], ids=str)
+def test_what_a_page_installs_is_rendered_and_known(helm: str, each: Typed, tmp_path: Path) -> None:
+    """With the values that the page has as a block, where it names a file of one's own."""
+    words = ["template" if word == "install" else word for word in each.words[1:]]
+    for word in [word for word in words if word.endswith(".yaml") and "/" not in word]:
+        [values] = re.findall(r"```yaml\n(.*?)```", (ROOT / each.page).read_text(), re.DOTALL)
+        (tmp_path / word).write_text(values)
+        words[words.index(word)] = str(tmp_path / word)
+    done = subprocess.run([helm, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for thing in yaml.safe_load_all(done.stdout):
+        if thing["apiVersion"] not in OF_OTHERS:
+            validate(thing)
+
+
+@pytest.mark.parametrize("release", ["1st", "a.b"])
+def test_a_release_whose_services_could_have_no_name_is_refused(helm: str, release: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        rendered(helm, "cell", release)
+    assert f"expected a DNS label that begins with a letter, found {release}" in failed.value.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
+def test_the_admin_port_is_reached_inside_the_cluster_by_operators_alone(
+    helm: str, example: str, kind: str
+) -> None:
+    found = things(helm, example, f"--set=service.type={kind}")
+    services = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "Service"}
+    assert services["cellgate"]["type"] == kind
+    assert [port["name"] for port in services["cellgate"]["ports"]] == ["http"]
+    assert services["cellgate-admin"]["type"] == "ClusterIP"
+    assert services["cellgate-admin"]["selector"] == services["cellgate"]["selector"]
+    [rule] = [
+        rule
+        for rule in of_kind(found, "NetworkPolicy", "cellgate")["spec"]["ingress"]
+        if {"port": 9901} in rule.get("ports", ())
+    ]
+    assert rule["from"]
+
+
+PLACED = {
+    "affinity": {"nodeAffinity": {}},
+    "nodeSelector": {"pool": "a"},
+    "priorityClassName": "high",
+    "tolerations": [{"key": "pool", "operator": "Exists"}],
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        }
+    ],
+}
+ADDED = {
+    "extraEnv": ("env", {"name": "MORE", "value": "1"}),
+    "envFrom": ("envFrom", {"secretRef": {"name": "more"}}),
+    "extraVolumeMounts": ("volumeMounts", {"name": "more", "mountPath": "/more"}),
+}
+VOLUME = {"name": "more", "configMap": {"name": "more"}}
+
+
+@pytest.mark.parametrize("example", ["cell", "sidecar", "fleet-router"])
+@pytest.mark.parametrize("whose", ["gate", "engine"])
+def test_pods_go_where_they_are_told_with_what_is_added_to_them(helm: str, example: str, whose: str) -> None:
+    added = {name: [each] for name, (_, each) in ADDED.items()} | {"extraVolumes": [VOLUME]}
+    flags = [f"--set-json={whose}.{key}={json.dumps(value)}" for key, value in (PLACED | added).items()]
+    found = things(helm, example, *flags)
+    name = "cellgate" if whose == "gate" else "engine"
+    its = [(container, pod) for container, pod in containers(found) if container["name"] == name]
+    assert len(its) == (
+        0 if (whose, example) == ("engine", "fleet-router") else 2 if whose == "engine" else 1
+    )
+    for container, pod in its:
+        assert all(each in container[place] for place, each in ADDED.values())
+        assert VOLUME in pod["volumes"]
+        if (whose, example) != ("gate", "sidecar"):
+            assert PLACED.items() <= pod.items()
+    for thing in found:
+        validate(thing)
 
 
 def test_the_schema_is_that_of_the_values() -> None:

@@ -33,7 +33,14 @@
     - name: HF_TOKEN
       valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}}
     {{- end }}{{ end }}
-    {{- with $engine.env }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- if $root.Values.files.unitApiKey }}
+    - name: VLLM_API_KEY
+      valueFrom: {secretKeyRef: {name: {{ $root.Values.files.unitApiKey }}, key: api-key}}
+    {{- end }}
+    {{- with $engine.extraEnv }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with $engine.envFrom }}
+  envFrom: {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- if $leads }}
   {{- $port := ternary 8001 8000 $sidecar }}
   {{- if not $sidecar }}
@@ -65,6 +72,7 @@
   volumeMounts:
     - {name: shm, mountPath: /dev/shm}
     - {name: models, mountPath: /models}
+    {{- with $engine.extraVolumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
 - name: cellgate-agent
   image: {{ include "cellgate.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
@@ -130,12 +138,7 @@ spec:
   {{- end }}
   # Above the preStop of all containers.
   terminationGracePeriodSeconds: {{ if $sidecar }}{{ include "cellgate.grace" .root }}{{ else }}{{ add $engine.drainSeconds 60 }}{{ end }}
-  {{- with $engine.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $engine.tolerations }}
-  tolerations: {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- with include "cellgate.placed" $engine | trim }}{{ . | nindent 2 }}{{ end }}
   containers:
     {{- if and $sidecar (eq .role "leader") }}
     {{- include "cellgate.container" .root | nindent 4 }}
@@ -150,6 +153,7 @@ spec:
       {{- else }}
       emptyDir: {sizeLimit: {{ $engine.cache.size }}}
       {{- end }}
+    {{- with $engine.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- if and $sidecar (eq .role "leader") }}
     {{- include "cellgate.volumes" .root | nindent 4 }}
     {{- end }}

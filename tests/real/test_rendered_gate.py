@@ -1,0 +1,185 @@
+"""The gate that the chart renders, with the files that it mounts: it is checked, it starts, and it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
+from deploy.render import CHART, configuration, rendered
+from loadtests.simunit.process import sim_units
+from tests.manifests import Thing, containers
+from tests.real.certificates import Certificate, authority, signed_by
+from tests.real.programs import ROOT, find, free_port, running
+from tests.wire.process import eventually
+
+EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
+FILES = {
+    "keys": "clients",
+    "tls": "certificate",
+    "adminTls": "certificate",
+    "unitApiKey": "engine-key",
+    "usageLog": "usage",
+}
+ALL_FILES = "--set=" + ",".join(f"files.{name}={of}" for name, of in FILES.items())
+KEY = "sk-of-alice"
+
+
+class Pod(NamedTuple):
+    """A gate's container in a folder instead of an image: its files, and its environment."""
+
+    root: Path
+    config: Path
+    environ: dict[str, str]
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        """`cellgate check` there."""
+        command = [sys.executable, "-m", "cellgate", "check", str(self.config)]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environ, capture_output=True, text=True, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    find("openssl")
+    folder = tmp_path_factory.mktemp("certificates")
+    return signed_by(authority(folder), folder, "gate")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Path:
+    """A folder for each Secret that a values file may name, with its keys as files."""
+    root = tmp_path_factory.mktemp("secrets")
+    line = {"key": "alice", "sha256": sha256(KEY.encode()).hexdigest()}
+    for name in ("clients", "cellgate-keys"):
+        (root / name).mkdir()
+        (root / name / "keys.jsonl").write_text(json.dumps(line) + "\n")
+    for name in ("certificate", "cellgate-tls"):
+        (root / name).mkdir()
+        shutil.copy(certificate.cert, root / name / "tls.crt")
+        shutil.copy(certificate.key, root / name / "tls.key")
+    (root / "engine-key").mkdir()
+    (root / "engine-key" / "api-key").write_text("key-of-the-engine\n")
+    return root
+
+
+def pod(found: list[Thing], root: Path, cluster: Path, *, url: str = "") -> Pod:
+    """What Kubernetes would make of the gate's container: each mount a folder under `root`."""
+    text = configuration(found)
+    [(container, spec)] = [each for each in containers(found) if each[0]["name"] == "cellgate"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for mount in container["volumeMounts"]:
+        place, volume = root / mount["mountPath"].lstrip("/"), volumes[mount["name"]]
+        if "secret" in volume:
+            shutil.copytree(cluster / volume["secret"]["secretName"], place)
+        else:
+            place.mkdir(parents=True)
+        text = text.replace(f"{mount['mountPath']}/", f"{place}/")
+    if url:
+        text = text.replace("http://127.0.0.1:8001", url)
+    config = root / "etc" / "cellgate" / "cellgate.yaml"
+    config.write_text(text)
+    given = {each["name"]: each.get("value", "word-of-a-secret") for each in container["env"]}
+    path = {"PATH": os.environ["PATH"]}
+    return Pod(root, config, path | given | {"POD_NAME": "big-0"})
+
+
+def things(example: str, *flags: str) -> list[Thing]:
+    return [each for each in yaml.safe_load_all(rendered(find("helm"), example, "cellgate", *flags)) if each]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_gate_takes_the_configuration_with_what_is_mounted(
+    example: str, tmp_path: Path, cluster: Path
+) -> None:
+    for number, flags in enumerate([[], [ALL_FILES]]):
+        root = tmp_path / str(number)
+        gate = pod(things(example, *flags), root, cluster)
+        done = gate.check()
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_each_file_is_mounted_where_the_configuration_looks_for_it(
+    missing: str, tmp_path: Path, cluster: Path
+) -> None:
+    found = things("sidecar", ALL_FILES)
+    [(container, _)] = [each for each in containers(found) if each[0]["name"] == "cellgate"]
+    container["volumeMounts"] = [
+        each
+        for each in container["volumeMounts"]
+        if not each["mountPath"].endswith("/log/cellgate" if missing == "usageLog" else f"/{missing}")
+    ]
+    gate = pod(found, tmp_path, cluster)
+    assert gate.check().returncode == 2
+    assert len(container["volumeMounts"]) == 1 + len(FILES)
+
+
+def test_the_engine_asks_for_the_key_that_the_gate_has(tmp_path: Path, cluster: Path) -> None:
+    found = things("sidecar", ALL_FILES)
+    gate = pod(found, tmp_path, cluster)
+    [unit] = load(str(gate.config), Overrides(), gate.environ).fleet.units
+    assert unit.api_key == "key-of-the-engine"
+    leader = next(each for each, _ in containers(found) if each["name"] == "engine")
+    [asked] = [each for each in leader["env"] if each["name"] == "VLLM_API_KEY"]
+    assert asked["valueFrom"]["secretKeyRef"] == {"name": "engine-key", "key": "api-key"}
+
+
+@pytest.fixture
+def unit() -> Iterator[str]:
+    with sim_units(["big"]) as [made]:
+        yield made.url
+
+
+def test_a_rendered_gate_serves_keys_by_https_and_logs_their_use(
+    tmp_path: Path, cluster: Path, certificate: Certificate, unit: str
+) -> None:
+    # Without followers, whose agents would be hosts of the cluster.
+    flags = ["--set=engine.nodes=1,engine.tensorParallel=8", ALL_FILES]
+    gate = pod(things("sidecar", *flags), tmp_path, cluster, url=unit)
+    port, admin = free_port(), free_port()
+    places = ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
+    command = [sys.executable, "-m", "cellgate", "serve", "-c", str(gate.config), *places]
+    trusted = ssl.create_default_context(cafile=str(Path(certificate.cert).with_name("ca.pem")))
+
+    def answer(url: str, key: str = "", body: dict[str, object] | None = None) -> int:
+        lines = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        asked = urllib.request.Request(url, json.dumps(body).encode() if body else None, lines)
+        try:
+            with urllib.request.urlopen(asked, timeout=10, context=trusted) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+        except OSError:
+            return 0
+
+    log = tmp_path / "gate.log"
+    words = " ".join(f"{name}={value}" for name, value in gate.environ.items() if " " not in value)
+    with running(["env", "-i", *words.split(), *command], log):
+        assert eventually(lambda: answer(f"https://127.0.0.1:{admin}/readyz") == 200), log.read_text()
+        url = f"https://127.0.0.1:{port}/v1/chat/completions"
+        body: dict[str, object] = {"model": "sim", "max_tokens": 5}
+        body["messages"] = [{"role": "user", "content": "hello"}]
+        assert answer(url, "", body) == 401
+        assert answer(url, "sk-of-nobody", body) == 401
+        assert answer(url, KEY, body) == 200
+        usage = tmp_path / "var" / "log" / "cellgate" / "big-0.jsonl"
+        assert eventually(usage.exists)
+        assert eventually(lambda: usage.read_text().endswith("}\n"))
+        assert json.loads(usage.read_text())["key"] == "alice"
