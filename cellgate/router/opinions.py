@@ -70,15 +70,23 @@ class Advice(Enum):
 
 
 class Refusing(NamedTuple):
-    """What is now known of a unit: it answers `what` to requests of a kind, or (`is_out`) to nearly all. Not
-    `is_sure`: so it seems, and it is to be asked again.
+    """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times, or
+    (`is_out`) to nearly all requests. Not `is_sure`: so it seems, and it is to be asked again.
     """
 
     unit: str
     what: str
-    reason: str
+    of: str
+    against: int
+    total: int
     is_out: bool
     is_sure: bool = True
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        of = "" if self.is_out else self.of
+        return f"refuses what other units serve{of}: {self.what} ({self.against} of {self.total})"
 
 
 class _Record:
@@ -271,7 +279,8 @@ class Opinions:
             record.repeats.add(prompt)
         record.what = what
         record.size = size
-        return self._why_repeats(unit, kind) or self._seems(unit, record, kind)
+        found = self._why_repeats(unit, kind)
+        return found or _finding(unit, record, kind, is_out=True, is_sure=False)
 
     def _repeating(self, kind: Kind) -> list[str]:
         return [name for name, record in self._records[kind].items() if len(record.repeats) >= REPEATS_MIN]
@@ -304,23 +313,16 @@ class Opinions:
         if record.refuses_above() == _NOTHING:
             if not may_be_out or self._has_served(unit):
                 return None
-            return self._seems(unit, record, kind)
+            return _finding(unit, record, kind, is_out=True, is_sure=False)
         covered = sum(self._refuses(unit, other, size) for other, size in self._arrivals)
         is_known = repeats or len(self._arrivals) >= ARRIVALS_MIN
         is_out = (
             may_be_out and is_known and not self._serves(unit) and covered >= NEARLY_ALL * len(self._arrivals)
         )
-        is_new = record.against == HANDFUL
-        if not is_out and not is_new:
-            return None
-        reason = _reason(record, kind, is_out=is_out)
         if is_out and repeats:
             # It begins well, so that no request would show that it is mended.
             self.forget(unit)
-        return Refusing(unit, record.what, reason, is_out)
-
-    def _seems(self, unit: str, record: _Record, kind: Kind) -> Refusing:
-        return Refusing(unit, record.what, _reason(record, kind, is_out=True), is_out=True, is_sure=False)
+        return _finding(unit, record, kind, is_out=is_out)
 
     def _refuses(self, unit: str, kind: Kind, size: int) -> bool:
         record = self._records.get(kind, {}).get(unit)
@@ -356,9 +358,8 @@ class Opinions:
         self._arrivals.clear()
 
 
-def _reason(record: _Record, kind: Kind, *, is_out: bool) -> str:
-    share = f"{record.what} ({record.against} of {len(record.outcomes)})"
-    if is_out:
-        return f"refuses what other units serve: {share}"
-    what = f"{kind.path} of {kind.model}" if kind.model else kind.path
-    return f"refuses what other units serve of {what}{kind.needs and f' with {kind.needs}'}: {share}"
+def _finding(unit: str, record: _Record, kind: Kind, *, is_out: bool, is_sure: bool = True) -> Refusing:
+    size = record.refuses_above() if record.has_good else 0
+    model, needs = kind.model and f" of {kind.model}", kind.needs and f" with {kind.needs}"
+    of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if size > 0 else "")
+    return Refusing(unit, record.what, of, record.against, len(record.outcomes), is_out, is_sure)

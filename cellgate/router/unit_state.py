@@ -424,7 +424,8 @@ class UnitState(InRotation):
     stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py). `build` is
     what its engine says that it is, `other_builds` are units of its cell and model that say something else,
     `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
-    `asks_next`: the kind of request that the next canary is to be.
+    `asks_next`: the kind of request that the next canary is to be. `refusals`: which kinds of requests it
+    refused of late that other units served; for each the words, and when that was last found.
     `cards` are what it says of its models,
     `facts` what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
     other; `meets`: both of a pair get a request at the same time; `needs_prefiller`: then its engine computes
@@ -472,6 +473,7 @@ class UnitState(InRotation):
         "peer_canary_at",
         "prefilling",
         "ranks",
+        "refusals",
         "seats_shown",
         "stall_reported_at",
         "stalls",
@@ -522,6 +524,7 @@ class UnitState(InRotation):
         self.gaps_ms = self.step_times.gaps_ms
         self.usual_ends = NO_ENDS
         self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
+        self.refusals: dict[str, tuple[str, float]] = {}
         self.full_until = 0.0
         self.held_until = 0.0
         self.can_hold = self.is_hold_spent = False

@@ -157,6 +157,45 @@ def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
     assert refused[1] <= 16
 
 
+@pytest.mark.parametrize(("kind", "stream"), [("status_401", False), ("html", True), ("empty_deltas", True)])
+def test_at_one_request_in_a_second_a_unit_that_answers_nonsense_is_out_as_soon(
+    kind: str, stream: bool
+) -> None:
+    stage = Stage(units=3)
+
+    async def scenario() -> None:
+        hurt(stage, "b", kind)
+        begun = stage.now
+        while not are_out(stage, "b"):
+            assert stage.now - begun < OUT_S
+            visit = await stage.ask(stream=stream, max_tokens=4)
+            assert is_served(visit)
+            await asyncio.sleep(1.0)
+
+    stage.play(scenario())
+    assert stage.engines["b"].behaviour.answers == kind
+
+
+def test_a_unit_that_cannot_serve_any_of_the_present_requests_stays_for_all_others() -> None:
+    stage = Stage(units=3)
+    stage.engines["b"].behaviour = Behaviour(lacks=b"image_url")
+    units: list[str | None] = []
+
+    async def scenario() -> None:
+        # All have had their slow start, and nobody has asked for anything else.
+        await asyncio.sleep(15.0)
+        for _ in range(40):
+            visits = await stage.crowd(6, max_tokens=4, images="image_url")
+            assert all(map(is_served, visits))
+        units.extend(visit.unit for visit in await stage.crowd(12, max_tokens=4))
+        ((reason, _),) = stage.gate.board.units["b"].refusals.values()
+        assert " of /v1/chat/completions of tiny with a stream, images: 400 (" in reason
+
+    stage.play(scenario())
+    assert set(stage.flips("b")) <= {"up"}
+    assert "b" in units
+
+
 def test_one_unit_alone_says_what_it_says() -> None:
     stage = Stage(units=1)
 

@@ -24,6 +24,7 @@ from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
 from cellgate.router.judge import ANSWER_FAULT
 from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Strength, Verdict
+from cellgate.router.opinions import KNOWN_S
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 _NEXT: dict[Rotation, str] = {
@@ -207,6 +208,11 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
             f"{state.unit.cell}; its share of requests is {degraded:.0%} smaller."
         )
     lines += remarks(state)
+    lines += [
+        f"It {reason}, {moment.ago(at)} ago; others get these."
+        for reason, at in state.refusals.values()
+        if now - at < KNOWN_S
+    ]
     risen_s = now - state.risen_at
     if state.is_usable() and risen_s < rules.slow_start_s:
         share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s

@@ -428,6 +428,8 @@ PLAIN_MAX = 3
 """So many plain requests it is asked then."""
 WITHOUT_S = 30.0
 """So long a unit is out which can be asked nothing."""
+REFUSALS_MAX = 4
+"""Kinds of requests that are kept of each unit which refuses them: the last ones."""
 TOLD_EVERY_S = 60.0
 """What a unit refuses, while it serves other requests, is told at most so often."""
 TIMEOUT_S = 60.0
@@ -489,19 +491,22 @@ class RefusedWatch:
         if state is None or found.unit in self._out:
             return
         if not found.is_out:
-            self._tell_of(found)
+            self._tell_of(state, found)
         elif not self._others(state):
             # The one that served it has left meanwhile: any answer is better than none.
             return
         elif found.is_sure and found.what == REPEATS:
             self._take_out(state, found, target, body)
-        elif found.unit not in self._checks and now - self._checked.get(found.unit, -CHECK_EVERY_S) >= (
-            CHECK_EVERY_S
-        ):
+        elif found.unit in self._checks:
+            return
+        elif now - self._checked.get(found.unit, -CHECK_EVERY_S) >= CHECK_EVERY_S:
             self._checked[found.unit] = now
             task = asyncio.get_running_loop().create_task(self._check(state, found, target, body))
             self._checks[found.unit] = task
             task.add_done_callback(lambda _: self._checks.pop(found.unit, None))
+        elif found.is_sure:
+            # It has just shown that it serves others.
+            self._tell_of(state, found)
 
     def tick(self, now: float) -> None:
         """Try the units that are out."""
@@ -538,7 +543,7 @@ class RefusedWatch:
             return
         if True in answers:
             if found.is_sure:
-                self._tell_of(found)
+                self._tell_of(state, found)
             return
         # An answer that never ends is what it may be out for; but it may also be waiting.
         is_endless = found.what in ENDLESS and not (state.load is not None and state.load.waiting)
@@ -546,9 +551,7 @@ class RefusedWatch:
         if found.is_sure:
             self._take_out(state, found, target, body)
         elif bad and bad == len(answers):
-            share = f"({bad + 1} of {bad + 1})"
-            found = found._replace(reason=f"{found.reason.rpartition(' (')[0]} {share}")
-            self._take_out(state, found, target, body)
+            self._take_out(state, found._replace(against=bad + 1, total=bad + 1), target, body)
 
     def _asked(self, state: UnitState, what: str, target: str, body: bytes) -> list[_Asked]:
         """What shows whether a unit is well: the request that was kept, and plain ones of its kind and of the
@@ -576,11 +579,15 @@ class RefusedWatch:
 
     # -- out, and back -------------------------------------------------------------------------------------
 
-    def _tell_of(self, found: Refusing) -> None:
-        now = self._now()
+    def _tell_of(self, state: UnitState, found: Refusing) -> None:
+        now, reason = self._now(), found._replace(is_out=False).reason
+        state.refusals.pop(found.of, None)
+        state.refusals[found.of] = reason, now
+        if len(state.refusals) > REFUSALS_MAX:
+            del state.refusals[next(iter(state.refusals))]
         if now - self._told.get(found.unit, -TOLD_EVERY_S) >= TOLD_EVERY_S:
             self._told[found.unit] = now
-            self._events.add(Action("refuses", "gate", found.unit, f"{found.reason}; others get these"))
+            self._events.add(Action("refuses", "gate", found.unit, f"{reason}; others get these"))
 
     def _take_out(self, state: UnitState, found: Refusing, target: str, body: bytes) -> None:
         now = self._now()

@@ -245,6 +245,16 @@ def test_the_page_of_a_unit_has_each_word_at_its_node() -> None:
     assert page["why"][0].startswith("a1 is out of rotation")
 
 
+def test_what_a_unit_refuses_of_late_is_told_though_it_is_in_rotation() -> None:
+    state = up()
+    state.refusals["images"] = "refuses what other units serve of /chat with images: 400 (5 of 5)", 200.0
+    line = (
+        "It refuses what other units serve of /chat with images: 400 (5 of 5), 10.0 s ago; others get these."
+    )
+    assert line in told(state)
+    assert line not in told(state, now=900.0)
+
+
 def test_a_unit_on_hold_says_so_and_what_lets_it_go_on() -> None:
     state = UnitState(Unit("u", "c", "http://u"), Cell("c"), replace(open_case(0.0), verdict=Verdict.UP))
     hear(state, Quiescence("u", HoldKind.PAUSED, 90.0))

@@ -36,7 +36,7 @@ def test_a_unit_that_refuses_what_others_serve_is_out_once_it_is_known_what_is_a
         (False, True),
     ]
     last = found[-1]
-    assert last == Refusing("a", "401", last.reason, is_out=True)
+    assert last == Refusing("a", "401", " of /chat of m", 2 * HANDFUL, 2 * HANDFUL, is_out=True)
     assert last.reason.startswith("refuses what other units serve: 401 (")
 
 
@@ -45,7 +45,9 @@ def test_a_unit_that_lacks_a_feature_is_spared_it_alone() -> None:
     arrive(opinions, 20)
     refuse(opinions, 1, IMAGES)
     opinions.good("a", CHAT, 10)
-    assert [each.is_out for each in refuse(opinions, HANDFUL, IMAGES)] == [False]  # It is not asked again.
+    found = refuse(opinions, HANDFUL, IMAGES)
+    assert [(each.is_out, each.is_sure) for each in found] == [(False, True)] * 2
+    assert found[0].reason == "refuses what other units serve of /chat of m with images: 401 (5 of 5)"
     arrive(opinions, 1, IMAGES)  # A trial: it may be mended.
     assert arrive(opinions, 1, IMAGES) == ("a",)
     assert arrive(opinions, 1) == ()
