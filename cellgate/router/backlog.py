@@ -15,13 +15,52 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 _new = tuple.__new__
 WRITTEN_HALF_LIFE_S = 120.0
 WRITTEN_STEP_S = 0.5
 """What fades in two minutes need not be faded more often."""
+
+
+ABANDONED_KEPT = 1024
+
+
+class Abandoned(NamedTuple):
+    """A prompt whose client left: when it was sent, when that was, who pays for it, and its bytes."""
+
+    opened_at: float
+    left_at: float
+    payer: str
+    size: int
+
+
+class Unread:
+    """What a unit reads although its client has left. What it got before `until` it has read, because it has
+    answered an attempt of that time.
+    """
+
+    __slots__ = ("abandoned", "until")
+
+    def __init__(self) -> None:
+        self.abandoned: deque[Abandoned] = deque(maxlen=ABANDONED_KEPT)
+        self.until = 0.0
+
+    def leave(self, prompt: Abandoned) -> None:
+        """The client of a prompt that has shown nothing has left."""
+        if prompt.opened_at >= self.until:
+            self.abandoned.append(prompt)
+
+    def left(self, now: float, for_s: float) -> Iterable[Abandoned]:
+        """Those that were left no longer ago than that, and may have yet to be read."""
+        while self.abandoned and not self._counts(self.abandoned[0], now - for_s):
+            self.abandoned.popleft()
+        return (prompt for prompt in self.abandoned if self._counts(prompt, now - for_s))
+
+    def _counts(self, prompt: Abandoned, since: float) -> bool:
+        return prompt.opened_at >= self.until and prompt.left_at > since
 
 
 class Job(NamedTuple):

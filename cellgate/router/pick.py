@@ -21,7 +21,7 @@ from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.shares import Shares, Waiting
+from cellgate.router.shares import Asking, Shares, Waiting, is_crowded
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
 # The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
@@ -418,6 +418,8 @@ class Explorer:
 
 LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
+SPARED_UNITS = 3
+"""So many units that have enough to read of somebody are passed over for the next one."""
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
 OnResult = Callable[[Lease | Refusal], None]
@@ -440,6 +442,7 @@ class Router:
         self._sampler = Sampler(board, rng)
         self._explorer = Explorer(board)
         self._counted: dict[str, Shares] = {}
+        self._asking = Asking()
 
     def pick(
         self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
@@ -450,15 +453,22 @@ class Router:
         the retry budget. FULL means that the ask may wait.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
+        beside_others = ask.payer != self._asking.only and self._notes(ask, now)
         best = self._best(ask, now, tried, overcommit)
         if not isinstance(best, tuple):
             return best
-        has_others = self.queue.size and not (tried or evicted or retry)
-        if not best[0].has_room or (has_others and self.comes_after(ask)):
+        if not best[0].has_room or (
+            self.queue.size and not (tried or evicted or retry) and self.comes_after(ask)
+        ):
             lent = self._lend(ask, now, tried)
             if lent is None:
                 return Refusal.FULL
             best = lent
+        if beside_others and not evicted:
+            spared = self._spared(best, ask, now, tried)
+            if spared is None:
+                return Refusal.FULL
+            best = spared
         return self._open(best, ask, now, retry=retry)
 
     def wait(
@@ -490,7 +500,8 @@ class Router:
             return ticket
         best = refusal if must_wait else self._best(ask, now, tried)
         if isinstance(best, tuple) and best[0].has_room:
-            return self._open(best, ask, now, retry=retry)
+            spared = self._spared(best, ask, now, tried)
+            return refusal if spared is None else self._open(spared, ask, now, retry=retry)
         return refusal
 
     def serve_waiting(self, now: float) -> None:
@@ -672,12 +683,16 @@ class Router:
             if not isinstance(best, tuple) and best not in _WAITS:
                 self.queue.remove(ticket)
                 ticket.on_result(best)
-            elif isinstance(best, tuple) and best[0].has_room:
+                continue
+            has_room = isinstance(best, tuple) and best[0].has_room
+            found = best if has_room else self._lend(ticket.ask, now, ticket.tried)
+            if isinstance(found, tuple):
+                spared = self._spared(found, ticket.ask, now, ticket.tried)
+                if spared is None:
+                    blocked.payers.add(ticket.ask.payer)
+                    continue
                 self.queue.take(ticket)
-                ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
-            elif (lent := self._lend(ticket.ask, now, ticket.tried)) is not None:
-                self.queue.take(ticket)
-                ticket.on_result(self._open(lent, ticket.ask, now, retry=ticket.retry))
+                ticket.on_result(self._open(spared, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += entry.tokens
@@ -716,6 +731,27 @@ class Router:
         state = self.board.units[best[0].unit]
         return best if state.limit >= state.unit.max_in_flight else None
 
+    def _notes(self, ask: Ask, now: float) -> bool:
+        """Whether others ask for the units of an ask as well."""
+        return self._asking.note(ask.payer, self.board.pools.of(ask.model), now)
+
+    def _spared(self, best: Best, ask: Ask, now: float, tried: Collection[str]) -> Best | None:
+        """The best unit with room that has not too much to read of whoever pays for the ask; None: there is
+        none, while others ask for these units as well.
+        """
+        crowded = [*tried]
+        if not self._asking.has_several(self.board.pools.of(ask.model), now):
+            return best
+        while is_crowded(self.board.units[best[0].unit], ask, now):
+            crowded.append(best[0].unit)
+            found = self._best(ask, now, crowded)
+            if not isinstance(found, tuple) or not found[0].has_room:
+                return None
+            if len(crowded) > len(tried) + SPARED_UNITS:
+                return None
+            best = found
+        return best
+
     def _has_room(self, ticket: Ticket, now: float) -> bool:
         bounds = Bounds(self.queue.rules.backlog_s)
         return any(
@@ -732,15 +768,16 @@ class Router:
 
 
 class _Blocked:
-    """Tickets for whom nothing was found; of some kinds, all but those of `borrowers`; and of payers that are
-    `barred`, from a priority on.
+    """Tickets for whom nothing was found; of some kinds, all but those of `borrowers`; of payers that are
+    `barred`, from a priority on; and of those of which all units have enough to read.
     """
 
-    __slots__ = ("barred", "borrowers", "kinds", "tickets")
+    __slots__ = ("barred", "borrowers", "kinds", "payers", "tickets")
 
     def __init__(self) -> None:
         self.barred: Mapping[str, int] = {}
         self.borrowers: Collection[Waiting] = ()
+        self.payers: set[str] = set()
         self.tickets: set[Ticket] = set()
         self.kinds: set[TicketKind] = set()
 
@@ -748,6 +785,8 @@ class _Blocked:
         if ticket in self.tickets:
             return True
         waiting = cast("Ticket", ticket)
+        if waiting.ask.payer in self.payers:
+            return True
         if self.barred and (barred_from := self.barred.get(waiting.ask.payer)) is not None:
             return waiting.ask.priority >= barred_from
         if not self.kinds or waiting.kind not in self.kinds:

@@ -7,7 +7,11 @@ Who pays for a request is an address, or where there are keys, the tenant of one
    than a share may go above the limits of the units, as one that lost its unit may.
 3. Nor does anybody wait for prompts of a payer that has claimed more than `HOG_PART` of all that is to be
    computed, if its own are less than a share: what a prompt takes is estimated from what its client sent.
-4. Alone anybody may have everything.
+4. While several ask for a pool, each of its units has at most `UNREAD_BYTES` of the prompts of one of them
+   that it has not answered yet, or one prompt: to read them takes time that no other prompt gets, however few
+   tokens have to be computed. Prompts of clients that have left count until the unit has answered one that
+   it got later, because it reads them all the same.
+5. Alone anybody may have everything.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from math import inf
 
+from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import UnitState
 
 ADDRESS = "address "
@@ -23,6 +29,17 @@ ADDRESS = "address "
 HOG_PART = 0.25
 COUNTED_FOR_S = 0.05
 """Counting goes through all leases, and only while units are full."""
+
+UNREAD_BYTES = 64 << 10
+"""About what a unit reads in the time of a few steps: more would not keep it busier."""
+EACH_BYTES = 1024
+"""What each prompt counts as, beside its bytes."""
+ABANDONED_S = 1.0
+"""After so long a unit has read what a client sent that left, whether it has answered anybody or not."""
+PLAIN_S = 0.25
+"""After so long it has read what is to be answered as a whole."""
+ACTIVE_S = 1.0
+"""Who has asked so long ago still counts as one that asks."""
 
 Waiting = tuple[str, int]
 """A payer that waits, and the priority."""
@@ -97,3 +114,47 @@ def _has_less(
     share = total / len(held.keys() | {payer})
     hog, most = held.most_common(1)[0]
     return hog not in ("", payer) and most > HOG_PART * total and held[payer] + more < share
+
+
+class Asking:
+    """Which pools several payers ask for. `only` is who has asked for anything of late, if it was a single
+    one.
+    """
+
+    __slots__ = ("_changed_at", "_last", "_pools", "only")
+
+    def __init__(self) -> None:
+        self.only: str | None = None
+        self._last: str | None = None
+        self._changed_at = -inf
+        self._pools: dict[str, tuple[str, float]] = {}
+        """Who asked for it last, and when that became another one."""
+
+    def note(self, payer: str, pool: str, now: float) -> bool:
+        """One asks who is not `only`: whether several ask for that pool."""
+        if payer != self._last:
+            self._changed_at = now if self._last is not None else -inf
+            self._last = payer
+        self.only = payer if now - self._changed_at >= ACTIVE_S else None
+        before, _ = self._pools.get(pool, (payer, -inf))
+        if before != payer or pool not in self._pools:
+            self._pools[pool] = payer, now if before != payer else -inf
+        return self.has_several(pool, now)
+
+    def has_several(self, pool: str, now: float) -> bool:
+        """Whether another one than the last has asked for a pool not long ago."""
+        return pool in self._pools and now - self._pools[pool][1] < ACTIVE_S
+
+
+def is_crowded(state: UnitState, ask: Ask, now: float) -> bool:
+    """Whether a unit has so much to read of the payer of an ask that it is to get no more now."""
+    payer = ask.payer
+    left = state.unread.left(now, ABANDONED_S)
+    unread = sum(EACH_BYTES + prompt.size for prompt in left if prompt.payer == payer)
+    for lease in state.leases:
+        if lease.committed or lease.ask.payer != payer:
+            continue
+        # Nothing shows when a plain answer has begun.
+        if lease.ask.stream or (lease.opened_at >= state.unread.until and now - lease.opened_at < PLAIN_S):
+            unread += EACH_BYTES + lease.ask.prompt_bytes
+    return unread > 0 and unread + EACH_BYTES + ask.prompt_bytes > UNREAD_BYTES

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from cellgate.router import outliers
-from cellgate.router.backlog import Beside, Job, Prefilled
+from cellgate.router.backlog import Beside, Job, Prefilled, Unread
 from cellgate.router.cost import Expected, Forecast
 from cellgate.router.cost_model import CostModel
 from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, nothing_to_learn
@@ -479,6 +479,7 @@ class UnitState(InRotation):
         "stalls",
         "step_times",
         "unit",
+        "unread",
         "urgency",
         "usual_ends",
         "weight",
@@ -518,6 +519,7 @@ class UnitState(InRotation):
         self.outlier = Outlier()
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
+        self.unread = Unread()
         self.step_times = StepTimes()
         self.costs = CostModel(self.step_times.rates, unit)
         # The same list, a step nearer for the byte path.
@@ -777,17 +779,19 @@ class Lease:
         """The unit has sent its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
+        state = self.unit_state
+        state.unread.until = self.opened_at
         if self.rank >= 0:
-            self.unit_state.ranks.show(self)
+            state.ranks.show(self)
         # A plain answer arrives when all of it is computed, which says little about its prompt.
         tells = self.ask.stream and not self.was_paused
-        done = self.unit_state.costs.show(self, now, tells)
+        done = state.costs.show(self, now, tells)
         if done is not None:
-            self.unit_state.step_times.prefilled(done)
+            state.step_times.prefilled(done)
             if done.span_s > WAIT_LEAST_S:
-                self.unit_state.record_wait(done, self.opened_at, now)
+                state.record_wait(done, self.opened_at, now)
             if done.tokens >= LARGE_TOKENS:
-                self.unit_state.record_large_prompt(done.tokens, self.opened_at)
+                state.record_large_prompt(done.tokens, self.opened_at)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

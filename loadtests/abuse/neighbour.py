@@ -48,6 +48,7 @@ class Neighbour:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.pid = process.pid
         self._asked: list[Asked] = []
         self._reading = asyncio.create_task(self._read())
 

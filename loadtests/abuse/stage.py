@@ -14,7 +14,7 @@ from loadtests.abuse.misdeeds import MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
 from loadtests.abuse.nouns import Place, Surroundings
 from loadtests.kit.gate import GateProcess
-from loadtests.kit.processes import tail
+from loadtests.kit.processes import put_first, tail
 from loadtests.simunit.process import SimUnit
 from loadtests.wire.messages import get, post
 
@@ -50,6 +50,8 @@ class Stage:
     async def __aenter__(self) -> Self:
         try:
             self._units += await asyncio.to_thread(SimUnit.start_all, UNITS, model=SIM, **TIMING)
+            for unit in self._units:
+                put_first(unit.pid)
             await self.evil.open(EVIL)
         except BaseException:
             await self._close()
@@ -92,6 +94,8 @@ class Stage:
         await asyncio.to_thread(gate.__enter__)
         self._gate, self._surroundings = gate, surroundings
         self._neighbour = await Neighbour.start(gate.port, SIM)
+        put_first(gate.pid)
+        put_first(self._neighbour.pid)
         await self._warm_up(gate)
 
     async def leave(self) -> None:

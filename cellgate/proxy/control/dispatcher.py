@@ -12,6 +12,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.observe.log import guarded
 from cellgate.proxy.request.ports import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
+from cellgate.router.backlog import Abandoned
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
 from cellgate.router.opinions import Refusing
@@ -20,7 +21,7 @@ from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
-_BUSY = Outcome.BUSY
+_BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 
 
 class LocalDispatcher:
@@ -91,10 +92,10 @@ class LocalDispatcher:
         """A unit with room, now."""
         if request.units is not None:
             return self._pick_in_order(request, request.units)
-        evicted, retry = request.moved, request.draws
+        ask, tried = request.ask, request.tried
         if self._containment.watchful:
-            return self._containment.pick(request.ask, request.tried, evicted=evicted, retry=retry)
-        return self._router.pick(request.ask, self._now(), request.tried, evicted=evicted, retry=retry)
+            return self._containment.pick(ask, tried, evicted=request.moved, retry=request.draws)
+        return self._router.pick(ask, self._now(), tried, evicted=request.moved, retry=request.draws)
 
     def _pick_in_order(self, request: PickRequest, units: tuple[str | None, ...]) -> Lease | Refusal:
         found: Lease | Refusal = Refusal.NO_UNIT
@@ -223,6 +224,9 @@ class LocalDispatcher:
         self._board.close(lease, now)
         if outcome is _BUSY:
             lease.unit_state.lower_limit(now)
+        elif outcome is _LEFT and not lease.committed:
+            ask = lease.ask
+            lease.unit_state.unread.leave(Abandoned(lease.opened_at, now, ask.payer, ask.prompt_bytes))
         self._metrics.attempt(lease.unit, outcome)
         if self._containment.watchful:
             self._containment.closed(lease, outcome)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 from cellgate.policies import POLICIES
+from cellgate.router.backlog import Abandoned
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairQueue, FairRules, Queue
+from cellgate.router.shares import PLAIN_S, UNREAD_BYTES
 from cellgate.router.unit_state import Lease
 
 SLOTS = 8
@@ -33,14 +35,16 @@ class World:
         self.log: list[str] = []
         self.refused: list[tuple[str, Refusal]] = []
 
-    def ask(self, payer: str, *, tenant: str = "", priority: int = 0, tokens: int = 25) -> None:
+    def ask(
+        self, payer: str, *, tenant: str = "", priority: int = 0, tokens: int = 25, stream: bool = True
+    ) -> None:
         ask = Ask(
             payer=payer,
             tenant=tenant,
             priority=priority,
             prompt_bytes=4 * tokens,
             prompt_tokens=tokens,
-            stream=True,
+            stream=stream,
         )
 
         def told(found: Lease | Refusal) -> None:
@@ -55,6 +59,22 @@ class World:
             found = self.router.wait(ask, self.now, frozenset(), told, must_wait=True)
         if isinstance(found, Lease | Refusal):
             told(found)
+
+    def asked(self, payer: str, *, tokens: int = 25) -> Lease:
+        """The lease that it gets in this turn."""
+        before = len(self.open)
+        self.ask(payer, tokens=tokens)
+        self.router.serve_waiting(self.now)
+        (found,) = self.open[before:]
+        assert found.ask.payer == payer
+        return found
+
+    def leave(self, lease: Lease) -> None:
+        """The client of a prompt that was not answered leaves."""
+        self.open.remove(lease)
+        left = Abandoned(lease.opened_at, self.now, lease.ask.payer, lease.ask.prompt_bytes)
+        lease.unit_state.unread.leave(left)
+        self.board.close(lease, self.now)
 
     def end_one(self, payer: str) -> None:
         """One of its leases ends, and is used for whoever waits."""
@@ -188,3 +208,79 @@ def test_names_of_one_payer_share_a_turn() -> None:
         waiting.take(entry)
         served.append(entry.payer)
     assert served.count(OTHER) >= 4
+
+
+LARGE = UNREAD_BYTES // 4 // 2
+"""Tokens of a prompt of which a unit is to read one at a time of a payer, while others ask as well."""
+
+
+def unread() -> World:
+    """A world in which two have asked not long ago, and all have been answered."""
+    here = World()
+    for payer in (OTHER, HOG, OTHER):
+        here.ask(payer)
+        here.open[-1].commit(here.now)
+    return here
+
+
+def test_beside_others_a_unit_gets_no_more_of_one_than_it_reads_in_a_moment() -> None:
+    here = unread()
+    for _ in range(SLOTS):
+        here.ask(HOG, tokens=LARGE)
+    assert here.held(HOG) == 1 + 2
+    here.ask(OTHER)
+    here.router.serve_waiting(here.now)
+    assert here.held(OTHER) == 3
+    next(lease for lease in here.open if not lease.committed).commit(here.now)
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 1 + 3
+
+
+def test_alone_somebody_has_its_units_read_all_at_once() -> None:
+    here = World()
+    for _ in range(SLOTS):
+        here.ask(HOG, tokens=LARGE)
+    assert here.held(HOG) == SLOTS
+
+
+def test_small_prompts_of_somebody_are_read_many_at_once_beside_others() -> None:
+    here = unread()
+    for _ in range(SLOTS):
+        here.ask(HOG)
+    assert here.held(HOG) == 1 + SLOTS
+
+
+def test_a_prompt_whose_client_left_counts_until_one_that_came_later_is_answered() -> None:
+    here = unread()
+    here.now += 0.01
+    for lease in [here.asked(HOG, tokens=LARGE), here.asked(HOG, tokens=LARGE)]:
+        here.leave(lease)
+    here.ask(HOG, tokens=LARGE)
+    assert here.held(HOG) == 1
+    here.now += 0.01
+    here.asked(OTHER).commit(here.now)
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 2
+
+
+def test_a_prompt_whose_client_left_counts_for_a_second_at_most() -> None:
+    here = unread()
+    for lease in [here.asked(HOG, tokens=LARGE), here.asked(HOG, tokens=LARGE)]:
+        here.leave(lease)
+    here.now += 0.5
+    here.ask(OTHER)
+    here.ask(HOG, tokens=LARGE)
+    assert here.held(HOG) == 1
+    here.now += 0.5
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 2
+
+
+def test_what_is_to_be_answered_as_a_whole_is_read_before_that() -> None:
+    here = unread()
+    for _ in range(4):
+        here.ask(HOG, tokens=LARGE, stream=False)
+    assert here.held(HOG) == 1 + 2
+    here.now += PLAIN_S
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 1 + 4
