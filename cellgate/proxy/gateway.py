@@ -33,7 +33,7 @@ from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
-from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports
+from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, HeaderIgnored, Observer, Reports
 from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
 from cellgate.proxy.request.routes import RoutingHeaders, cors_rules
 from cellgate.proxy.request.services import Door, Orphans, Payer
@@ -88,7 +88,7 @@ class Gateway:
         self.pool = unit_pools.pool
         """The connections to a unit."""
         self.orphans, self.opinions = Orphans(board, self.pool, reports, loop.time), Opinions()
-        self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
+        self.routing_headers = RoutingHeaders(settings.headers, lambda: reports.send(HeaderIgnored()))
         self.cors = cors_rules(settings.cors)
         self.door: Door | None = None
         self.routing_fields = self._fields()
@@ -152,7 +152,7 @@ class Gateway:
     ) -> None:
         """Accept clients: on `listeners`, where they are open already. Raises OSError."""
         if listeners:
-            descriptors = Descriptors(allowed(), self.reports.gate_fault, self._make_room)
+            descriptors = Descriptors(allowed(), self.gate_fault, self._make_room)
             self.entrance.has_room = descriptors.has_room
         await self.entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
@@ -283,6 +283,10 @@ class Gateway:
         """A request is over."""
         self.reports.finished(record)
         self._access_log.write(record)
+
+    def gate_fault(self, reason: str) -> None:
+        """A connection could not be opened, or accepted, through no fault of a unit."""
+        self.reports.send(GateFault(reason))
 
     # -- for the control plane: see Front ------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationResult, Metrics
 from cellgate.proxy.observe.log import Level, log_line, report_defect
+from cellgate.proxy.request.ports import TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
 # they have one, else begin with `cellgate.`. Times that come in are the loop's.
 
 
-TellTraced = Callable[[str, float | None, float, str], None]
+SendReport = Callable[[TracedRequest], None]
 PROPAGATOR = TraceContextTextMapPropagator()
 OPERATIONS = {
     "chat": "chat",
@@ -127,15 +128,15 @@ class Trace:
         "_breaks",
         "_context",
         "_failing",
+        "_send",
         "_span",
-        "_traced",
         "_tracer",
         "unit_lines",
     )
 
-    def __init__(self, tracer: Tracer, request: Span, ahead_s: float, traced: TellTraced) -> None:
+    def __init__(self, tracer: Tracer, request: Span, ahead_s: float, send: SendReport) -> None:
         self._tracer = tracer
-        self._traced = traced
+        self._send = send
         self._span = request
         self._context = set_span_in_context(request, Context())
         self._ahead_s = ahead_s
@@ -229,7 +230,7 @@ class Trace:
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
         trace_id = format_trace_id(span.get_span_context().trace_id)
-        self._traced(record.unit, record.ttft_s, record.duration_s, trace_id)
+        self._send(TracedRequest(record.unit, record.ttft_s, record.duration_s, trace_id))
 
     def _whole(self, name: str, since: float, until: float, attributes: Mapping[str, AttributeValue]) -> None:
         span = self._tracer.start_span(
@@ -398,11 +399,11 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter, QUEUE_SPANS, EXPORT_EVERY_MS))
         self._ratio = settings.sample_ratio
         self._tracer = self._provider.get_tracer("cellgate")
-        self._traced: TellTraced
+        self._send: SendReport
 
     def watch(self, gateway: Gateway) -> None:
         """Trace its requests from now on."""
-        self._traced = gateway.reports.traced
+        self._send = gateway.reports.send
         gateway.observe = self.observers
 
     def observers(self, client: ResponseClient, request: Request, now: float) -> tuple[Observer, ...]:
@@ -420,7 +421,7 @@ class Tracing:
         )
         # Each attempt has its own.
         request.lines = _without_trace(request.lines)
-        return (Trace(self._tracer, span, ahead_s, self._traced),)
+        return (Trace(self._tracer, span, ahead_s, self._send),)
 
     def _is_sampled(self, request: Request) -> bool:
         """Whether the request is traced. Decided without the SDK, which is cheaper for the many that are

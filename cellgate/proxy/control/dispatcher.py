@@ -5,17 +5,31 @@ router/ chooses the unit; containment.py does for prompts that may end units.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cellgate.proxy.control.containment import HeldRequest
 from cellgate.proxy.control.explain import header_line
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.observe.log import guarded
-from cellgate.proxy.request.ports import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
+from cellgate.proxy.request.ports import (
+    FAILED_ALREADY,
+    NOT_QUEUED,
+    Forged,
+    GateFault,
+    HeaderIgnored,
+    Pending,
+    PickRequest,
+    Refuses,
+    Report,
+    Resumed,
+    Retried,
+    TracedRequest,
+    Waiter,
+)
 from cellgate.router.backlog import Abandoned
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
-from cellgate.router.opinions import Refusing
 from cellgate.router.queue import Ticket
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -313,52 +327,29 @@ def _placed(ask: Ask, unit: str | None) -> Ask:
     return ask if unit is None else ask._replace(unit=unit)
 
 
-# Reports to a control plane of this process: counted at once.
+# Reports to a control plane of this process: taken at once.
 
 
 class LocalReports:
     """To one plane."""
 
     def __init__(self, plane: Plane) -> None:
-        self._plane = plane
-        self._metrics = plane.metrics
-        self.finished = plane.metrics.finished
-        """A request is over. It is counted with one call."""
-
-    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
-        """A request that is over was traced under this id."""
-        self._metrics.traced(unit, ttft_s, duration_s, trace_id)
-
-    def retried(self, unit: str) -> None:
-        """A request is retried on another unit because this one failed."""
-        self._metrics.retry(unit)
-
-    def resumed(
-        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
-    ) -> None:
-        """The result of a stream that `unit` broke."""
-        self._plane.continuations.record(unit, kind, result, reason)
-
-    def split(self, step: SplitStep) -> None:
-        """A step of a request whose prompt another unit computes."""
-        self._plane.link_watch.apply(step)
-
-    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
-        """A unit refuses what others serve."""
-        self._plane.refused_watch.take(found, target, body)
-
-    def forged(self) -> None:
-        """A peer that is not trusted named a unit, or asked for an explanation."""
-        self._metrics.forged += 1
-
-    def ignored(self) -> None:
-        """A routing header had an invalid value and was ignored."""
-        self._plane.routing.ignored += 1
-
-    def restart_suspected(self, state: UnitState) -> None:
+        metrics = plane.metrics
+        self.restart_suspected = plane.suspect_restart
         """A unit closed a connection unexpectedly."""
-        self._plane.suspect_restart(state)
+        self.finished = metrics.finished
+        """A request is over. It is counted with one call."""
+        self._takes: dict[type[Report], Callable[..., object]] = {
+            TracedRequest: metrics.traced,
+            Retried: metrics.retry,
+            Resumed: plane.continuations.record,
+            SplitStep: lambda *step: plane.link_watch.apply(SplitStep(*step)),
+            Refuses: plane.refused_watch.take,
+            Forged: metrics.count_forged,
+            HeaderIgnored: plane.routing.count_ignored,
+            GateFault: plane.gate_fault,
+        }
 
-    def gate_fault(self, reason: str) -> None:
-        """A connection could not be opened, or accepted."""
-        self._plane.gate_fault(reason)
+    def send(self, report: Report) -> None:
+        """Anything else."""
+        self._takes[type(report)](*report)

@@ -294,6 +294,10 @@ class Metrics:
         if flip.cause is not None:
             tally.downs[flip.cause] += 1
 
+    def count_forged(self) -> None:
+        """A peer that is not trusted named a unit, or asked for an explanation."""
+        self.forged += 1
+
     def retry(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
         self.tally(unit).retries += 1

@@ -161,6 +161,10 @@ class RoutingMetrics(Collector):
             per_unit=per_unit,
         )
 
+    def count_ignored(self) -> None:
+        """A routing header had an invalid value and was ignored."""
+        self.ignored += 1
+
     def waited(self, seconds: float) -> None:
         """A request has left the queue, for any reason."""
         self._waits.observe(seconds)

@@ -15,6 +15,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.body import has_more_nodes
+from cellgate.proxy.request.ports import Resumed
 from cellgate.proxy.resume.chat import MakeHead, Resuming
 from cellgate.proxy.resume.replay import plain
 from cellgate.proxy.resume.shown import Shown
@@ -126,7 +127,7 @@ class Continuation:
     def record_result(self, result: ContinuationResult, reason: str = "") -> None:
         """Record the result of the last break, if it is not known yet."""
         if self._broken:
-            self._gate.reports.resumed(self._broken, self._kind, result, reason)
+            self._gate.reports.send(Resumed(self._broken, self._kind, result, reason))
             self._response.record_result(result)
             self._broken = ""
 

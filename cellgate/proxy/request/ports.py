@@ -155,10 +155,58 @@ class Observer(Protocol):
         """The response has ended."""
 
 
-# What the data plane reports beside its leases: counts and observations.
-#
-# In one process it is counted at once (control/dispatcher.py); a worker passes it on
-# (workers/remote.py).
+# What the data plane reports beside its leases. To report one thing more: a class here, and a row of the
+# table in control/dispatcher.py. In one process a report is taken at once; a worker passes it on, pickled.
+
+
+class TracedRequest(NamedTuple):
+    """A request that is over was traced. `trace_id`: 32 hexadecimal digits."""
+
+    unit: str
+    ttft_s: float | None
+    duration_s: float
+    trace_id: str
+
+
+class Retried(NamedTuple):
+    """A request is retried on another unit because this one failed."""
+
+    unit: str
+
+
+class Resumed(NamedTuple):
+    """The result of a stream that `unit` broke, and why it was not resumed."""
+
+    unit: str
+    kind: ContinuationKind
+    result: ContinuationResult
+    reason: str = ""
+
+
+class Refuses(NamedTuple):
+    """A unit refuses what others serve. `body` is such a request, to `target`; empty: it is not kept."""
+
+    found: Refusing
+    target: str
+    body: bytes
+
+
+class Forged(NamedTuple):
+    """A peer that is not trusted named a unit, or asked for an explanation."""
+
+
+class HeaderIgnored(NamedTuple):
+    """A routing header had an invalid value and was ignored."""
+
+
+class GateFault(NamedTuple):
+    """A connection could not be opened, or accepted, through no fault of a unit."""
+
+    reason: str
+
+
+Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | Forged | HeaderIgnored | GateFault
+"""SplitStep: a step of a request whose prompt another unit computes."""
 
 
 class Reports(Protocol):
@@ -167,34 +215,11 @@ class Reports(Protocol):
     def finished(self, record: Finished) -> None:
         """A request is over."""
 
-    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
-        """A request that is over was traced under this id (32 hexadecimal digits)."""
-
-    def retried(self, unit: str) -> None:
-        """A request is retried on another unit because this one failed."""
-
-    def resumed(
-        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
-    ) -> None:
-        """The result of a stream that `unit` broke, and why it was not resumed."""
-
-    def split(self, step: SplitStep) -> None:
-        """A step of a request whose prompt another unit computes."""
-
-    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
-        """A unit refuses what others serve. `body` is such a request, to `target`; empty: it is not kept."""
-
-    def forged(self) -> None:
-        """A peer that is not trusted named a unit, or asked for an explanation."""
-
-    def ignored(self) -> None:
-        """A routing header had an invalid value and was ignored."""
+    def send(self, report: Report) -> None:
+        """Anything else."""
 
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly: it may have restarted."""
-
-    def gate_fault(self, reason: str) -> None:
-        """A connection could not be opened, or accepted, through no fault of a unit."""
 
 
 # What responses need of their gate.

@@ -394,11 +394,11 @@ class PrefillLeg:
         self._commit(lease)
         self._release(Outcome.OK)
         if isinstance(handoff, str):
-            gate.reports.split(self._step(LINK_FAILED, reason=handoff))
+            gate.reports.send(self._step(LINK_FAILED, reason=handoff))
             self._owner.prefilled(None)
             return
         self.handoff = handoff
-        gate.reports.split(self._step(PREFILLED, seconds=gate.now() - self._begun_at))
+        gate.reports.send(self._step(PREFILLED, seconds=gate.now() - self._begun_at))
         self._owner.prefilled(handoff)
 
     def _met(self, lease: Lease, status: int, body: bytes) -> None:
@@ -415,13 +415,11 @@ class PrefillLeg:
         elif status >= 400:
             # The decoder answers the same to the client.
             self._release(outcome_of(status))
-            self._gate.reports.split(
-                self._step(LEG_LOST, reason=f"unit {unit} answered {status} to a prompt")
-            )
+            self._gate.reports.send(self._step(LEG_LOST, reason=f"unit {unit} answered {status} to a prompt"))
         else:
             self._commit(lease)
             self._release(Outcome.OK)
-            self._gate.reports.split(self._step(PREFILLED, seconds=self._gate.now() - self._begun_at))
+            self._gate.reports.send(self._step(PREFILLED, seconds=self._gate.now() - self._begun_at))
             # From here on the silence of the decoder means something.
             self.decoder.paused = False
             self.decoder.unit_state.work_at = self._gate.now()
@@ -451,7 +449,7 @@ class PrefillLeg:
         self._gate.dispatcher.released(lease, outcome)
 
     def _lose(self, reason: str) -> None:
-        self._gate.reports.split(self._step(LEG_LOST, reason=reason))
+        self._gate.reports.send(self._step(LEG_LOST, reason=reason))
         if self.split.together:
             self._owner.failed(Failure(FailureKind.PREFILL_LOST, reason))
         else:

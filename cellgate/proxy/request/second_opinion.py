@@ -12,6 +12,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import REPEATS
 from cellgate.proxy.request.doubts import SAMPLE_BYTES, able, asked_kind, drop, may_choose, outcome_of_doubt
 from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt
 from cellgate.proxy.request.start import find_unit, refuse
 from cellgate.router.nouns import Outcome, Refusal
@@ -111,4 +112,4 @@ def _tell(exchange: Exchange, found: Refusing | None) -> None:
     if found is not None:
         request = exchange.request
         body = request.body if exchange.route.json and len(request.body) < SAMPLE_BYTES else b""
-        exchange.gate.reports.refuses(found, request.target.decode("latin-1"), body)
+        exchange.gate.reports.send(Refuses(found, request.target.decode("latin-1"), body))

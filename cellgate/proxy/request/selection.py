@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request.ports import PickRequest, Waiter
+from cellgate.proxy.request.ports import Forged, PickRequest, Retried, Waiter
 from cellgate.proxy.request.routes import may_place, not_trusted, read_placement
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
@@ -72,7 +72,7 @@ class Selection:
         """Apply the headers that name units or ask for an explanation; the failure if the request may not."""
         gate = self._gate
         if not may_place(request.fields, gate.settings.admin_token):
-            gate.reports.forged()
+            gate.reports.send(Forged())
             return not_trusted(is_placed=request.is_placed)
         if request.is_explained:
             self.explain_since = request.received_at
@@ -239,7 +239,7 @@ class Selection:
         self.failure = failure
         if step.again:
             self._moved = self._moved or not step.draws
-            self._gate.reports.retried(unit)
+            self._gate.reports.send(Retried(unit))
         return may_return
 
     def _has_other(self, unit: str) -> bool:

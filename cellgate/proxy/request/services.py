@@ -118,7 +118,7 @@ class Orphans:
     def adopt(self, pair: tuple[str, str], tokens: int, body: bytes, head: HeadFor) -> None:
         """A request has no more use for the blocks of this pair. `body` fetches them."""
         step = SplitStep(ORPHANED, *pair, tokens)
-        self._reports.split(step)
+        self._reports.send(step)
         state = self._decoder(*pair)
         if state is None or len(self._releases) >= AT_ONCE:
             return
@@ -175,7 +175,7 @@ class Release:
     def answered(self, status: int, _body: bytes) -> None:
         """A decoder has answered: it has fetched the blocks."""
         if status < 400:
-            self._reports.split(self._step)
+            self._reports.send(self._step)
         self._orphans.over(self)
 
     def failed(self, _failure: Failure) -> None:

@@ -150,7 +150,7 @@ def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> 
     else:
         prompt = prefill_decode.PromptLeg.of(body, response.request_id.decode("latin-1"))
     if isinstance(prompt, str):
-        gate.reports.split(SplitStep(UNFIT, split.prefiller, lease.unit, reason=prompt))
+        gate.reports.send(SplitStep(UNFIT, split.prefiller, lease.unit, reason=prompt))
         lease.split = None
         return False
 
@@ -558,7 +558,7 @@ def arrived(exchange: Exchange, lease: Lease) -> None:
         # Its part that was spent on the prompt is not known better.
         seconds = max(0.0, seconds - split.prefill_s)
     step = SplitStep(TRANSFERRED, split.prefiller, lease.unit, split.tokens, seconds)
-    exchange.gate.reports.split(step)
+    exchange.gate.reports.send(step)
 
 
 def is_overdue(exchange: Exchange, lease: Lease, now: float) -> bool:
@@ -587,7 +587,7 @@ def link_failed(exchange: Exchange, reason: str) -> None:
     assert leg is not None
     split = leg.split
     step = SplitStep(LINK_FAILED, split.prefiller, leg.decoder.unit, split.tokens, reason=reason)
-    exchange.gate.reports.split(step)
+    exchange.gate.reports.send(step)
     leg.drop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import resource
 import socket
 from collections import Counter
@@ -23,7 +24,6 @@ from cellgate.proxy.control.watches import DISTRUST_S, LAG_S
 from cellgate.proxy.handover import InheritedView
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.observe.exposition import AccessLogMetrics
 from cellgate.proxy.observe.families import counter, gauge
 from cellgate.proxy.observe.log import report_defect
@@ -44,8 +44,7 @@ from cellgate.proxy.workers.protocol import (
 )
 from cellgate.proxy.workers.remote import OUTCOMES, BoardUpdates, fleet_in, fleet_out, resident_bytes
 from cellgate.router.cost_model import Usage
-from cellgate.router.nouns import Fleet, Outcome, Refusal, SplitStep
-from cellgate.router.opinions import Refusing
+from cellgate.router.nouns import Fleet, Outcome, Refusal
 from cellgate.router.retry import has_budget
 from cellgate.router.unit_state import Lease
 
@@ -228,7 +227,6 @@ class WorkerSession:
         self._evicted: list[int] = []
         self._charged: Counter[tuple[str, str, float]] = Counter()
         """Requests that were charged here and are not settled: key, tenant, and when each came."""
-        reports = control.reports
         self._handlers: dict[int, Callable[..., None]] = {
             ToControl.HELLO: self._hello,
             ToControl.ACCEPTING: self._accepts,
@@ -240,17 +238,12 @@ class WorkerSession:
             ToControl.BLAME: self._blame,
             ToControl.STORED: self._plane.stored.made,
             ToControl.FINISHED: self._finished,
-            ToControl.TRACED: reports.traced,
-            ToControl.RETRIED: reports.retried,
-            ToControl.RESUMED: self._resumed,
+            ToControl.REPORT: self._report,
             ToControl.RESTART_SUSPECTED: self._restart_suspected,
-            ToControl.OWN_TROUBLE: reports.gate_fault,
             ToControl.STATUS: self._take_status,
-            ToControl.SPLIT: self._split,
             ToControl.SPENT: self._spent,
             ToControl.SETTLED: self._settled,
             ToControl.REFUSED: self._refused_at_door,
-            ToControl.REFUSES: self._refuses,
         }
 
     def __len__(self) -> int:
@@ -430,15 +423,8 @@ class WorkerSession:
             )
         )
 
-    def _resumed(self, unit: str, kind: str, result: str, reason: str) -> None:
-        self._control.reports.resumed(unit, ContinuationKind(kind), ContinuationResult(result), reason)
-
-    def _split(self, *fields: Any) -> None:
-        self._control.reports.split(SplitStep(*fields))
-
-    def _refuses(self, *fields: Any) -> None:
-        *found, target, body = fields
-        self._control.reports.refuses(Refusing(*found), target, body)
+    def _report(self, pickled: bytes) -> None:
+        self._control.reports.send(pickle.loads(pickled))
 
     def _restart_suspected(self, unit: str, version: int) -> None:
         state = self._plane.board.units.get(unit)
@@ -680,8 +666,6 @@ class ControlProcess:
         if status.lag_s > LAG_S:
             plane.prober.trust_from(plane.now() + DISTRUST_S)
         plane.metrics.loop_lag(status.lag_s)
-        plane.metrics.forged += status.forged
-        plane.routing.ignored += status.ignored
         plane.metrics.defects += status.defects
         for name, times in status.limits:
             plane.metrics.limits[name] += times

@@ -54,28 +54,18 @@ class ToControl:
     """Response, unit: the unit that stores it."""
     FINISHED = 9
     """Route, status, unit, TTFT, duration, bytes in, bytes out."""
-    RETRIED = 10
-    """Unit."""
-    RESUMED = 11
-    """Unit, result, reason."""
+    REPORT = 10
+    """A `Report`, pickled."""
     RESTART_SUSPECTED = 13
     """Unit, version of the fleet."""
-    OWN_TROUBLE = 14
-    """Reason."""
     STATUS = 15
     """A `WorkerStatus`."""
-    TRACED = 16
-    """Unit, TTFT, duration, trace id."""
-    SPLIT = 17
-    """The fields of a `SplitStep`."""
     SPENT = 18
     """Key, tenant, model, tokens: an answer is longer than it was charged with."""
     SETTLED = 19
     """A `Bill`."""
     REFUSED = 20
     """Tenant, limit: a request was refused at the door."""
-    REFUSES = 21
-    """Unit, reason, whether it refuses nearly all, target, body: such a request, which others serve."""
 
 
 class ToWorker:
@@ -119,8 +109,6 @@ class WorkerStatus(NamedTuple):
     cpu_s: float
     resident_bytes: int
     log_dropped: int
-    ignored: int
-    forged: int
     limits: list[tuple[str, int]]
     """Bounds that took effect, by name (see proxy/config/limits.py)."""
     tallies: list[tuple[TallyKey, int]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import resource
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,9 +23,9 @@ from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.handover import known_of, take_over, view_of
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import TALLIES, ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.counters import TALLIES
 from cellgate.proxy.observe.log import DEFECTS, guarded
-from cellgate.proxy.request.ports import Pending, PickRequest, Waiter
+from cellgate.proxy.request.ports import Pending, PickRequest, Report, Waiter
 from cellgate.proxy.workers.protocol import (
     Link,
     Message,
@@ -48,11 +49,9 @@ from cellgate.router.nouns import (
     Refusal,
     Rules,
     SplitPlan,
-    SplitStep,
     Unit,
     Verdict,
 )
-from cellgate.router.opinions import Refusing
 from cellgate.router.outliers import Outlier
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -489,14 +488,12 @@ def _known(state: UnitState, now: float) -> ReplicaUnit:
 
 
 class RemoteReports:
-    """The reports of one worker. Frequent counts are sent with the worker's status."""
+    """The reports of one worker."""
 
     def __init__(self, control: ControlClient, replica: BoardReplica, now: Callable[[], float]) -> None:
         self._control = control
         self._replica = replica
         self._now = now
-        self.forgeries = 0
-        self.ignored_lines = 0
 
     def finished(self, record: Finished) -> None:
         """A request is over. Fields that only the access log uses are left out."""
@@ -504,45 +501,15 @@ class RemoteReports:
         message: Message = (r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
         self._control.mention((ToControl.FINISHED, *message))
 
-    def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
-        """A request that is over was traced under this id."""
-        self._control.mention((ToControl.TRACED, unit, ttft_s, duration_s, trace_id))
-
-    def retried(self, unit: str) -> None:
-        """A request is retried on another unit because this one failed."""
-        self._control.mention((ToControl.RETRIED, unit))
-
-    def resumed(
-        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
-    ) -> None:
-        """The result of a stream that `unit` broke."""
-        self._control.mention((ToControl.RESUMED, unit, kind.value, result.value, reason))
-
-    def split(self, step: SplitStep) -> None:
-        """A step of a request whose prompt another unit computes."""
-        self._control.mention((ToControl.SPLIT, *step))
-
-    def refuses(self, found: Refusing, target: str, body: bytes) -> None:
-        """A unit refuses what others serve."""
-        self._control.say((ToControl.REFUSES, *found, target, body))
-
-    def forged(self) -> None:
-        """A peer that is not trusted named a unit, or asked for an explanation."""
-        self.forgeries += 1
-
-    def ignored(self) -> None:
-        """A routing header had an invalid value and was ignored."""
-        self.ignored_lines += 1
+    def send(self, report: Report) -> None:
+        """Anything else."""
+        self._control.mention((ToControl.REPORT, pickle.dumps(report, pickle.HIGHEST_PROTOCOL)))
 
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly."""
         if not state.retired:
             state.restart_suspected_at = self._now()
             self._control.say((ToControl.RESTART_SUSPECTED, state.unit.name, self._replica.version))
-
-    def gate_fault(self, reason: str) -> None:
-        """A connection could not be opened, or accepted."""
-        self._control.mention((ToControl.OWN_TROUBLE, reason))
 
 
 # What the requests of a worker use, sent to the ledger at the control process.
@@ -581,18 +548,15 @@ _PAGE_BYTES = resource.getpagesize()
 class StatusReporter:
     """One worker's."""
 
-    def __init__(
-        self, replica: BoardReplica, gateway: Gateway, dispatcher: RemoteDispatcher, reports: RemoteReports
-    ) -> None:
+    def __init__(self, replica: BoardReplica, gateway: Gateway, dispatcher: RemoteDispatcher) -> None:
         self._replica = replica
         self._board = replica.board
         self._gateway = gateway
         self._dispatcher = dispatcher
-        self._reports = reports
         self._lives: dict[str, float] = {}
         self._gaps: dict[UnitState, list[int]] = {}
         self._ticks = 0
-        self._log_dropped = self._ignored = self._forged = 0
+        self._log_dropped = 0
         self._limits, self._tallies = dict(REACHED), dict(TALLIES)
         self._defects = 0
 
@@ -607,8 +571,7 @@ class StatusReporter:
     def take(self, now: float, lag_s: float, *, is_last: bool = False) -> WorkerStatus:
         """All that has come since the one before."""
         self._ticks += 1
-        connections, reports = self._gateway.connections(), self._reports
-        log_dropped, ignored, forged = self._gateway.log_dropped(), reports.ignored_lines, reports.forgeries
+        connections, log_dropped = self._gateway.connections(), self._gateway.log_dropped()
         cpu_s, resident = _used()
         status = WorkerStatus(
             version=self._replica.version,
@@ -622,14 +585,12 @@ class StatusReporter:
             cpu_s=cpu_s,
             resident_bytes=resident,
             log_dropped=log_dropped - self._log_dropped,
-            ignored=ignored - self._ignored,
-            forged=forged - self._forged,
             limits=new_counts(REACHED, self._limits),
             tallies=new_counts(TALLIES, self._tallies),
             defects=DEFECTS.count - self._defects,
         )
         self._defects = DEFECTS.count
-        self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
+        self._log_dropped = log_dropped
         return status
 
     def _new_lives(self) -> list[tuple[str, float]]:

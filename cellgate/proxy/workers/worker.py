@@ -359,9 +359,9 @@ class Worker:
             read=read,
         )
         self._entrance = self.gateway.entrance = SharedEntrance(
-            loop, self.gateway.connection, page, number, self._clients, self._reports.gate_fault
+            loop, self.gateway.connection, page, number, self._clients, self.gateway.gate_fault
         )
-        self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
+        self._status = StatusReporter(replica, self.gateway, self._dispatcher)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
         garbage = Garbage(loop.time(), lambda: not replica.board.in_flight)
@@ -454,7 +454,7 @@ class Worker:
             own_keys=settings.keys is not None,
             token=lambda: self.gateway.settings.admin_token,
             on_broken=self._reports.restart_suspected,
-            on_gate_fault=self._reports.gate_fault,
+            on_gate_fault=lambda reason: self.gateway.gate_fault(reason),
         )
 
     def _hear(self, message: Message) -> None:
