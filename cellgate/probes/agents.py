@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -372,7 +372,8 @@ class AgentLink:
         notes[_SAID_AT] = now
         if since is None:
             notes[_LOST_AT] = now
-            return self._evidence(context, _UNREACHABLE, f"agent {self.address} unreachable: {error}")
+            reason = f"agent {self.address} unreachable: {error}"
+            return replace(self._evidence(context, _UNREACHABLE, reason), is_unseen=True)
         lasts = f"agent {self.address} unreachable for {now - since:.0f} s: {error}"
         return self._evidence(context, _NOTHING, lasts)
 

@@ -218,7 +218,9 @@ class ProbeContext(Protocol):
 
     @property
     def is_seen_still(self) -> bool:
-        """Whether its engine itself says that it has work, and counts no steps."""
+        """Whether its engine itself says that it has work, and counts no steps; or an agent that it is
+        stopped.
+        """
         ...
 
     @property

@@ -303,6 +303,8 @@ _LISTS = (("/api/ps", "models"), ("/running", "running"))
 """Pages of engines that load models on demand (Ollama, llama-swap), and their lists."""
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
+_OUTRUN = "outrun"
+"""Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
 """Note: the data parallel rank that the next canary goes to."""
 _USUAL_S = "usual_s"
@@ -405,13 +407,14 @@ class Canary:
             # It has stalled for the limit, and its own counters say so.
             return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
         silent_s = min(context.stall_limit_s * (0.5 if is_suspect else 1.0), _WAITS_MAX_S)
-        limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(context))
         load = context.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(context))
-        if sees:
-            return limit_s
-        # The requests of others are unknown: a canary may have to wait for them.
-        return limit_s * IN_LINE
+        # Else the requests of others are unknown: a canary may have to wait for them.
+        least_s = rules.canary_timeout_s * (1.0 if sees else IN_LINE)
+        usual_s = _USUAL_TIMES * _usual_s(context)
+        # Nothing kept it waiting, and the unit moved: the canary itself takes longer than that.
+        outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
+        return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
@@ -419,7 +422,7 @@ class Canary:
             return
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         life_at, reborn, timeout_s = context.life_at, context.reborn, self.timeout_s(context)
-        timed_out = is_unseen = False
+        timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
         try:
             model = model_of(context)
             if not model:
@@ -439,6 +442,8 @@ class Canary:
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
+        is_outrun = timed_out and was_idle and context.in_flight == 0 and context.life_at > life_at
+        context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
         if context.reborn != reborn:
             # Perhaps the process before has answered, in its last moment.
             fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
@@ -630,7 +635,9 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
         if not kind.api:
             context.notes[_API] = done.api, done.model
         context.notes[_RANK] = (_rank(context) or 0) + 1
-        if is_usual and _has_nothing_to_do(context):
+        # What an engine reports may be this canary itself; that the one before it ran out of time tells more.
+        is_outrun = context.notes.get(_OUTRUN, 0) > 0 and context.in_flight == 0
+        if (is_usual and _has_nothing_to_do(context)) or is_outrun:
             usual: dict[str, float] = context.notes.setdefault(_USUAL_S, {})
             usual_s = usual.get(done.word, context.rules.canary_timeout_s / _USUAL_TIMES)
             usual[done.word] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellgate.router.learning import LARGE_TOKENS, SLOWEST_STEP_S
+from cellgate.router.learning import ANSWERS, JOINED_S, LARGE_TOKENS, SLOWEST_STEP_S
 from cellgate.router.nouns import Evidence, Hold, HoldKind, Place, Quiescence, Rules, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -36,13 +36,9 @@ LATE_S = 0.5
 """The counters of a suspect are read this often."""
 CLEARED_S = 30.0
 """A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
-JOINED_S = 0.5
-"""A prompt that comes this long after the last progress may still be computed in the step that then began."""
 UNSEEN_S = 8.0
 """A stall is believed to be work for this long where nothing but a time-out of ours speaks against it: of a
 stream on an engine that may serve one request at a time, and of a unit alone in its pool."""
-ANSWERS = 3.0
-"""A plain answer may take so many times as long for each token as the slowest of late."""
 ENGINE_SEES_S = 5.0
 """A request that was sent so long before its engine says that it has none is not there."""
 
@@ -57,13 +53,17 @@ class Stall(NamedTuple):
 
 def stall_limit_s(state: UnitState, rules: Rules) -> float:
     """How long a unit may stall with its present work."""
-    step_s = state.step_times.slowest_s(None if state.leases else state.last_lease_at)
-    # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
-    steps_s = min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
     # A decoder may stand still while it connects to a prefiller for the first time.
     splits = [lease.split for lease in state.leases if lease.split is not None and not lease.committed]
     connect_s = max((split.limit_s for split in splits if split.is_first), default=0.0)
-    return max(rules.silent_min_s, steps_s, PREFILLS * _prefill_s(state), connect_s)
+    return max(rules.silent_min_s, _steps_s(state), PREFILLS * _prefill_s(state), connect_s)
+
+
+def _steps_s(state: UnitState) -> float:
+    """How long nothing may move while only tokens are generated."""
+    step_s = state.step_times.slowest_s(None if state.leases else state.last_lease_at)
+    # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
+    return min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
 
 
 def _prefill_s(state: UnitState) -> float:
@@ -110,9 +110,9 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
 
 def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules) -> float:
     """How long these requests may keep the unit busy with nothing to show for it."""
+    if is_told(state):
+        return max(rules.silent_min_s, _steps_s(state))
     believed_s = stall_limit_s(state, rules)
-    if _is_told(state):
-        return believed_s
     is_seen = now - state.counters_at < COUNTERS_FRESH_S
     alone_s = UNSEEN_S if state.is_alone and not is_seen else 0.0
     if state.counters_at or len(state.leases) <= state.seats_shown:
@@ -120,13 +120,19 @@ def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules)
         return max(believed_s, alone_s)
     answers_s = max((_answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
     one_by_one_s = UNSEEN_S if state.costs.backlog.peak_batch < 2.0 else 0.0
-    return max(believed_s + answers_s, alone_s, one_by_one_s)
+    if not state.step_times.answer_token_s:
+        # What was learnt has prompts in it, and the factors of both cover the sum.
+        answers_s += believed_s
+    return max(believed_s, answers_s, alone_s, one_by_one_s)
 
 
-def _is_told(state: UnitState) -> bool:
-    """Whether a node of it is the reason for a suspicion: its agent says that a process is stopped."""
+def is_told(state: UnitState) -> bool:
+    """Whether a node is the reason for a suspicion: an agent says that a process is stopped, which computes
+    no prompt.
+    """
     because = state.case.because
-    return state.case.verdict is Verdict.SUSPECT and because is not None and because.node is not None
+    is_node = because is not None and because.node is not None and not because.is_unseen
+    return is_node and state.case.verdict is Verdict.SUSPECT
 
 
 def _answer_s(state: UnitState, lease: Lease) -> float:
@@ -156,7 +162,9 @@ def still_s(state: UnitState, now: float) -> float:
 
 
 def is_seen_still(state: UnitState, now: float) -> bool:
-    """Whether its engine itself says that it has work, and counts no steps."""
+    """Whether its engine says that it has work, and counts no steps; or an agent that it is stopped."""
+    if is_told(state):
+        return True
     load = state.load
     is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + LATE_S
     return is_read and load is not None and load.running + load.waiting > 0 and load.at > state.life_at

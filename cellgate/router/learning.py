@@ -446,9 +446,13 @@ that is larger than all before."""
 KNOWN_TIMES = 2.0
 """What a unit has shown with one prompt is believed of prompts up to so many times as large."""
 _PACE_FADES = 0.97
+JOINED_S = 0.5
+"""A prompt that comes this long after the last progress may still be computed in the step that then began."""
 WAIT_LEAST_S = 0.25
 """So much of a wait for a first token may be anything but prefill."""
 _PACE_TOKENS = 64
+ANSWERS = 3.0
+"""A plain answer may take so many times as long for each token as the slowest of late."""
 _ANSWER_TOKENS = 16
 """An answer costs at least as much as so many tokens: most of a short one is its prompt."""
 
@@ -462,12 +466,12 @@ class StepTimes:
         "_mark",
         "_marked_at",
         "_pace_s",
+        "_shared_pace_s",
         "_stall_s",
         "_stall_tokens",
         "_unused",
         "answer_token_s",
         "gaps_ms",
-        "longest_answer_s",
         "rates",
     )
 
@@ -481,8 +485,7 @@ class StepTimes:
         self._stall_tokens = 0
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
-        self._pace_s = 0.0
-        self.longest_answer_s = 0.0
+        self._pace_s = self._shared_pace_s = 0.0
         self.answer_token_s = 0.0
         """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
 
@@ -533,32 +536,40 @@ class StepTimes:
         if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
             self._largest = tokens
         self._pace_s *= _PACE_FADES
+        self._shared_pace_s *= _PACE_FADES
 
-    def waited(self, tokens: int, wait_s: float, *, is_whole: bool) -> None:
+    def waited(self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0) -> None:
         """For so long nothing moved before the first token of a prompt. `is_whole`: all of its prefill is in
-        that.
+        that; so is that of the prompts `beside` it, if the unit computes several at once.
         """
         if is_whole and tokens > self._largest:
             self._largest = tokens
-        self._pace_s = max(self._pace_s, (wait_s - WAIT_LEAST_S) / (tokens + _PACE_TOKENS))
+        wait_s -= WAIT_LEAST_S
+        self._pace_s = max(self._pace_s, wait_s / (tokens + _PACE_TOKENS))
+        self._shared_pace_s = max(self._shared_pace_s, wait_s / (tokens + beside + _PACE_TOKENS))
 
     def record_stall(self, tokens: int, still_s: float) -> None:
         """The longest time without a change of the engine's counters while a large prompt was computed."""
         self._stall_tokens = max(self._stall_tokens, tokens)
         self._stall_s = max(still_s, STALL_FADES * self._stall_s)
 
-    def answered(self, answer_s: float, tokens: int = 0) -> None:
-        """A plain answer has ended; of so many tokens, if that is known."""
-        self.longest_answer_s = max(answer_s, STALL_FADES * self.longest_answer_s)
+    def answered(self, prompt_tokens: int, answer_s: float, tokens: int) -> None:
+        """A plain answer has ended; of so many tokens, if that is known (else 0).
+
+        Most of a short one may be its prompt; what is left then tells no more than is believed of anybody.
+        """
         if tokens:
             token_s = answer_s / max(tokens, _ANSWER_TOKENS)
+            if tokens < _ANSWER_TOKENS:
+                decode_s = answer_s - prompt_tokens / self.rates.prefill_tokens_s.value
+                token_s = max(token_s, min(decode_s / tokens, SLOWEST_STEP_S / ANSWERS))
             self.answer_token_s = max(token_s, _PACE_FADES * self.answer_token_s)
 
     def forget_pace(self) -> None:
         """It was given up for being too slow: nothing that it has shown is held against it next time."""
-        self._largest, self._pace_s = 0, 0.0
+        self._largest, self._pace_s, self._shared_pace_s = 0, 0.0, 0.0
         self.rates.prefill_tokens_s.reset()
-        self.longest_answer_s = self.answer_token_s = 0.0
+        self.answer_token_s = 0.0
 
     def prefill_s(self, tokens: int, *, counts: bool = False, beside: int = 0) -> float:
         """How long the prefill of a prompt may take, with so many tokens of other prompts `beside` it; or how
@@ -587,7 +598,7 @@ class StepTimes:
         beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
         beside_s = beside / rate.value if rate.seen else 0.0
         prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + beside_s
-        return max(prefill_s, self._pace_s * (tokens + beside))
+        return max(prefill_s, self._pace_s * tokens, self._shared_pace_s * (tokens + beside))
 
 
 # What stands for rates that were not measured: those of a unit's peers, and what weights say. Pure.

@@ -16,7 +16,7 @@ from cellgate.router.backlog import Beside, Job, Prefilled, Unread
 from cellgate.router.cost import Expected, Forecast
 from cellgate.router.cost_model import CostModel
 from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, nothing_to_learn
-from cellgate.router.learning import LARGE_TOKENS, WAIT_LEAST_S, StepTimes
+from cellgate.router.learning import JOINED_S, LARGE_TOKENS, WAIT_LEAST_S, StepTimes
 from cellgate.router.nouns import (
     AGENT,
     UNKNOWN_BUILD,
@@ -626,12 +626,20 @@ class UnitState(InRotation):
         computed beside streams that went on, and may do the same alone: then the whole wait counts, but not
         that for others to end.
         """
-        ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
-        wait_s = max(now - max(self.quiet_since, sent_at), max(ended, default=0.0))
-        if not self.counters_at and done.had_seat:
-            wait_s = max(wait_s, done.span_s)
+        waits = [(still_s, since) for since, still_s in self.stalls if since + still_s >= sent_at]
+        since = max(self.quiet_since, sent_at)
+        wait_s, since = max(*waits, (now - since, since)) if waits else (now - since, since)
+        if not self.counters_at and done.had_seat and done.span_s > wait_s:
+            wait_s, since = done.span_s, now - done.span_s
+        there = [
+            lease for lease in self.leases if not lease.committed and lease.opened_at <= since + JOINED_S
+        ]
+        # Engines take prompts in the order in which they come: earlier plain ones may be computed already.
+        first_at = min((lease.opened_at for lease in there if lease.ask.stream), default=sent_at)
+        first_at = min(first_at, sent_at)
+        beside = sum(lease.job.uncached_tokens for lease in there if lease.opened_at >= first_at)
         is_whole = done.had_seat or self.counters_at > 0.0
-        self.step_times.waited(done.tokens, wait_s, is_whole=is_whole)
+        self.step_times.waited(done.tokens, wait_s, is_whole=is_whole, beside=beside)
 
     def show_plain(self, now: float) -> None:
         """Count the prompts of plain answers as computed when they are due, because that is not visible."""

@@ -35,11 +35,13 @@ PATIENT = Manner(timeout_s=1800.0)
 SEEN_S, UNSEEN_S = 3.0, 15.0
 """A hang is found within this time: under load with metrics or agents; and without them, idle or not.
 `late_s` says how much later where the engine is slow."""
-IDLE_S = 17.0
-"""With metrics, and nobody there: a canary after 14 s, and a second one."""
+IDLE_S = 19.5
+"""With metrics, and nobody there: they are read every 3 s, the canary comes 14 s after they moved, and a
+second one follows.
+"""
 STEPS = 3.0
 """So many steps more: one that is late is missed only when it should have come."""
-CANARY_S = 1.25
+CANARY_S, CANARY_MAX_S = 1.25, 8.0
 LEARNT_S = 60.0
 GIVE_UP_S = 60.0
 
@@ -83,15 +85,20 @@ class Shape:
 
     def late_s(self, *, is_loaded: bool) -> float:
         """How much later a hang may be found: two canaries may take four times as long as is usual there; a
-        step may be late; and the prompts that may be in it, 1.5 times as long as they take.
+        step may be late; and the prompts that may be in it, 1.5 times as long as they take. Where no pieces
+        of them are counted that is all prompts, and both canaries wait behind them.
         """
         usual_s = self.step_s + LEAST_TOKENS / self.prefill_tokens_s
-        late_s = 2.0 * max(0.0, 4.0 * usual_s - CANARY_S)
+        canary_s, late_s = 4.0 * usual_s, 0.0
         if is_loaded:
             prompts = self.little_prompt * min(self.users, self.max_in_flight)
-            prompts = min(prompts, self.chunk_tokens or prompts)
-            late_s += STEPS * self.step_s + 1.5 * prompts / self.prefill_tokens_s
-        return late_s
+            if self.has_metrics:
+                prompts = min(prompts, self.chunk_tokens or prompts)
+            prefill_s = 1.5 * prompts / self.prefill_tokens_s
+            if not (self.has_metrics or self.has_agents):
+                canary_s = max(canary_s, min(prefill_s, CANARY_MAX_S))
+            late_s = STEPS * self.step_s + prefill_s
+        return late_s + 2.0 * max(0.0, canary_s - CANARY_S)
 
     def ask_little(self, rng: Random) -> dict[str, Any]:
         """A request for a second or two, as a unit answers many."""

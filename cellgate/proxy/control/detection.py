@@ -85,7 +85,7 @@ def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
 
 def canary_s(rules: Rules, counts: bool) -> float:
     """The timeout of a canary: at least that of a stall; more where only answers show progress."""
-    return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else IN_LINE)
+    return max(rules.canary_timeout_s * (1.0 if counts else IN_LINE), rules.silent_min_s)
 
 
 def busy_hang_s(rules: Rules, counts: bool) -> float:

@@ -223,7 +223,8 @@ class LocalDispatcher:
         if is_stream or usage is not None:
             self._board.answer_lengths.learn(ask.model, tokens)
         if not is_stream:
-            state.step_times.answered(now - opened_at, usage.answer_tokens if usage is not None else 0)
+            if usage is not None:
+                state.step_times.answered(job.uncached_tokens, now - opened_at, usage.answer_tokens)
             costs.last_plain = lease, usage, now
         elif not lease.was_paused:
             costs.streamed(tokens - 1, now - lease.first_at, lease.beside)

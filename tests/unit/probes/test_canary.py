@@ -284,6 +284,25 @@ def test_a_unit_whose_canaries_are_usually_slow_gets_the_time_they_take() -> Non
     assert Canary().timeout_s(context) == pytest.approx(8.0, abs=0.1)
 
 
+def test_a_canary_that_an_idle_unit_was_too_slow_for_gets_twice_the_time() -> None:
+    """Else a slow engine, on which each of them runs out of time, would be out once nothing else moves."""
+
+    def slow(_: str) -> Answer:
+        context.now_s += 2.0
+        if timeout_s < 2.0:
+            context.life_at = context.now_s
+            return Trouble.TIMEOUT
+        return TOKEN
+
+    context = FakePatient(slow, rules=RULES, load=SIGHTED)
+    timeout_s = Canary().timeout_s(context)
+    fly(context)
+    timeout_s = Canary().timeout_s(context)
+    assert timeout_s == 2.5
+    fly(context)
+    assert Canary().timeout_s(context) > 1.25, "and what it took is remembered"
+
+
 @pytest.mark.parametrize("state", [{"in_flight": 1}, {"load": SIGHTED}, {"verdict": Verdict.DOWN}])
 def test_what_a_canary_takes_among_others_or_to_warm_up_is_not_usual(state: dict[str, Any]) -> None:
     """It would make the next ones wait for nothing."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cellgate.router.board import Board
 from cellgate.router.health import (
-    ANSWERS,
     CLEARED_S,
     COUNTERS_FRESH_S,
     ENGINE_SEES_S,
@@ -22,8 +21,8 @@ from cellgate.router.health import (
     hides_work,
     stall_limit_s,
 )
-from cellgate.router.learning import SLOWEST_STEP_S
-from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit, Verdict
+from cellgate.router.learning import ANSWERS, SLOWEST_STEP_S
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
 
 RULES = Rules()
@@ -118,7 +117,7 @@ def test_plain_answers_hide_what_a_unit_does_that_counts_no_steps() -> None:
     state, _, made = working(PLAIN._replace(max_tokens=100))
     assert hides_work(state, NOW + 100 * SLOWEST_STEP_S, RULES)
     assert not hides_work(state, NOW + 110 * SLOWEST_STEP_S, RULES)
-    state.step_times.answered(10.0, 100)
+    state.step_times.answered(0, 10.0, 100)
     assert hides_work(state, NOW + ANSWERS * 10.0, RULES)
     assert not hides_work(state, NOW + ANSWERS * 10.0 + 2.0, RULES)
     made.report(Load("a", NOW + 2.0, running=1, progress=7.0, sighted=True))
@@ -138,6 +137,15 @@ def test_a_canary_that_has_a_place_beside_plain_answers_is_not_excused_by_them()
     state, _, _ = working(PLAIN)
     state.seats_shown = 1
     assert not hides_work(state, NOW + 5.0, RULES)
+
+
+@pytest.mark.parametrize("is_unseen", [False, True])
+def test_an_agent_that_says_so_ends_excuses_and_one_that_is_gone_does_not(is_unseen: bool) -> None:
+    state, _, _ = working(PLAIN)
+    reason = "agent unreachable" if is_unseen else "a process is stopped"
+    said = Evidence("a", Sign.BAD, Strength.STRONG, "agent", reason, NOW + 1.0, node="a", is_unseen=is_unseen)
+    state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW + 1.0, because=said)
+    assert hides_work(state, NOW + 5.0, RULES) is is_unseen
 
 
 def test_what_came_after_a_canary_or_a_suspicion_excuses_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
-from cellgate.router.learning import GAPS_MS, MARK_S, SLOWEST_TOKENS_S, UNSURE_TIMES, StepTimes
+from cellgate.router.learning import ANSWERS, GAPS_MS, MARK_S, SLOWEST_TOKENS_S, UNSURE_TIMES, StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -131,6 +131,22 @@ def test_a_slow_answer_is_remembered_behind_fast_ones() -> None:
     assert step_times.prefill_s(6_000) > 6.0
     step_times.forget_pace()
     assert step_times.prefill_s(6_000) >= 10.0, "nothing is known any more"
+
+
+def test_prompts_that_waited_together_do_not_make_each_other_slower() -> None:
+    """One of ten that are computed in one step shows when all ten are done."""
+    step_times = StepTimes()
+    step_times.waited(100, 10.0, is_whole=True, beside=900)
+    assert 9.0 < step_times.prefill_s(100, beside=900) < 20.0
+    assert step_times.prefill_s(100) > 5.0, "it may have been computed alone, with the others in line"
+
+
+def test_a_short_answer_of_a_slow_engine_does_not_look_like_one_of_a_fast_engine() -> None:
+    step_times = StepTimes()
+    step_times.answered(0, 1.3, 4)
+    assert step_times.answer_token_s == pytest.approx(0.325)
+    step_times.answered(0, 300.0, 1)
+    assert ANSWERS * step_times.answer_token_s == pytest.approx(ANSWERS * 300.0 / 16)
 
 
 def test_an_engine_that_counts_the_pieces_of_a_large_prompt_is_given_the_time_of_a_piece() -> None:
