@@ -195,8 +195,6 @@ class Gate:
         state.costs.errors.worked(now)
         if lease.ask.stream:
             state.costs.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
-        else:
-            state.step_times.answered(now - lease.opened_at)
         usage = None
         if request.usage or lease.ask.stream:
             self.board.answer_lengths.learn(lease.ask.model, sequence.answer_tokens)

@@ -99,19 +99,20 @@ def test_what_the_gate_refuses_reaches_no_unit(method: str, path: str, status: i
     assert not stage.gate.router.leases
 
 
-def test_a_model_nobody_serves_is_404_and_one_whose_units_are_down_is_503() -> None:
+def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down() -> None:
     stage = Stage()
 
     async def scenario() -> None:
         visit = await stage.ask(model="huge")
-        assert (visit.reply.status, visit.code) == (404, "unknown_model")
-        assert "tiny" in visit.reply.json["error"]["message"]
+        assert visit.reply.status == 404
+        assert "huge" in visit.reply.json["error"]["message"], "all units are alike, so they say it themselves"
+        assert all(stage.flips(name) == ["up"] for name in stage.engines)
         for engine in stage.engines.values():
             engine.die()
         await asyncio.sleep(5.0)
         visit = await stage.ask(model="tiny")
         assert (visit.reply.status, visit.code) == (503, "no_unit")
-        assert (await stage.ask(model="huge")).reply.status == 404
+        assert (await stage.ask(model="huge")).reply.status == 503, "who knows what they would say"
 
     stage.play(scenario())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 
 from cellgate.proxy.observe.counters import FALLBACKS, NAMED, TALLIES
-from cellgate.router.nouns import Fleet
+from cellgate.router.nouns import Fleet, Models
 from tests.unit.request.test_form_model import field, file, form, lines
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage
@@ -87,6 +87,35 @@ async def test_new_weights_count_from_the_next_request_on() -> None:
         assert (await client.ask(chat(model="gpt"))).status == 200
         here.gateway.take_settings(replace(here.gateway.settings, models={}))
         assert (await client.ask(chat(model="gpt"))).status == 404
+
+
+def reports(here: Stage, *models: str) -> None:
+    """Each unit lists its model; the configuration names none."""
+    units = [replace(state.unit, models=()) for state in here.plane.board]
+    here.plane.configure(Fleet(units=tuple(units)))
+    for unit, model in zip(units, models, strict=True):
+        here.plane.board.set_models(Models(unit.name, (model,), here.plane.board.units[unit.name].case.since))
+
+
+@live
+async def test_a_name_that_no_unit_lists_goes_to_units_that_are_all_alike_as_it_is() -> None:
+    """llama.cpp, for one, serves any name; and what no name stands for, the engine says."""
+    async with stage(STREAM, STREAM) as here, here.client() as client:
+        reports(here, "tiny", "tiny")
+        for name in ("gpt-4o", ""):
+            assert (await client.ask(chat(model=name))).status == 200
+        assert models_of(here) == ["gpt-4o", ""]
+
+
+@live
+async def test_a_name_without_a_tag_means_the_latest_of_several_models() -> None:
+    async with stage(STREAM, STREAM) as here, here.client() as client:
+        reports(here, "llama3:latest", "qwen:7b")
+        for _ in range(5):
+            assert (await client.ask(chat(model="llama3"))).status == 200
+        assert [len(unit.requests) for unit in here.units] == [5, 0]
+        reply = await client.ask(chat(model="qwen"))
+        assert (reply.status, reply.error["code"]) == (404, "unknown_model")
 
 
 def kinds(here: Stage) -> None:

@@ -200,6 +200,23 @@ class ModelNames:
         return found
 
 
+LATEST = ":latest"
+"""What Ollama adds to the name of a model that is asked for without a tag."""
+
+
+def models_meant(board: Board, name: str) -> frozenset[str]:
+    """The models that a name may mean that no unit lists; none: it is unknown.
+
+    `NAME:latest`; or all, where units list the same ones and the configuration names none: engines that
+    ignore names (llama.cpp) serve it, and others say themselves that they do not.
+    """
+    if board.knows_model(name + LATEST):
+        return frozenset({name + LATEST})
+    listed = {state.models for state in board}
+    is_told = any(state.unit.models for state in board)
+    return frozenset() if is_told or len(listed) != 1 else next(iter(listed))
+
+
 # What the gate answers itself on the data port: models, and health.
 
 

@@ -19,7 +19,15 @@ from cellgate.proxy.request.content_coding import Decoding, unsupported
 from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.doubts import drop, show_first, spared
 from cellgate.proxy.request.exchange import ExchangeState
-from cellgate.proxy.request.models import ModelChoice, Naming, find_model, with_form_model, with_model
+from cellgate.proxy.request.models import (
+    LATEST,
+    ModelChoice,
+    Naming,
+    find_model,
+    models_meant,
+    with_form_model,
+    with_model,
+)
 from cellgate.proxy.request.prefill_decode import PrefillLeg, may_have_some, named_in, without_transfer
 from cellgate.proxy.request.response import head_for_unit, names_rank, rank_line
 from cellgate.proxy.request.routes import (
@@ -261,6 +269,21 @@ def fall_back(exchange: Exchange, failure: Failure) -> bool:
     return True
 
 
+def pass_on(exchange: Exchange, failure: Failure) -> bool:
+    """Whether a request for a name that no unit lists goes to units as it is."""
+    ask, admission = exchange.selection.ask, exchange.admission
+    if failure.kind is not FailureKind.UNKNOWN_MODEL or exchange.response.begun or ask.model is None:
+        return False
+    meant = models_meant(exchange.gate.board, ask.model)
+    is_tag = meant == {ask.model + LATEST}
+    if not meant or (admission is not None and not is_tag and not all(map(admission.may_fall_back, meant))):
+        return False
+    model = ask.model + LATEST if is_tag else None
+    exchange.selection.ask = ask._replace(model=model)
+    exchange.response.model = model or ""
+    return True
+
+
 def _served_by(exchange: Exchange, naming: Naming, ask: Ask, model: str) -> Ask | Failure:
     """Write the model into the body and the ask, and into a line of the response."""
     response, request, before = exchange.response, exchange.request, ask.model or ""
@@ -473,7 +496,8 @@ def refuse(exchange: Exchange, failure: Failure) -> None:
     """
     if exchange.doubtful and show_first(exchange):
         return
-    if exchange.gate.models is not None and fall_back(exchange, failure):
+    goes_on = fall_back if exchange.gate.models is not None else pass_on
+    if goes_on(exchange, failure):
         find_unit(exchange)
         return
     if failure.used_up and exchange.admission is not None:
