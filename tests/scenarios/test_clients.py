@@ -99,13 +99,17 @@ def test_what_the_gate_refuses_reaches_no_unit(method: str, path: str, status: i
     assert not stage.gate.router.leases
 
 
-def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down() -> None:
+def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down() -> (
+    None
+):
     stage = Stage()
 
     async def scenario() -> None:
         visit = await stage.ask(model="huge")
         assert visit.reply.status == 404
-        assert "huge" in visit.reply.json["error"]["message"], "all units are alike, so they say it themselves"
+        assert "huge" in visit.reply.json["error"]["message"], (
+            "all units are alike, so they say it themselves"
+        )
         assert all(stage.flips(name) == ["up"] for name in stage.engines)
         for engine in stage.engines.values():
             engine.die()
