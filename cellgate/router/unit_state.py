@@ -612,9 +612,7 @@ class UnitState(InRotation):
         return self.steady_weight * self.ramp(now, rules)
 
     def record_large_prompt(self, tokens: int, sent_at: float) -> None:
-        """A large prompt, sent at `sent_at`, was computed: record how long the engine's counters did not
-        move.
-        """
+        """A large prompt, sent at `sent_at`, was computed: record for how long no counter moved."""
         if self.counters_at:
             ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
             self.step_times.record_stall(tokens, max(ended, default=0.0))
@@ -622,22 +620,18 @@ class UnitState(InRotation):
     def record_wait(self, done: Prefilled, sent_at: float, now: float) -> None:
         """A prompt, sent at `sent_at`, was computed, which took a while: record for how long nothing moved.
 
-        Where steps are counted that is what a prompt like it may do again. Elsewhere it may have been
-        computed beside streams that went on, and may do the same alone: then the whole wait counts, but not
-        that for others to end.
+        Where no steps are counted, it may have been computed beside streams that went on, and may do the
+        same alone: then the whole wait counts, but not that for others to end.
         """
         waits = [(still_s, since) for since, still_s in self.stalls if since + still_s >= sent_at]
-        since = max(self.quiet_since, sent_at)
-        wait_s, since = max(*waits, (now - since, since)) if waits else (now - since, since)
-        if not self.counters_at and done.had_seat and done.span_s > wait_s:
-            wait_s, since = done.span_s, now - done.span_s
-        there = [
-            lease for lease in self.leases if not lease.committed and lease.opened_at <= since + JOINED_S
-        ]
-        # Engines take prompts in the order in which they come: earlier plain ones may be computed already.
-        first_at = min((lease.opened_at for lease in there if lease.ask.stream), default=sent_at)
-        first_at = min(first_at, sent_at)
-        beside = sum(lease.job.uncached_tokens for lease in there if lease.opened_at >= first_at)
+        waits.append((now - max(self.quiet_since, sent_at), max(self.quiet_since, sent_at)))
+        if not self.counters_at and done.had_seat:
+            waits.append((done.span_s, now - done.span_s))
+        wait_s, since = max(waits)
+        there = [each for each in self.leases if not each.committed and each.opened_at <= since + JOINED_S]
+        # Plain ones that came earlier may have been computed before.
+        first_at = min([sent_at, *(each.opened_at for each in there if each.ask.stream)])
+        beside = sum(each.job.uncached_tokens for each in there if each.opened_at >= first_at)
         is_whole = done.had_seat or self.counters_at > 0.0
         self.step_times.waited(done.tokens, wait_s, is_whole=is_whole, beside=beside)
 
