@@ -20,7 +20,16 @@ RELEASES = {"cell": "cellgate", "sidecar": "cellgate", "fleet-router": "cellgate
 """The folders of deploy/kubernetes, and what their release is called."""
 
 _HEAD = "# Made by deploy/render.py of deploy/helm and deploy/helm/examples/{0}.yaml: change those.\n"
-_FREE = {"affinity", "annotations", "config", "labels", "nodeSelector", "podAnnotations", "resources"}
+_FREE = {
+    "affinity",
+    "annotations",
+    "config",
+    "labels",
+    "nodeSelector",
+    "operator",
+    "podAnnotations",
+    "resources",
+}
 """Values with keys of others: of the gate's configuration, of Kubernetes."""
 
 

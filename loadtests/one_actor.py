@@ -139,13 +139,13 @@ class Fleet:
         cells = [
             {
                 "name": _cell(name),
-                "recovery": recovery,
                 "units": [{"name": name, "url": f"http://127.0.0.1:{door.port}"}],
             }
             for name, door in self.doors.items()
         ]
         units = [Named(name, "") for name in self.doors]
-        return GateProcess(units, settings={"redis": self.redis.url, "cells": cells})
+        operator = {"recovery": [{"cell": _cell(name), **recovery} for name in self.doors]}
+        return GateProcess(units, settings={"redis": self.redis.url, "cells": cells}, operator=operator)
 
     async def _end(self) -> None:
         for gate in self.gates:

@@ -210,7 +210,7 @@ async def pauses(engine: str, engines: int, ways: Sequence[Way], modes: Sequence
         long, short = await learn(urls[0], long), await learn(urls[0], short)
         units = [Named(f"u{number}", url) for number, url in enumerate(urls)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pauses-"))
-        gate = stack.enter_context(GateProcess(units, settings=_settings(units, f"{folder}/audit.jsonl")))
+        gate = stack.enter_context(GateProcess(units, operator=_operator(f"{folder}/audit.jsonl")))
         problems = []
         for way in ways:
             for mode in modes or way.modes:
@@ -227,11 +227,10 @@ async def _started(engine: str, stack: AsyncExitStack) -> str:
     return await stack.enter_async_context(serving((), ENVIRON))
 
 
-def _settings(units: Sequence[Named], audit: str) -> dict[str, object]:
+def _operator(audit: str) -> dict[str, object]:
     """A gate that restarts a unit soon: a command that only shows that it was run."""
     recovery = {"command": ["true"], "audit": audit, "after_s": 5, "backoff_s": 5}
-    named = [{"name": unit.name, "url": unit.url} for unit in units]
-    return {"cells": [{"name": "drill", "recovery": recovery, "units": named}]}
+    return {"recovery": [{"cell": "drill", **recovery}]}
 
 
 @progress.shown("pauses")

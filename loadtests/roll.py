@@ -217,8 +217,8 @@ def _gate(units: Sequence[SimUnit], redis: RedisServer, folder: Path, soak_s: fl
         "drain_s": 20.0,
         "soak_s": soak_s,
     }
-    settings = {"redis": redis.url, "roll": roll}
-    return GateProcess(units, cell=lambda name: name[0], settings=settings)
+    settings, operator = {"redis": redis.url}, {"roll": roll}
+    return GateProcess(units, cell=lambda name: name[0], settings=settings, operator=operator)
 
 
 @progress.shown("roll")

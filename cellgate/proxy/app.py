@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -19,19 +21,19 @@ from cellgate.proxy.admin.health_process import SharedStatus
 from cellgate.proxy.admin.pages import AdminView
 from cellgate.proxy.admin.port import AdminPort
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.settings import RedisAccess, Reload, Settings, after_reload
+from cellgate.proxy.config.settings import (
+    KV_EVENTS_ENGINES,
+    KV_EVENTS_PACKAGES,
+    RedisAccess,
+    Reload,
+    Settings,
+    after_reload,
+)
 from cellgate.proxy.control.explain import RoutingExplain
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.start import discover, preload
-from cellgate.proxy.extras.kv_events.start import follow_kv_events
-from cellgate.proxy.extras.operator.actions import action_runner
-from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight
-from cellgate.proxy.extras.operator.plan import Acting, Alone
-from cellgate.proxy.extras.operator.recovery import attend
-from cellgate.proxy.extras.operator.roll_plan import OwnRoll, RollStore
-from cellgate.proxy.extras.operator.roller import roll_units
 from cellgate.proxy.gate import make_gate
 from cellgate.proxy.handover import (
     ADMIN,
@@ -63,9 +65,11 @@ from cellgate.proxy.redis.address import gate_name
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.proxy.request.models import choice_of
 from cellgate.proxy.telemetry import send_metrics, trace
+from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
     from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
+    from cellgate.proxy.extras.operator.start import Operator
     from cellgate.proxy.redis.link import RedisLink
     from cellgate.proxy.tracing import MetricsSender
     from cellgate.proxy.workers.supervisor import ControlStart
@@ -144,23 +148,20 @@ class App:
         self._let_clients_in = let_clients_in
         self._starter = starter
         self._gate = gate_name()
-        acting, rolls = _agreement(plane, self._gate)
-        run_action = action_runner(tls.webhooks)
-        self._roller = None
-        if settings.roll is not None:
-            self._roller = roll_units(plane, settings.roll, rolls, run_action)
+        self._operator = _operator(plane, self._gate, tls) if settings.has_operator else None
         self._admin = AdminPort(self._view(), shared_status, tls.admin)
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
         )
-        self._alb: AlbWeight | None = None
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
         garbage = Garbage(plane.now(), lambda: not plane.board.in_flight)
         plane.ticker.looks += [self._admin.tick, tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events: KvEventFollowers | None = None
+        self._kv_events_begin: asyncio.Task[None] | None = None
+        if all(map(find_spec, KV_EVENTS_PACKAGES)):
+            plane.ticker.looks.append(self._look_for_kv_events)
         self._metrics_sender: MetricsSender | None = None
-        self._recovery = attend(plane, run_action, acting)
         # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(
             core,
@@ -178,21 +179,17 @@ class App:
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
         self._discovery = discover(plane, feed)
-        self._kv_events = follow_kv_events(plane)
         self._metrics_sender = send_metrics(settings.otlp_metrics, plane.metrics)
         if settings.redis is not None:
             self._link = _shared(plane, lambda: self._core.port, settings.redis, feed, self._gate)
+        if self._operator is not None:
+            self._operator.start(heritage.courses if heritage is not None else None)
         if heritage is not None:
-            self._recovery.take_over(heritage.courses)
             await self._get_warm(heritage.view)
         await self._admin.open(listening_for(self._listeners, ADMIN))
         if settings.agent_check is not None:
             await self._agent.start(listening_for(self._listeners, AGENT_CHECK))
             plane.metrics.include(AgentCheckMetrics(self._agent))
-        if settings.alb is not None:
-            self._alb = AlbWeight(settings.alb, plane.board, plane.now, plane.is_stopping, plane.events)
-            self._alb.start()
-            plane.metrics.include(AlbMetrics(self._alb))
         # Last, because the previous gate may kill this one until it knows that clients are accepted.
         if await self._let_clients_in(self._signals):
             self._announce()
@@ -213,17 +210,16 @@ class App:
             reload.cancel()
         if self._discovery is not None:
             await self._discovery.close()
+        if self._kv_events_begin is not None:
+            self._kv_events_begin.cancel()
         if self._kv_events is not None:
             await self._kv_events.close()
-        if self._roller is not None:
-            await self._roller.close()
         if self._metrics_sender is not None:
             await self._metrics_sender.close()
-        await self._recovery.close()
+        if self._operator is not None:
+            await self._operator.close()
         if self._link is not None:
             await self._link.close()
-        if self._alb is not None:
-            await self._alb.close()
         self._agent.close()
         self._plane.events.close()
         await self._admin.close()
@@ -244,14 +240,16 @@ class App:
         board = self._plane.board
 
         def known() -> dict[str, Any]:
-            return {"view": view_of(board), "courses": self._recovery.hand_over()}
+            courses = self._operator.hand_over() if self._operator is not None else {}
+            return {"view": view_of(board), "courses": courses}
 
         log_line("info", "handing over: a successor is started")
         try:
             limit_s = self._settings.timeouts.handover_s
             pid = await hand_over(self._listeners, known, lambda: drained(board), limit_s)
         except HandoverError as error:
-            self._recovery.go_on()
+            if self._operator is not None:
+                self._operator.go_on()
             self._plane.events.add(
                 Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate continues")
             )
@@ -292,10 +290,27 @@ class App:
             self._tls.take(settings.tls)
             self._core.take_settings(self._settings)
             changed = self._plane.reload(settings, by)
-            self._recovery.configure(settings.remedies)
+            self._take_remedies(settings)
             self._starter.reloaded()
             signals.taken("configuration")
             return changed
+
+    def _take_remedies(self, settings: Settings) -> None:
+        if self._operator is None and settings.remedies:
+            self._operator = _operator(self._plane, self._gate, self._tls)
+            self._operator.start(None)
+        if self._operator is not None:
+            self._operator.configure(settings.remedies)
+
+    def _look_for_kv_events(self, _now: float) -> None:
+        """Follow KV events, from the first unit on that may publish some."""
+        if self._kv_events_begin is None and any(map(_may_have_kv_events, self._plane.board)):
+            self._kv_events_begin = asyncio.get_running_loop().create_task(self._follow_kv_events())
+
+    async def _follow_kv_events(self) -> None:
+        # In a thread, because streams would wait for this import.
+        start = await asyncio.to_thread(importlib.import_module, "cellgate.proxy.extras.kv_events.start")
+        self._kv_events = start.follow_kv_events(self._plane)
 
     def _announce(self) -> None:
         host, port = self._admin.address
@@ -335,24 +350,27 @@ class App:
             explain=choice.explain,
             conduct=plane.conductor.conduct,
             history=plane.history.shown,
-            roller=self._roller,
+            roller=self._operator.roller if self._operator is not None else None,
             scaling=plane.scaling,
             reload=self._reload_settings,
             needs_tls=lambda: self._tls.admin() is not None,
         )
 
 
-def _agreement(plane: Plane, gate: str) -> tuple[Acting, RollStore]:
+def _may_have_kv_events(state: UnitState) -> bool:
+    return state.unit.kv_events is not None or state.engine in KV_EVENTS_ENGINES
+
+
+def _operator(plane: Plane, gate: str, tls: LiveTls) -> Operator:
     # Imported late, as below.
+    from cellgate.proxy.extras.operator.start import Operator
+
+    agreed = None
     if plane.settings.redis is not None:
-        from cellgate.proxy.redis.start import agree
+        from cellgate.proxy.redis.leadership import agree
 
-        return agree(plane, plane.settings.redis, gate)
-    if plane.settings.leases is not None:
-        from cellgate.proxy.extras.operator.leases import agree_by_leases
-
-        return agree_by_leases(plane, plane.settings.leases, gate), OwnRoll()
-    return Alone(), OwnRoll()
+        agreed = agree(plane, plane.settings.redis, gate)
+    return Operator(plane, gate, tls.webhooks, agreed)
 
 
 def _shared(

@@ -12,11 +12,11 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
-from cellgate.proxy.extras.realtime import RealtimeSession
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.fetch import UnitPools
 from cellgate.proxy.http.heads import KEY_FIELDS
@@ -41,6 +41,9 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.opinions import Opinions
 from cellgate.router.shares import ADDRESS
+
+if TYPE_CHECKING:
+    from cellgate.proxy.extras.realtime import RealtimeSession
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
@@ -107,7 +110,8 @@ class Gateway:
         self.is_leaving = False
         """True once responses close their connections: the gate stops, or a successor accepts clients."""
         self._unticked: list[ClientConnection] = []
-        self._stopping, self._sessions = False, set[RealtimeSession]()
+        self._stopping = False
+        self._sessions: set[RealtimeSession] = set()
         self._stop_line = response_line(stopping=False)
         self._empty = asyncio.Event()
         ticker.looks += self._looks()
@@ -214,6 +218,9 @@ class Gateway:
     def exchange(self, client: ResponseClient, request: Request) -> ClientExchange:
         """The exchange that answers `request`."""
         if request.upgrades and isinstance(client, ClientConnection):
+            # Imported late: most gates have none.
+            from cellgate.proxy.extras.realtime import RealtimeSession
+
             return RealtimeSession(self, client, request, self._sessions)
         if self.observe is None:
             return Exchange(TABLE, self, client, request)

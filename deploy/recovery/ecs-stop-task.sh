@@ -2,7 +2,7 @@
 # Recovers a unit whose nodes are ECS services of one task each, named as the nodes are: stops the tasks of all
 # of them, which ECS starts anew. Needs the AWS CLI; the gate's role needs ecs:ListTasks and ecs:StopTask.
 #
-#   recovery: {command: [/etc/cellgate/ecs-stop-task.sh, CLUSTER], audit: ...}
+#   recovery: [{cell: NAME, command: [/etc/cellgate/ecs-stop-task.sh, CLUSTER], audit: ...}]
 set -eu
 cluster=$1
 reason=$(printf '%.200s' "cellgate $CELLGATE_ID: $CELLGATE_REASON")

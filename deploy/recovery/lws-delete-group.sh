@@ -3,7 +3,7 @@
 # whole. The unit is named after its leader's pod, SET-INDEX (such as llama-0). Needs kubectl, and the rights in
 # lws-rbac.yaml.
 #
-#   recovery: {command: [/etc/cellgate/lws-delete-group.sh, NAMESPACE], audit: ...}
+#   recovery: [{cell: NAME, command: [/etc/cellgate/lws-delete-group.sh, NAMESPACE], audit: ...}]
 set -eu
 namespace=$1
 set=${CELLGATE_UNIT%-*}

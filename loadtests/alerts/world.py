@@ -102,6 +102,7 @@ def _alone(stack: ExitStack, folder: Path) -> Scene:
     units = stack.enter_context(sim_units(["b1"], followers=1, **_TIMING))
     agents = stack.enter_context(Agents(units))
     recovery = {
+        "cell": "alone",
         "command": ["false"],
         "audit": str(folder / "recovery.jsonl"),
         "after_s": 1,
@@ -110,8 +111,9 @@ def _alone(stack: ExitStack, folder: Path) -> Scene:
     }
     nodes = agents.nodes("b1")
     listed = {"name": "b1", "url": units[0].url, "nodes": nodes}
-    settings = {"cells": [{"name": "alone", "recovery": recovery, "units": [listed]}]}
-    gate = stack.enter_context(GateProcess(units, settings=settings))
+    settings = {"cells": [{"name": "alone", "units": [listed]}]}
+    operator = {"recovery": [recovery]}
+    gate = stack.enter_context(GateProcess(units, settings=settings, operator=operator))
     return Scene(gate, units, agents=agents)
 
 

@@ -72,7 +72,8 @@ class GateProcess:
     """`python -m cellgate serve` before `units`. A context manager: inside, every unit is up.
 
     `nodes` gives the `nodes` of a unit by its name, as the gate's file has them; with `agents` they are those
-    that have one. `cell` gives a unit's cell; `settings` are keys of that file, and win over those made here.
+    that have one. `cell` gives a unit's cell; `settings` are keys of that file, and win over those made here;
+    `operator` are those of the operator's file.
     Units with one of `roles` move KV blocks within their cell.
     `files` is the most descriptors it may have; with `unread_log` what it prints goes into a pipe that nobody
     reads. `program` is what the next start runs.
@@ -87,6 +88,7 @@ class GateProcess:
         nodes: Callable[[str], Sequence[Mapping[str, object]]] = lambda _: (),
         cell: Callable[[str], str] = lambda _: "drill",
         settings: Mapping[str, object] | None = None,
+        operator: Mapping[str, object] | None = None,
         access_log: str = "off",
         files: int | None = None,
         unread_log: bool = False,
@@ -98,6 +100,7 @@ class GateProcess:
         self._nodes = agents.nodes if agents else nodes
         self._cell = cell
         self._settings = dict(settings or {})
+        self._operator = operator
         self._roles = roles or {}
         self._access_log = access_log
         self._files = files
@@ -112,6 +115,10 @@ class GateProcess:
     def __enter__(self) -> Self:
         config = Path(self._folder.name) / "cellgate.yaml"
         (Path(self._folder.name) / "token").write_text(TOKEN)
+        if self._operator is not None:
+            operator = config.with_name("operator.yaml")
+            operator.write_text(yaml.safe_dump(self._operator))
+            self._settings["operator"] = str(operator)
         config.write_text(yaml.safe_dump(self._configuration()))
         limit = [] if self._files is None else ["prlimit", f"--nofile={self._files}"]
         self._limit = limit

@@ -32,12 +32,16 @@ def test_a_cell_that_loses_units_loses_weight_and_gets_it_back(
 def _play() -> None:
     balancer = make_balancer()
     alb = {"rule": balancer.listener, "target_group": balancer.own, "region": REGION}
-    settings = {"alb": alb, "rules": {"slow_start_s": 1}}
+    settings = {"rules": {"slow_start_s": 1}}
+    operator = {"alb": alb}
 
     def has(weight: int) -> bool:
         return balancer.weights(default=True) == [weight, 100]
 
-    with sim_units(["a1", "a2"], followers=1) as units, GateProcess(units, settings=settings) as gate:
+    with (
+        sim_units(["a1", "a2"], followers=1) as units,
+        GateProcess(units, settings=settings, operator=operator) as gate,
+    ):
         for weight, unit in ((50, units[0]), (0, units[1])):
             unit.kill()
             assert wait_until(partial(has, weight), PATIENCE_S, 0.5), gate.metrics()

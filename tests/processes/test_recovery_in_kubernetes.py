@@ -52,10 +52,17 @@ def in_cluster(folder: Path, look: Callable[[LwsCluster, list[GateProcess]], Non
             found = []
             for name in ("g1", "g2"):
                 (folder / name).mkdir()
-                recovery = {"kubernetes": where, "after_s": 0.5, "backoff_s": 2.0}
+                recovery: dict[str, object] = {
+                    "cell": "c",
+                    "kubernetes": where,
+                    "after_s": 0.5,
+                    "backoff_s": 2.0,
+                }
                 recovery["audit"] = str(folder / name / "audit")
-                cell = {"name": "c", "discover": cluster.discover(kubeconfig), "recovery": recovery}
-                found.append(stack.enter_context(GateProcess(folder / name, {}, cells=[cell], leases=where)))
+                cell = {"name": "c", "discover": cluster.discover(kubeconfig)}
+                operator = {"recovery": [recovery], "leases": where}
+                gate = GateProcess(folder / name, {}, cells=[cell], operator=operator)
+                found.append(stack.enter_context(gate))
             for gate in found:
                 gate.until_up("big-0", "big-1")
             look(cluster, found)

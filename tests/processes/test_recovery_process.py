@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from loadtests.simunit.process import SimUnit
 from tests.wire.process import GateProcess, eventually
@@ -21,11 +20,13 @@ def unit() -> Iterator[SimUnit]:
         yield started
 
 
-def cells(unit: SimUnit, **recovery: Any) -> list[dict[str, Any]]:
+def cells(unit: SimUnit) -> list[dict[str, Any]]:
     nodes = [{"name": "a-0", "role": "leader"}, {"name": "a-1", "role": "follower"}]
-    return [
-        {"name": "c", "recovery": recovery, "units": [{"name": "a", "url": unit.url, "nodes": nodes}]},
-    ]
+    return [{"name": "c", "units": [{"name": "a", "url": unit.url, "nodes": nodes}]}]
+
+
+def remedy(**recovery: Any) -> dict[str, Any]:
+    return {"recovery": [{"cell": "c", **recovery}]}
 
 
 def entries(audit: Path) -> list[dict[str, Any]]:
@@ -44,8 +45,8 @@ def counted(gate: GateProcess, result: str) -> float:
 def test_a_wedged_unit_is_brought_back_by_a_command(unit: SimUnit, tmp_path: Path) -> None:
     audit, told = tmp_path / "audit.jsonl", tmp_path / "told"
     command = ["sh", "-c", f"cat > {told}; kill -CONT {unit.follower_pids[0]}; echo $CELLGATE_NODES"]
-    recovery = cells(unit, command=command, audit=str(audit), after_s=0.5, backoff_s=30)
-    with GateProcess(tmp_path, {}, cells=recovery) as gate:
+    recovery = remedy(command=command, audit=str(audit), after_s=0.5, backoff_s=30)
+    with GateProcess(tmp_path, {}, cells=cells(unit), operator=recovery) as gate:
         gate.until_up("a")
         assert counted(gate, "ok") == 0
         unit.signal_follower(signal.SIGSTOP)
@@ -70,8 +71,8 @@ def test_a_wedged_unit_is_brought_back_by_a_command(unit: SimUnit, tmp_path: Pat
 def test_a_command_that_hangs_is_killed_and_streams_do_not_feel_it(unit: SimUnit, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     command = ["sh", "-c", "echo begun; sleep 100"]
-    recovery = cells(unit, command=command, audit=str(audit), after_s=0.2, timeout_s=0.5, backoff_s=60)
-    with GateProcess(tmp_path, {}, cells=recovery) as gate:
+    recovery = remedy(command=command, audit=str(audit), after_s=0.2, timeout_s=0.5, backoff_s=60)
+    with GateProcess(tmp_path, {}, cells=cells(unit), operator=recovery) as gate:
         gate.until_up("a")
         unit.signal_follower(signal.SIGSTOP)
         assert eventually(lambda: len(entries(audit)) == 2)
@@ -84,13 +85,13 @@ def test_a_command_that_hangs_is_killed_and_streams_do_not_feel_it(unit: SimUnit
 
 def test_sighup_changes_what_is_done(unit: SimUnit, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    never = cells(unit, command=["true"], audit=str(audit), after_s=600)
-    soon = cells(unit, command=["true"], audit=str(audit), after_s=0.1, dry_run=True)
-    with GateProcess(tmp_path, {}, cells=never) as gate:
+    never = remedy(command=["true"], audit=str(audit), after_s=600)
+    soon = remedy(command=["true"], audit=str(audit), after_s=0.1, dry_run=True)
+    with GateProcess(tmp_path, {}, cells=cells(unit), operator=never) as gate:
         gate.until_up("a")
         unit.signal_follower(signal.SIGSTOP)
         assert eventually(lambda: gate.units()["a"]["verdict"] == "down")
-        (tmp_path / "cellgate.yaml").write_text(yaml.safe_dump({"cells": soon}))
+        gate.operate(**soon)
         gate.signal(signal.SIGHUP)
         assert eventually(lambda: counted(gate, "dry_run") == 1)
         unit.signal_follower(signal.SIGCONT)
@@ -104,8 +105,10 @@ def children(gate: GateProcess) -> list[str]:
 
 def test_a_gate_that_ends_ends_its_commands_and_says_so(unit: SimUnit, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    recovery = cells(unit, command=["sleep", "100"], audit=str(audit), after_s=0.1, timeout_s=200)
-    with GateProcess(tmp_path, {}, cells=recovery, timeouts={"drain_delay_s": 0, "drain_s": 1}) as gate:
+    recovery = remedy(command=["sleep", "100"], audit=str(audit), after_s=0.1, timeout_s=200)
+    with GateProcess(
+        tmp_path, {}, cells=cells(unit), operator=recovery, timeouts={"drain_delay_s": 0, "drain_s": 1}
+    ) as gate:
         gate.until_up("a")
         unit.signal_follower(signal.SIGSTOP)
         assert eventually(lambda: len(entries(audit)) == 1)
@@ -114,4 +117,19 @@ def test_a_gate_that_ends_ends_its_commands_and_says_so(unit: SimUnit, tmp_path:
         assert gate.exit_code() == 0
         assert entries(audit)[1]["result"] == "cut_off"
         assert "Traceback" not in gate.log
+        unit.signal_follower(signal.SIGCONT)
+
+
+def test_sighup_begins_it_where_there_was_none(unit: SimUnit, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    # It has not seen the unit UP: then a unit is given `backoff_s`.
+    soon = remedy(command=["true"], audit=str(audit), after_s=0.1, backoff_s=0.1, dry_run=True)
+    with GateProcess(tmp_path, {}, cells=cells(unit), operator={"recovery": []}) as gate:
+        gate.until_up("a")
+        unit.signal_follower(signal.SIGSTOP)
+        assert eventually(lambda: gate.units()["a"]["verdict"] == "down")
+        gate.operate(**soon)
+        gate.signal(signal.SIGHUP)
+        assert eventually(lambda: entries(audit))
+        assert eventually(lambda: counted(gate, "dry_run") == 1)
         unit.signal_follower(signal.SIGCONT)

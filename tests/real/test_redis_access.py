@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -81,7 +82,7 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
         "environment": {"CELLGATE_REDIS_USERNAME": "gate", "CELLGATE_REDIS_PASSWORD": SECRET},
         "file": {"redis_username": "gate", "redis_password_file": str(tmp_path / "password")},
     }
-    in_file = ways["file"] if place == "file" else {}
+    more: dict[str, Any] = {"redis_prefix": "east:"} | (ways["file"] if place == "file" else {})
     with (
         SimUnit.start("a") as unit,
         RedisServer(tmp_path, "--bind", "127.0.0.1", "--port", str(port)) as server,
@@ -93,8 +94,7 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
             {"a": f"http://127.0.0.1:{unit.port}"},
             flags=["--redis", f"redis://127.0.0.1:{port}"],
             environ=ways["environment"] if place == "environment" else {},
-            redis_prefix="east:",
-            **in_file,
+            **more,
         ) as gate:
             assert eventually(lambda: "Redis answers" in gate.log), gate.log
             gate.until_up("a")

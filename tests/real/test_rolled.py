@@ -25,7 +25,7 @@ def test_a_roll_asked_of_one_gate_is_seen_by_both_and_restarts_the_unit_once(tmp
         folder.mkdir()
     with RedisServer(tmp_path) as redis, SimUnit.start("a", step_ms=4) as unit:
         cells = [{"name": "c", "units": [{"name": "a", "url": unit.url}]}]
-        settings: dict[str, Any] = {"cells": cells, "roll": roll, "redis": redis.url}
+        settings: dict[str, Any] = {"cells": cells, "operator": {"roll": roll}, "redis": redis.url}
         with GateProcess(folders[0], {}, **settings) as one, GateProcess(folders[1], {}, **settings) as other:
             one.until_up("a")
             other.until_up("a")

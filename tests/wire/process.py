@@ -37,7 +37,7 @@ class GateProcess:
     """`python -m cellgate serve` with a file of this configuration. Inside its context it listens.
 
     `units` are the names and URLs of its units, `keys` more of the file's; `flags` and `environ` are more of
-    the command line and of the environment.
+    the command line and of the environment; `operator` is what stands in the operator's file.
     """
 
     def __init__(
@@ -47,15 +47,24 @@ class GateProcess:
         *,
         flags: Sequence[str] = (),
         environ: Mapping[str, str] = MappingProxyType({}),
+        operator: Mapping[str, Any] = MappingProxyType({}),
         **keys: Any,
     ) -> None:
         self._file = folder / "cellgate.yaml"
         self._log = folder / "gate.log"
         self._keys = keys
+        if operator:
+            self.operator_file = folder / "operator.yaml"
+            self.operate(**operator)
+            self._keys = {"operator": str(self.operator_file), **keys}
         self._flags = flags
         self._environ = {**os.environ, **environ}
         self.configure(units)
         self.port = self.admin_port = 0
+
+    def operate(self, **keys: Any) -> None:
+        """Write the operator's file anew."""
+        self.operator_file.write_text(yaml.safe_dump(keys))
 
     def configure(self, units: dict[str, str], **unit_keys: Any) -> None:
         """Write the file anew; nothing follows from that before a SIGHUP."""

@@ -12,7 +12,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
 from math import inf, isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -37,8 +37,6 @@ from cellgate.proxy.config.settings import Peers
 from cellgate.proxy.control.containment import Containment, fingerprint_name, listing
 from cellgate.proxy.control.engine_control import ONWARD, STILL, ConductError, Deed
 from cellgate.proxy.control.scaling import Scaling
-from cellgate.proxy.extras.operator.roll_plan import VERBS, Order, OrderError, Verb
-from cellgate.proxy.extras.operator.roller import Roller
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.ingress.reports import (
     HeaderPairs,
@@ -54,6 +52,9 @@ from cellgate.proxy.observe.log import log_line
 from cellgate.router.board import Board
 from cellgate.router.scaling import least_valued
 from cellgate.router.unit_state import UnitState
+
+if TYPE_CHECKING:
+    from cellgate.proxy.extras.operator.roller import Roller
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
 Conduct = Callable[[UnitState, Deed, str], Awaitable[str]]
@@ -219,7 +220,7 @@ async def conduct_unit(
 # Rolls by the admin port: what is under way, and what an operator asks of it.
 
 
-OFF = "no roll is configured at this gate: the key `roll` has its command (docs/rolling.md)"
+OFF = "no roll is configured at this gate: `roll` in the operator's file has its command (docs/rolling.md)"
 
 
 async def roll_page(roller: Roller | None, _request: web.BaseRequest, _name: str) -> web.Response:
@@ -229,16 +230,19 @@ async def roll_page(roller: Roller | None, _request: web.BaseRequest, _name: str
     return reply(as_json({"roll": roller.shown()}))
 
 
-async def order_roll(
-    roller: Roller | None, request: web.BaseRequest, _name: str, *, verb: Verb
-) -> web.Response:
+async def order_roll(roller: Roller | None, request: web.BaseRequest, verb: str) -> web.Response:
     """Ask for it; the gate that conducts does it within a second or two."""
     if roller is None:
         return error_reply(HTTPStatus.CONFLICT, OFF)
+    # Imported late, as all that acts on units.
+    from cellgate.proxy.extras.operator.roll_plan import Order, OrderError, verb_of
+
     query = request.query
     cells = tuple(cell for cell in query.get("cells", "").split(",") if cell)
-    order = Order(verb, request.remote or "?", cells, query.get("version", ""), query.get("dry_run") == "1")
     try:
+        order = Order(
+            verb_of(verb), request.remote or "?", cells, query.get("version", ""), query.get("dry_run") == "1"
+        )
         await roller.order(order)
     except OrderError as error:
         return error_reply(HTTPStatus.CONFLICT, str(error))
@@ -321,9 +325,8 @@ class _Admin:
             "/healthz/unit/{name}": {"GET": self.unit_health},
             "/reload": {"POST": self.reload},
             "/roll": {"GET": partial(roll_page, view.roller)},
+            "/roll/{name}": {"POST": partial(order_roll, view.roller)},
         }
-        for verb in VERBS:
-            self._routes[f"/roll/{verb}"] = {"POST": partial(order_roll, view.roller, verb=verb)}
         if view.conduct is not None:
             for deed in (*STILL, *ONWARD):
                 conduct = partial(conduct_unit, view, view.conduct, deed=deed)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cellgate.probes.canary import BLIND_IDLE, YIELD_S
 from cellgate.proxy.cli.terminal import WRONG, add_settings, fleet_table, overrides, table
+from cellgate.proxy.config.actions import OPERATOR_KINDS, OPERATOR_SCHEMA
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
@@ -167,11 +168,17 @@ def _as_json(settings: Settings) -> dict[str, Any]:
 
 
 def schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: there is one schema."""
+    """Which of the two files."""
+    parser.add_argument(
+        "--operator", action="store_true", help="that of the operator's file (docs/operator.md)"
+    )
     parser.epilog = "In an editor: # yaml-language-server: $schema=FILE at the top of the configuration."
 
 
-def run_schema(args: argparse.Namespace) -> int:  # noqa: ARG001
+def run_schema(args: argparse.Namespace) -> int:
     """Print it."""
-    print(json.dumps(json_schema(), indent=2))
+    made = json_schema()
+    if args.operator:
+        made = json_schema(OPERATOR_SCHEMA, OPERATOR_KINDS, "The operator's file of Cellgate")
+    print(json.dumps(made, indent=2))
     return 0

@@ -1,16 +1,17 @@
-"""What is configured about recovery and rolls: keys, what they have to be, and what is made of them."""
+"""The operator's file: recovery, rolls, a load balancer's weight. Its keys, and what is made of them.
+
+Imported where the configuration names such a file, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -31,6 +32,7 @@ from cellgate.proxy.config.action_settings import (
     UnitAction,
 )
 from cellgate.proxy.config.checks import MisfitError, word, words
+from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
 
@@ -129,20 +131,6 @@ class PodsKeys(Keys, of=ReplacePods):
     kubeconfig: Annotated[str, PlainValidator(checks.readable_file)]
 
 
-SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
-
-
-def log_file(found: object) -> str:
-    """The name of a file that can be appended to, or made."""
-    if not isinstance(found, str) or not found:
-        raise MisfitError("a file name")
-    path = Path(found)
-    is_other = path.exists() and not path.is_file()
-    if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise MisfitError("a writable file in an existing directory", found=repr(found))
-    return found
-
-
 ROLL_WAYS = ("command", "kubernetes", "ecs")
 """Keys of a roll of which there has to be exactly one."""
 
@@ -154,7 +142,7 @@ class RollKeys(Keys, of=RollPolicy):
     kubernetes: Annotated[ImageKeys | None, PlainValidator(ImageKeys.model_validate)] = None
     ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
     undo: Annotated[RunCommand | None, PlainValidator(run_command)] = None
-    audit: Annotated[str, PlainValidator(log_file)]
+    audit: Annotated[str, PlainValidator(checks.log_file)]
     timeout_s: Annotated[float, PlainValidator(checks.seconds)]
     parallel: Annotated[int, PlainValidator(checks.count)]
     max_unavailable: Annotated[int, PlainValidator(checks.count)]
@@ -179,13 +167,14 @@ class LeaseKeys(Keys, of=LeasePlace):
 class RecoveryKeys(Keys, of=Remedy):
     """What is done about units of a cell that stay DOWN. `secret_file` is read here."""
 
+    cell: Annotated[str, PlainValidator(checks.name)]
     command: Annotated[RunCommand | None, PlainValidator(run_command)] = None
     webhook: Annotated[CallWebhook | None, PlainValidator(call_webhook)] = None
     kubernetes: Annotated[ReplacePods | None, section(ReplacePods, PodsKeys)] = None
     ecs: Annotated[ReplaceTasks | None, section(ReplaceTasks, TasksKeys)] = None
     systemd: Annotated[RestartService | None, PlainValidator(systemd_service)] = None
     secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
-    audit: Annotated[str, PlainValidator(log_file)]
+    audit: Annotated[str, PlainValidator(checks.log_file)]
     after_s: Annotated[float, PlainValidator(checks.seconds)]
     timeout_s: Annotated[float, PlainValidator(checks.seconds)]
     max_parallel: Annotated[int, PlainValidator(checks.count)]
@@ -195,8 +184,8 @@ class RecoveryKeys(Keys, of=Remedy):
     dry_run: Annotated[bool, PlainValidator(checks.flag)]
 
 
-def remedy(found: object) -> Remedy:
-    """The remedy that a mapping makes: exactly one way to act."""
+def remedy(found: object) -> tuple[str, Remedy]:
+    """The cell of a mapping, and the remedy that it makes: exactly one way to act."""
     keys = RecoveryKeys.model_validate(found)
     action: UnitAction = _only_one(keys, WAYS)
     if keys.secret_file is not None:
@@ -204,7 +193,7 @@ def remedy(found: object) -> Remedy:
             raise ValueError(f"secret_file signs webhooks: {action.kind} does not take it")
         action = replace(action, secret=keys.secret_file)
     installed(action.kind, action.kind)
-    return Remedy(action=action, **all_but(keys, "secret_file", *WAYS))
+    return keys.cell, Remedy(action=action, **all_but(keys, "cell", "secret_file", *WAYS))
 
 
 def roll_policy(found: object) -> RollPolicy:
@@ -238,37 +227,6 @@ def _only_one(keys: Keys, ways: Sequence[str]) -> Any:
     return way
 
 
-class _Cell(Protocol):
-    """What is read of a cell here."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def recovery(self) -> Remedy | None: ...
-
-
-def remedies(cells: Sequence[_Cell], secret: str) -> dict[str, Remedy]:
-    """Remedies by cell; webhooks without a secret of their own are signed with `secret`."""
-    found = {cell.name: cell.recovery for cell in cells if cell.recovery is not None}
-    return {cell: _signed(remedy, secret) for cell, remedy in found.items()}
-
-
-def _signed(remedy: Remedy, secret: str) -> Remedy:
-    match remedy.action:
-        case CallWebhook(secret="") as unsigned:
-            return replace(remedy, action=replace(unsigned, secret=secret))
-    return remedy
-
-
-def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
-    """Webhooks without a secret, whose calls could be forged."""
-    for index, cell in enumerate(cells):
-        action = cell.recovery.action if cell.recovery is not None else None
-        if isinstance(action, CallWebhook) and not (action.secret or secret):
-            needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"
-            yield ("cells", index, "recovery"), needed
-
-
 # Keys about the weight of a target group at AWS's Application Load Balancer, and what they have to be.
 
 
@@ -300,3 +258,77 @@ def alb_target(found: object) -> AlbTarget:
         raise ValueError(f"target_group is {keys.target_group!r}, not the ARN of a target group")
     installed("alb", "ecs")
     return AlbTarget(**dict(keys))
+
+
+# The file as a whole.
+
+
+def _each_cell_once(found: list[tuple[str, Remedy]]) -> list[tuple[str, Remedy]]:
+    names = [cell for cell, _ in found]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ValueError(f"duplicate cell {twice!r}")
+    return found
+
+
+class OperatorKeys(Keys):
+    """The whole file."""
+
+    recovery: Annotated[
+        list[Annotated[tuple[str, Remedy], PlainValidator(remedy)]], AfterValidator(_each_cell_once)
+    ] = Field([])
+    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)] = None
+    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)] = None
+    leases: Annotated[LeasePlace | None, PlainValidator(lease_place)] = None
+
+
+OPERATOR_SCHEMA: dict[str, type[Keys]] = {
+    "": OperatorKeys,
+    "recovery[]": RecoveryKeys,
+    "recovery[].kubernetes": PodsKeys,
+    "recovery[].ecs": TasksKeys,
+    "roll": RollKeys,
+    "roll.kubernetes": ImageKeys,
+    "roll.ecs": TasksKeys,
+    "alb": AlbKeys,
+    "leases": LeaseKeys,
+}
+"""Every mapping of the file by its place, as in schema.py."""
+
+OPERATOR_KINDS: dict[Callable[..., Any], dict[str, Any]] = {
+    run_command: {"type": "array", "items": {"type": "string"}},
+    call_webhook: {"type": "string", "description": "https://HOST/PATH, or http:// on this machine"},
+    unit_selector: {
+        "type": "string",
+        "description": "labels, with {unit} for the unit's name",
+        "pattern": r"\{unit\}|\$\{",
+    },
+    systemd_service: {"type": "string", "description": "a service with {unit}", "pattern": r"\{unit\}|\$\{"},
+}
+"""What its checks take, as in schema.py."""
+
+
+def operated(keys: OperatorKeys, secret: str) -> dict[str, Any]:
+    """The settings that the file makes; webhooks without a secret of their own are signed with `secret`."""
+    remedies = {cell: _signed(each, secret) for cell, each in keys.recovery}
+    return {"remedies": remedies, **all_but(keys, "recovery")}
+
+
+def _signed(remedy: Remedy, secret: str) -> Remedy:
+    match remedy.action:
+        case CallWebhook(secret="") as unsigned:
+            return replace(remedy, action=replace(unsigned, secret=secret))
+    return remedy
+
+
+def operator_misfits(
+    keys: OperatorKeys, secret: str, cells: Collection[str], *, has_redis: bool
+) -> Iterator[Problem]:
+    """What does not go with the gate's own file: `cells` are the names there (none: not known)."""
+    for index, (cell, remedy) in enumerate(keys.recovery):
+        if cells and cell not in cells:
+            yield ("recovery", index, "cell"), f"no cell has the name {cell!r}; there are: {', '.join(cells)}"
+        if isinstance(remedy.action, CallWebhook) and not (remedy.action.secret or secret):
+            needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"
+            yield ("recovery", index), needed
+    if keys.leases is not None and has_redis:
+        yield ("leases",), "with redis, gates agree there on who acts: take one of them out"

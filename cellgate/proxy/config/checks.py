@@ -19,6 +19,7 @@ from typing import get_args
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import (
     KIB,
+    KV_EVENTS_ENGINES,
     MIB,
     Address,
     GuardrailAnswer,
@@ -332,7 +333,7 @@ def zmq_endpoint(found: object) -> str:
 
 def kv_source(found: object) -> str:
     """The engine whose KV events they are."""
-    return choice("an engine", found, ("vllm", "sglang"))
+    return choice("an engine", found, KV_EVENTS_ENGINES)
 
 
 def _root(text: str) -> str | None:
@@ -519,3 +520,14 @@ def cgroup_limits(root: Path) -> Iterator[int]:
         for level in (inner, *inner.parents):
             with contextlib.suppress(OSError, ValueError):  # Absent at the root; "max" where none is set.
                 yield int((mount / level / limit).read_text())
+
+
+def log_file(found: object) -> str:
+    """The name of a file that can be appended to, or made."""
+    if not isinstance(found, str) or not found:
+        raise MisfitError("a file name")
+    path = Path(found)
+    is_other = path.exists() and not path.is_file()
+    if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise MisfitError("a writable file in an existing directory", found=repr(found))
+    return found

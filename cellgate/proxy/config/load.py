@@ -14,19 +14,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.actions import SECRET_VARIABLE, remedies, unsigned
 from cellgate.proxy.config.checks import MisfitError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
-from cellgate.proxy.config.settings import RedisAccess, RedisSource, Settings, Source
-from cellgate.proxy.config.units import all_but, unit_of
+from cellgate.proxy.config.settings import SECRET_VARIABLE, RedisAccess, RedisSource, Settings, Source
+from cellgate.proxy.config.units import Keys, all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import FIXED, Cell, Fleet
 
@@ -98,7 +97,7 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
         case "missing":
             return key_path, "required key is missing"
         case "extra_forbidden":
-            return key_path, _fixed(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
+            return key_path, _gone(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
         case "invalid_key":
             key = _shown(found)
             return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
@@ -136,8 +135,22 @@ def _shown(found: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _fixed(key_path: KeyPath, schema: Schema) -> str:
-    """What the gate uses for a key that was a setting once; empty: it never was one."""
+_TO_OPERATOR = "stands in a file of its own now: operator: FILE, and there {} (docs/operator.md)"
+SUCCESSORS: Mapping[str, str] = {
+    "cells[].recovery": _TO_OPERATOR.format("recovery: [{cell: NAME, …}]"),
+    "roll": _TO_OPERATOR.format("roll: {…}"),
+    "alb": _TO_OPERATOR.format("alb: {…}"),
+    "leases": _TO_OPERATOR.format("leases: {…}"),
+    "resume_s": "is gone: a client that loses its connection sends its request again",
+}
+"""What became of keys that are not there any more."""
+
+
+def _gone(key_path: KeyPath, schema: Schema) -> str:
+    """What the gate does instead of a key that was a setting once; empty: it never was one."""
+    place = f"{_level(key_path)}.{key_path[-1]}".lstrip(".")
+    if place in SUCCESSORS and schema is SCHEMA:
+        return SUCCESSORS[place]
     noun = getattr(schema[_level(key_path)], "became", None)
     for each in dataclasses.fields(noun) if noun is not None else ():
         if each.name == key_path[-1] and each.metadata == FIXED:
@@ -174,6 +187,7 @@ _VARIABLES = (
     SECRET_VARIABLE,
 )
 
+K = TypeVar("K", bound=Keys)
 _ANYWHERE = {"0.0.0.0", "::"}
 _FLAGS = {
     "workers": "--workers",
@@ -194,7 +208,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     flags = overrides.keys()
     written, repeated = _read(path, environ)
     keys = {**overrides.defaults(), **written, **flags}
-    file, misfits = _checked(keys)
+    file, misfits = _checked(keys, FileKeys, SCHEMA)
     path = yaml_file.title(path) if path else None
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
@@ -205,13 +219,41 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
         except MisfitError as error:
             problems.append(f"{variable}: {sentence(error)}")
     if file is not None:
-        secret = environ.get(SECRET_VARIABLE, "")
-        more = (*unsigned(file.cells, secret), *_shared_addresses(file), *role_misfits(file.cells))
+        more = (*_shared_addresses(file), *role_misfits(file.cells))
         problems += [_line(path, flags, *problem) for problem in more]
         problems += _wrong_keys(file)
+    operator, operator_files = _operator(keys, file, environ, problems)
     if file is None or problems:
         raise ConfigError(problems)
-    return _settings(file, secrets, tuple(_secret_files(keys)))
+    return _settings(file, operator, secrets, (*_secret_files(keys), *operator_files))
+
+
+def _operator(
+    keys: Mapping[Any, object], file: FileKeys | None, environ: Mapping[str, str], problems: list[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings of the operator's file, if one is named, and the files of secrets there; what is wrong
+    with it is added to `problems`.
+    """
+    path = keys.get("operator")
+    if not isinstance(path, str) or not os.access(path, os.R_OK):
+        return {}, ()
+    # Imported late: most gates have no such file.
+    from cellgate.proxy.config.actions import OPERATOR_SCHEMA, OperatorKeys, operated, operator_misfits
+
+    try:
+        written, misfits = _read(path, environ)
+    except ConfigError as error:
+        problems += error.problems
+        return {}, ()
+    checked, more = _checked(written, OperatorKeys, OPERATOR_SCHEMA)
+    misfits += more
+    secret = environ.get(SECRET_VARIABLE, "")
+    if checked is not None:
+        cells = [cell.name for cell in file.cells] if file is not None else []
+        has_redis = file is not None and file.redis is not None
+        misfits += operator_misfits(checked, secret, cells, has_redis=has_redis)
+    problems += [_line(path, {}, *problem) for problem in misfits]
+    return operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
 
 
 def _secret_files(found: object) -> Iterator[str]:
@@ -236,21 +278,22 @@ def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, ob
         raise ConfigError(list(error.problems)) from None
 
 
-def _settings(file: FileKeys, secrets: Mapping[str, str], secret_files: tuple[str, ...]) -> Settings:
+def _settings(
+    file: FileKeys, operator: Mapping[str, Any], secrets: Mapping[str, str], secret_files: tuple[str, ...]
+) -> Settings:
     api_key = secrets[UNIT_API_KEY_VARIABLE]
     made: dict[str, Any] = {
         "fleet": Fleet(
-            cells=tuple(Cell(**all_but(cell, "recovery", "discover", "units")) for cell in file.cells),
+            cells=tuple(Cell(**all_but(cell, "discover", "units")) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         "sources": _sources(file, api_key),
-        "remedies": remedies(file.cells, secrets[SECRET_VARIABLE]),
         "redis": _redis(file, secrets),
         "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
         "secret_files": secret_files,
     }
-    return Settings(**all_but(file, *made, *INGREDIENTS), **made)
+    return Settings(**all_but(file, *made, *INGREDIENTS), **made, **operator)
 
 
 def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:
@@ -289,11 +332,11 @@ def _line(path: str | None, flags: Mapping[object, object], key_path: KeyPath, t
     return f"{path}: {dotted(key_path)}: {text}"
 
 
-def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]]:
+def _checked(keys: Mapping[Any, object], whole: type[K], schema: Schema) -> tuple[K | None, list[Problem]]:
     try:
-        return FileKeys.model_validate(keys), []
+        return whole.model_validate(keys), []
     except ValidationError as error:
-        return None, [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
+        return None, [explained(detail, schema) for detail in error.errors(include_url=False)]
 
 
 def _shared_addresses(file: FileKeys) -> Iterator[Problem]:

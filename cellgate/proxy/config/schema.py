@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, create_model, model_validator
@@ -20,22 +21,7 @@ from cellgate.policies import POLICIES
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS
-from cellgate.proxy.config import actions, checks, probing, units
-from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
-from cellgate.proxy.config.actions import (
-    AlbKeys,
-    ImageKeys,
-    LeaseKeys,
-    PodsKeys,
-    RecoveryKeys,
-    RollKeys,
-    TasksKeys,
-    alb_target,
-    lease_place,
-    log_file,
-    remedy,
-    roll_policy,
-)
+from cellgate.proxy.config import checks, probing, units
 from cellgate.proxy.config.checks import MisfitError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
@@ -197,7 +183,6 @@ class CellKeys(Keys, of=Cell):
     weight: Annotated[float, PlainValidator(checks.weight)]
     spill_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
     transfer: Annotated[Transfer, PlainValidator(checks.transfer)]
-    recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
     discover: Annotated[Discover | None, PlainValidator(discovered_by)] = None
     units: list[UnitKeys]
 
@@ -231,12 +216,6 @@ def _some_unit(cells: list[CellKeys], info: ValidationInfo) -> list[CellKeys]:
     return cells
 
 
-def _leases_or_redis(found: LeasePlace | None, info: ValidationInfo) -> LeasePlace | None:
-    if found is not None and info.data.get("redis") is not None:
-        raise ValueError("with redis, gates agree there on who acts: take one of them out")
-    return found
-
-
 class FileKeys(Keys, of=Settings):
     """The whole file. Files of secrets are read here, so that what a field holds is the secret.
 
@@ -248,20 +227,18 @@ class FileKeys(Keys, of=Settings):
     admin: Annotated[Address, PlainValidator(checks.address)]
     workers: Annotated[int, PlainValidator(checks.count)]
     agent_check: Annotated[Address | None, PlainValidator(checks.address)]
-    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)]
     trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)]
     redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)
     redis_username: Annotated[str | None, PlainValidator(checks.redis_username)] = None
     redis_password_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
-    leases: Annotated[LeasePlace | None, PlainValidator(lease_place), AfterValidator(_leases_or_redis)]
     advertise: Annotated[str, PlainValidator(checks.url)]
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(checks.policy)]
     access_log: Annotated[LogFormat, PlainValidator(checks.log_format)]
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
-    usage_log: Annotated[str | None, PlainValidator(log_file), AfterValidator(_usage_needs_keys)]
+    usage_log: Annotated[str | None, PlainValidator(checks.log_file), AfterValidator(_usage_needs_keys)]
     tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
     otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)]
     pool_metrics: Annotated[bool, PlainValidator(checks.flag)]
@@ -280,7 +257,7 @@ class FileKeys(Keys, of=Settings):
     cors: Annotated[Cors | None, section(Cors, CorsKeys)]
     realtime: Annotated[bool, PlainValidator(checks.flag)]
     internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]
-    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)]
+    operator: Annotated[str | None, PlainValidator(checks.readable_file)] = None
     pass_unlisted: Annotated[bool, PlainValidator(checks.flag)]
     models: Annotated[Mapping[str, Split], PlainValidator(model_names)]
     fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)]
@@ -293,6 +270,7 @@ INGREDIENTS = (
     "version",
     "cells",
     "discovery",
+    "operator",
     "redis_username",
     "redis_password_file",
     "redis_prefix",
@@ -303,9 +281,6 @@ INGREDIENTS = (
 SCHEMA: dict[str, type[Keys]] = {
     "": FileKeys,
     "cells[]": CellKeys,
-    "cells[].recovery": RecoveryKeys,
-    "cells[].recovery.kubernetes": PodsKeys,
-    "cells[].recovery.ecs": TasksKeys,
     "cells[].discover": DiscoverKeys,
     "cells[].discover.unit": LikeKeys,
     "cells[].units[]": UnitKeys,
@@ -319,11 +294,6 @@ SCHEMA: dict[str, type[Keys]] = {
     "queue": QueueKeys,
     "headers": HeadersKeys,
     "poison": PoisonKeys,
-    "leases": LeaseKeys,
-    "alb": AlbKeys,
-    "roll": RollKeys,
-    "roll.kubernetes": ImageKeys,
-    "roll.ecs": TasksKeys,
     "keys": KeyFileKeys,
     "keys.jwt": JwtKeys,
     "known_answer": KnownAnswerKeys,
@@ -333,6 +303,8 @@ SCHEMA: dict[str, type[Keys]] = {
     "otlp_metrics": OtlpMetricsKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
+SAID_ELSEWHERE = {"cells[].discover.unit": "cells[].units[]"}
+"""Mappings whose keys are all those of another one as well: they are the same settings."""
 
 
 # The JSON Schema of the configuration, for editors: made of the models that check it.
@@ -417,7 +389,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
     checks.kv_source: _one_of(["vllm", "sglang"]),
     checks.readable_file: _FILE,
-    actions.log_file: _FILE,
+    checks.log_file: _FILE,
     checks.on_revoke: _one_of(get_args(OnRevoke)),
     checks.token_in_file: _kind("string", "a file that holds the secret alone"),
     probing.engine: _one_of(sorted(ENGINES)),
@@ -427,12 +399,6 @@ KINDS: dict[Callable[..., Any], Json] = {
     probing.rule: _kind("string", "a rule such as node_load1 > 100"),
     probing.service: _STRING,
     probing.statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
-    actions.run_command: _list_of(_STRING),
-    actions.call_webhook: _PAGE,
-    actions.unit_selector: _kind(
-        "string", "labels, with {unit} for the unit's name", pattern=r"\{unit\}|\$\{"
-    ),
-    actions.systemd_service: _kind("string", "a service with {unit}", pattern=r"\{unit\}|\$\{"),
     units.source: _one_of(sorted(SOURCES)),
     units.record: _one_of(["A", "AAAA", "SRV"]),
     units.scheme: _one_of(["http", "https"]),
@@ -445,31 +411,39 @@ _MADE = {"word.<locals>.check": _STRING, "words.<locals>.check": _list_of(_STRIN
 """The same of checks that word_values.py makes."""
 
 
-def json_schema() -> Json:
-    """The schema of the whole file."""
-    return {"$schema": DIALECT, "title": "The configuration of Cellgate", **_mapping("")}
+def json_schema(
+    schema: Mapping[str, type[Keys]] = SCHEMA,
+    more: Mapping[Callable[..., Any], Json] = MappingProxyType({}),
+    title: str = "The configuration of Cellgate",
+) -> Json:
+    """The schema of a whole file, by default the gate's; `more` are kinds that only it has."""
+    return {"$schema": DIALECT, "title": title, **_mapping(schema, {**KINDS, **more}, "")}
 
 
-def _mapping(place: str) -> Json:
-    """A mapping of `schema.SCHEMA`, by its place."""
-    fields = SCHEMA[place].model_fields
-    made: Json = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {key: _property(f"{place}.{key}".lstrip("."), field) for key, field in fields.items()},
+def _mapping(schema: Mapping[str, type[Keys]], kinds: Mapping[Callable[..., Any], Json], place: str) -> Json:
+    """A mapping of the schema, by its place."""
+    fields = schema[place].model_fields
+    properties = {
+        key: _property(schema, kinds, f"{place}.{key}".lstrip("."), field) for key, field in fields.items()
     }
+    made: Json = {"type": "object", "additionalProperties": False, "properties": properties}
     # The units of a cell may be discovered.
     required = [key for key, f in fields.items() if f.is_required() and (place, key) != ("cells[]", "units")]
     return made | ({"required": required} if required else {})
 
 
-def _property(place: str, field: FieldInfo) -> Json:
-    if place in SCHEMA:
-        return _mapping(place)
-    if f"{place}[]" in SCHEMA:
-        return _list_of(_mapping(f"{place}[]"))
+def _property(
+    schema: Mapping[str, type[Keys]],
+    kinds: Mapping[Callable[..., Any], Json],
+    place: str,
+    field: FieldInfo,
+) -> Json:
+    if place in schema:
+        return _mapping(schema, kinds, place)
+    if f"{place}[]" in schema:
+        return _list_of(_mapping(schema, kinds, f"{place}[]"))
     [check] = [each.func for each in field.metadata if isinstance(each, PlainValidator)]
-    kind = KINDS.get(check) or _MADE[check.__qualname__]
+    kind = kinds.get(check) or _MADE[check.__qualname__]
     takes_variables = kind.get("type") in ("string", "array") or "anyOf" in kind
     taken = kind if takes_variables else {"anyOf": [kind, _VARIABLE]}
     default = _shown(field.default)

@@ -6,12 +6,14 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Fleet, Rules, Unit
 from cellgate.router.queue import FairRules
+
+if TYPE_CHECKING:
+    from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
 
 # Where units are discovered, as it is configured: one value for each source. discovery/ follows them.
 #
@@ -150,10 +152,13 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "ecs": ("boto3", "ecs"),
 }
 """The module that a source needs beyond what is always there, and the extra that brings it."""
+KV_EVENTS_ENGINES = ("vllm", "sglang")
 KV_EVENTS_PACKAGES = ("zmq", "msgpack")
 """The modules that KV events need, of the extra `kv-events`."""
 
 
+SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
+"""What signs the webhooks of the operator's file."""
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -415,6 +420,11 @@ class Settings:
     continue_across_builds: bool = False
     """Whether a unit of another build may continue a broken stream."""
     known_answer: KnownAnswerRules = field(default_factory=KnownAnswerRules)
+
+    @property
+    def has_operator(self) -> bool:
+        """Whether the gate acts on units, or on a load balancer, by itself."""
+        return bool(self.remedies or self.roll or self.alb or self.leases)
 
 
 OF_UNITS = tuple(each.name for each in fields(Settings) if each.metadata == BY_UNITS)

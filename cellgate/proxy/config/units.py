@@ -144,23 +144,28 @@ def _kv_events(found: object) -> KvEvents:
     return KvEvents(source=given.pop("from"), **given)
 
 
-class UnitKeys(Keys, of=Unit):
-    """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
+class LikeKeys(Keys, of=Unit):
+    """What all units of a source may have in common, under `unit` of it; each unit may have it as well."""
 
-    name: Annotated[str, PlainValidator(checks.name)]
-    url: Annotated[str, PlainValidator(checks.url)]
     weight: Annotated[float, PlainValidator(checks.weight)]
     max_in_flight: Annotated[int, PlainValidator(checks.count)]
     models: Annotated[tuple[str, ...], PlainValidator(checks.models)]
     engine: Annotated[str, PlainValidator(probing.engine)]
     canary: Annotated[str, PlainValidator(probing.canary)]
+    role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
+    bootstrap_port: Annotated[int, PlainValidator(checks.port)]
+    api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+
+
+class UnitKeys(LikeKeys, of=Unit):
+    """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
+
+    name: Annotated[str, PlainValidator(checks.name)]
+    url: Annotated[str, PlainValidator(checks.url)]
     metrics_url: Annotated[str, PlainValidator(checks.page)]
     prefill_tokens_s: Annotated[float, PlainValidator(checks.rate)]
     kv_tokens: Annotated[int, PlainValidator(checks.count_or_0)]
     kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)]
-    role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
-    bootstrap_port: Annotated[int, PlainValidator(checks.port)]
-    api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)]
 
 
@@ -176,19 +181,6 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
 
 
 # What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.
-
-
-class LikeKeys(Keys, of=Unit):
-    """What all units of a source have in common: keys of a unit, under `unit`."""
-
-    weight: Annotated[float, PlainValidator(checks.weight)]
-    max_in_flight: Annotated[int, PlainValidator(checks.count)]
-    models: Annotated[tuple[str, ...], PlainValidator(checks.models)]
-    engine: Annotated[str, PlainValidator(probing.engine)]
-    canary: Annotated[str, PlainValidator(probing.canary)]
-    role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
-    bootstrap_port: Annotated[int, PlainValidator(checks.port)]
-    api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
 
 
 def source(found: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 
-from cellgate.proxy.config.settings import LwsSource
+from cellgate.proxy.config.settings import EcsSource, LwsSource
 from cellgate.proxy.discovery import sources
 from cellgate.proxy.discovery.base import Follow, Found
 
@@ -16,9 +16,15 @@ def _follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
     return follow_lws(source)
 
 
+def _follow_ecs(source: EcsSource) -> AsyncGenerator[Found, None]:
+    from cellgate.proxy.discovery.ecs import follow_ecs
+
+    return follow_ecs(source)
+
+
 FOLLOW: Mapping[str, Follow] = {
     "dns": sources.follow_dns,
-    "ecs": sources.follow_ecs,
+    "ecs": _follow_ecs,
     "file": sources.follow_file,
     "lws": _follow_lws,
 }

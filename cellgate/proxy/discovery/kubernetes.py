@@ -22,7 +22,6 @@ import orjson
 
 from cellgate.proxy.config.settings import LwsSource
 from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, together
-from cellgate.proxy.extras.planner.topology import places_by_labels
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.orchestrators.kubernetes_api import (
     FORBIDDEN,
@@ -181,6 +180,9 @@ class NodePlaces:
                 async with asyncio.timeout(LOOK_S):
                     await self._look_up(new[:NODES_A_LOOK])
         self._labels = {node: labels for node, labels in self._labels.items() if node in wanted}
+        # Imported late: it is the planner's.
+        from cellgate.proxy.extras.planner.topology import places_by_labels
+
         try:
             return places_by_labels(self._labels)
         except ValueError:

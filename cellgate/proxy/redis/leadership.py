@@ -20,14 +20,21 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from redis.exceptions import RedisError
 
-from cellgate.proxy.extras.operator.plan import Claim, NotActingError
-from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, in_words
+from cellgate.proxy.extras.operator.plan import Acting, Claim, NotActingError, Undecided
+from cellgate.proxy.extras.operator.recovery import ActingMetrics
+from cellgate.proxy.extras.operator.roll_plan import RollStore, UndecidedRoll
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, connector, in_words
 from cellgate.proxy.redis.reports import Names
+
+if TYPE_CHECKING:
+    from cellgate.proxy.config.settings import RedisAccess
+    from cellgate.proxy.control.plane import Plane
 
 # What Redis does for gates that agree on who leads: three scripts, each on one key.
 #
@@ -479,3 +486,46 @@ class SharedRoll:
     async def done(self, text: bytes) -> None:
         """It was carried out, or refused. Raises NotActingError."""
         await self._leadership.remove(ORDERS, text)
+
+
+# Ties a control plane to what gates agree on.
+
+
+class Agreement(NamedTuple):
+    """What gates agree on: who acts for a cell, and the roll."""
+
+    acting: Acting
+    rolls: RollStore
+
+
+def agree(plane: Plane, access: RedisAccess, gate: str) -> Agreement:
+    """The agreement of this gate with others. With an invalid URL no gate acts."""
+    try:
+        connect = connector(access, plane.settings.tls)
+    except ValueError as error:
+        return Agreement(Undecided(f"redis: {error}"), UndecidedRoll(f"redis: {error}"))
+
+    def on_leading(scope: str, token: int) -> None:
+        if scope == SCOPE:
+            detail = f"this gate conducts rolls from now on (fencing token {token})"
+            plane.events.add(Action("roll", "gate", detail=detail))
+            return
+        detail = f"no other gate recovers units of it from now on (fencing token {token})"
+        plane.events.add(Action("acting", "gate", detail=detail, cell=scope))
+
+    def on_document(document: Document) -> None:
+        (rolls if document.scope == SCOPE else claims).hear(document)
+
+    leadership = Leadership(
+        connect,
+        gate,
+        Names(access.prefix),
+        now=plane.now,
+        rng=random.Random(),
+        on_leading=on_leading,
+        on_document=on_document,
+    )
+    claims, rolls = ClaimSharing(leadership), SharedRoll(leadership)
+    leadership.start()
+    plane.metrics.include(ActingMetrics(leadership.scopes, leadership.leads))
+    return Agreement(claims, rolls)

@@ -6,20 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess, RedisSource
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.discovery.base import Feed
-from cellgate.proxy.extras.operator.plan import Acting, Undecided
-from cellgate.proxy.extras.operator.recovery import ActingMetrics
-from cellgate.proxy.extras.operator.roll_plan import RollStore, UndecidedRoll
-from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.redis.address import own_url
 from cellgate.proxy.redis.commands import Connect, SharedBans, connector
 from cellgate.proxy.redis.fleet import FleetRouter
-from cellgate.proxy.redis.leadership import SCOPE, ClaimSharing, Document, Leadership, SharedRoll
 from cellgate.proxy.redis.link import RedisLink, RedisMetrics
 from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
 from cellgate.proxy.redis.sharing import PrefixSharing, SharedLimits, Sharing
@@ -52,46 +46,6 @@ def share(
             SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
         )
     return link
-
-
-class Agreement(NamedTuple):
-    """What gates agree on: who acts for a cell, and the roll."""
-
-    acting: Acting
-    rolls: RollStore
-
-
-def agree(plane: Plane, access: RedisAccess, gate: str) -> Agreement:
-    """The agreement of this gate with others. With an invalid URL no gate acts."""
-    try:
-        connect = connector(access, plane.settings.tls)
-    except ValueError as error:
-        return Agreement(Undecided(f"redis: {error}"), UndecidedRoll(f"redis: {error}"))
-
-    def on_leading(scope: str, token: int) -> None:
-        if scope == SCOPE:
-            detail = f"this gate conducts rolls from now on (fencing token {token})"
-            plane.events.add(Action("roll", "gate", detail=detail))
-            return
-        detail = f"no other gate recovers units of it from now on (fencing token {token})"
-        plane.events.add(Action("acting", "gate", detail=detail, cell=scope))
-
-    def on_document(document: Document) -> None:
-        (rolls if document.scope == SCOPE else claims).hear(document)
-
-    leadership = Leadership(
-        connect,
-        gate,
-        Names(access.prefix),
-        now=plane.now,
-        rng=random.Random(),
-        on_leading=on_leading,
-        on_document=on_document,
-    )
-    claims, rolls = ClaimSharing(leadership), SharedRoll(leadership)
-    leadership.start()
-    plane.metrics.include(ActingMetrics(leadership.scopes, leadership.leads))
-    return Agreement(claims, rolls)
 
 
 def _link(

@@ -95,6 +95,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- /* The configuration of the mode, with what `config` says on top. */ -}}
 {{- define "cellgate.config" -}}
 {{- $made := dict "timeouts" (dict "drain_delay_s" .Values.drain.delaySeconds "drain_s" .Values.drain.seconds) }}
+{{- if .Values.operator }}
+{{- $_ := set $made "operator" "/etc/cellgate/operator.yaml" }}
+{{- end }}
 {{- $engine := .Values.engine }}
 {{- with .Values.files }}
 {{- if .keys }}{{ $_ := set $made "keys" (dict "file" "/etc/cellgate-files/keys/keys.jsonl") }}{{ end }}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import pytest
 from pydantic_core import PydanticUndefined
 
-from cellgate.proxy.config.schema import SCHEMA
+from cellgate.proxy.config.actions import OPERATOR_SCHEMA
+from cellgate.proxy.config.schema import SAID_ELSEWHERE, SCHEMA
 from cellgate.proxy.config.settings import KIB, MIB
 from tests.unit.config.files import ROOT
 
@@ -25,13 +28,11 @@ IN_WORDS = {
     "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`",
     "cells[].discover.agent_port": "no agents",
     "cells[].discover.period_s": "5, with `file` 1",
-    "cells[].discover.unit.engine": "detected",
-    "cells[].discover.unit.canary": "detected",
-    "cells[].recovery.kubernetes.namespace": "the gate's own, else `default`",
-    "cells[].recovery.kubernetes.selector": "the group of a LeaderWorkerSet",
-    "cells[].recovery.kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
-    "cells[].recovery.ecs.services": "all",
-    "cells[].recovery.ecs.region": "as boto3 finds it",
+    "recovery[].kubernetes.namespace": "the gate's own, else `default`",
+    "recovery[].kubernetes.selector": "the group of a LeaderWorkerSet",
+    "recovery[].kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
+    "recovery[].ecs.services": "all",
+    "recovery[].ecs.region": "as boto3 finds it",
     "roll.kubernetes.namespace": "the gate's own, else `default`",
     "roll.kubernetes.container": "the engine's",
     "roll.kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
@@ -59,7 +60,6 @@ IN_WORDS = {
     "models": "`none`",
     "fallback": "`none`",
 }
-SECTIONS = {level.removesuffix("[]") for level in SCHEMA if "." not in level and level}
 
 
 def said(key: str, default: object) -> str:
@@ -80,13 +80,22 @@ def said(key: str, default: object) -> str:
     return f"`{default}`"
 
 
-def test_every_key_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
+@pytest.mark.parametrize(("page", "schema"), [("configuration.md", SCHEMA), ("operator.md", OPERATOR_SCHEMA)])
+def test_every_key_is_documented_with_its_default(page: str, schema: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    sections = {level.removesuffix("[]") for level in schema if "." not in level and level}
     documented = dict(re.findall(r"^### `(.+?)`\n(?:(?!#).*\n)*?Default: (.+)$", text, re.MULTILINE))
     keys = {
         f"{level}.{key}".removeprefix("."): field.default
-        for level, mapping in SCHEMA.items()
+        for level, mapping in schema.items()
         for key, field in mapping.model_fields.items()
+        if level not in SAID_ELSEWHERE
     }
-    assert documented == {key: said(key, default) for key, default in keys.items() if key not in SECTIONS}
-    assert set(re.findall(r"^## `(.+?)`$", text, re.MULTILINE)) == SECTIONS
+    assert documented == {key: said(key, default) for key, default in keys.items() if key not in sections}
+    assert set(re.findall(r"^## `(.+?)`$", text, re.MULTILINE)) == sections
+
+
+def test_what_is_said_elsewhere_is_the_same_there() -> None:
+    for place, other in SAID_ELSEWHERE.items():
+        here, there = SCHEMA[place].model_fields, SCHEMA[other].model_fields
+        assert {key: repr(field) for key, field in here.items()} == {key: repr(there[key]) for key in here}

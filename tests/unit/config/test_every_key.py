@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config import yaml_file
+from cellgate.proxy.config.actions import OPERATOR_SCHEMA
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, FileKeys
 from cellgate.proxy.config.settings import Settings
@@ -60,12 +61,11 @@ def _found(**source: Any) -> Any:
 
 
 def _remedied(**remedy: Any) -> Any:
-    recovery = {"audit": "LOG", "dry_run": True, **TIMES, **remedy}
-    return {"cells": [{"name": "c", "units": [UNIT], "recovery": recovery}]}
+    return {"recovery": [{"cell": "c", "audit": "LOG", "dry_run": True, **TIMES, **remedy}]}
 
 
 def _rolled(**roll: Any) -> Any:
-    return {"cells": CELLS, "roll": {"audit": "LOG", **roll}}
+    return {"roll": {"audit": "LOG", **roll}}
 
 
 DOCUMENTS: list[Any] = [
@@ -83,12 +83,6 @@ DOCUMENTS: list[Any] = [
         "admin": "1.2.3.4:6",
         "agent_check": "1.2.3.4:7",
         "workers": 3,
-        "alb": {
-            "rule": "arn:x:listener/app/y",
-            "target_group": "arn:x:targetgroup/y",
-            "weight": 5,
-            "region": "moon",
-        },
         "trusted": ["10.0.0.0/8"],
         "redis": "redis://r",
         "redis_username": "who",
@@ -99,6 +93,7 @@ DOCUMENTS: list[Any] = [
         "policy": "p2c",
         "access_log": "off",
         "usage_log": "LOG",
+        "operator": "OPERATOR",
         "pool_metrics": True,
         "per_unit_metrics": "histograms",
         "keys": {
@@ -174,7 +169,6 @@ DOCUMENTS: list[Any] = [
         "continue_across_builds": True,
     },
     {"cells": [{"name": "c", "units": [{**UNIT, "nodes": [{**NODE, "probes": PAGED}]}]}]},
-    {"cells": CELLS, "leases": {"namespace": "n", "kubeconfig": "FILE"}},
     {"cells": [{"name": "c", "units": []}], "redis": "redis://r", "discovery": "redis"},
     _found(**{"from": "dns"}, host="named", port=1, scheme="https", server="ns:53", period_s=7),
     _found(**{"from": "dns"}, host="named", record="SRV"),
@@ -198,6 +192,18 @@ DOCUMENTS: list[Any] = [
         agent_port=2,
         period_s=7,
     ),
+]
+
+OPERATORS: list[Any] = [
+    {
+        "alb": {
+            "rule": "arn:x:listener/app/y",
+            "target_group": "arn:x:targetgroup/y",
+            "weight": 5,
+            "region": "moon",
+        },
+    },
+    {"leases": {"namespace": "n", "kubeconfig": "FILE"}},
     _remedied(command=["true"]),
     _remedied(webhook="https://hooked:1/h", secret_file="SECRET"),
     _remedied(kubernetes=PODS),
@@ -221,8 +227,8 @@ DOCUMENTS: list[Any] = [
 
 
 @pytest.fixture
-def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The documents, with a file of its own for each key that names one, on a machine that has all."""
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Any]:
+    """Fills a document: a file of its own for each key that names one, on a machine that has all."""
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *_, **__: None)
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
@@ -235,26 +241,27 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return {key: filled(each) for key, each in value.items()}
         if isinstance(value, list):
             return [filled(each) for each in value]
-        if value not in ("FILE", "SECRET", "LOG", "KEYS"):
+        if value not in ("FILE", "SECRET", "LOG", "KEYS", "OPERATOR"):
             return value
         path = tmp_path / f"{value.lower()}-{next(names)}"
-        path.write_text("" if value == "KEYS" else str(path))
+        text = {"KEYS": "", "OPERATOR": json.dumps({"roll": {"command": ["true"], "audit": str(path)}})}
+        path.write_text(text.get(value, str(path)))
         return str(path)
 
-    return [filled(document) for document in DOCUMENTS]
+    return filled
 
 
-def keys_in(value: Any, place: str = "") -> Iterator[tuple[str, str, Any]]:
+def keys_in(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any]]:
     """The place of each mapping, a key of it, and the mapping."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield place, key, value
             inner = f"{place}.{key}".lstrip(".")
-            if inner in SCHEMA or f"{inner}[]" in SCHEMA:
-                yield from keys_in(each, inner)
+            if inner in schema or f"{inner}[]" in schema:
+                yield from keys_in(each, schema, inner)
     elif isinstance(value, list):
         for each in value:
-            yield from keys_in(each, f"{place}[]")
+            yield from keys_in(each, schema, f"{place}[]")
 
 
 def settings_of(tmp_path: Path, document: Any) -> Settings:
@@ -262,19 +269,34 @@ def settings_of(tmp_path: Path, document: Any) -> Settings:
     return replace(read(tmp_path, json.dumps(document)), secret_files=())
 
 
+def operated(tmp_path: Path, document: Any) -> Settings:
+    """With this file of the operator."""
+    (tmp_path / "operator").write_text(json.dumps(document))
+    return settings_of(tmp_path, {"cells": CELLS, "operator": str(tmp_path / "operator")})
+
+
+@pytest.mark.parametrize(
+    ("documents", "schema", "settings"),
+    [(DOCUMENTS, SCHEMA, settings_of), (OPERATORS, OPERATOR_SCHEMA, operated)],
+    ids=["the gate's file", "the operator's file"],
+)
 def test_every_key_set_to_what_is_not_its_default_is_found_in_settings(
-    tmp_path: Path, documents: list[Any]
+    tmp_path: Path,
+    fill: Callable[[object], Any],
+    documents: list[Any],
+    schema: Mapping[str, Any],
+    settings: Callable[[Path, Any], Settings],
 ) -> None:
     ignored = []
-    for document in documents:
-        whole = settings_of(tmp_path, document)
+    for document in map(fill, documents):
+        whole = settings(tmp_path, document)
         text = f"{whole!r}{asdict(whole)!r}".lower()
-        for number, (place, key, found) in enumerate(keys_in(document)):
+        for number, (place, key, found) in enumerate(keys_in(document, schema)):
             fewer = copy.deepcopy(document)
-            _, _, mapping = list(keys_in(fewer))[number]
+            _, _, mapping = list(keys_in(fewer, schema))[number]
             del mapping[key]
             try:
-                effect = settings_of(tmp_path, fewer) != whole
+                effect = settings(tmp_path, fewer) != whole
             except ConfigError:  # It cannot be left out.
                 effect = isinstance(found[key], dict | list) or str(found[key]).lower() in text
             if not effect:
@@ -282,12 +304,20 @@ def test_every_key_set_to_what_is_not_its_default_is_found_in_settings(
     assert ignored == []
 
 
-def test_no_key_is_missing_among_these() -> None:
-    said = {(place, key) for document in DOCUMENTS for place, key, _ in keys_in(document)}
-    known = {(place, key) for place, mapping in SCHEMA.items() for key in mapping.model_fields}
-    assert known - said == {("", "version")}
+@pytest.mark.parametrize(
+    ("documents", "schema", "missing"),
+    [(DOCUMENTS, SCHEMA, {("", "version")}), (OPERATORS, OPERATOR_SCHEMA, set())],
+)
+def test_no_key_is_missing_among_these(
+    documents: list[Any], schema: Mapping[str, Any], missing: set[tuple[str, str]]
+) -> None:
+    said = {(place, key) for document in documents for place, key, _ in keys_in(document, schema)}
+    known = {(place, key) for place, mapping in schema.items() for key in mapping.model_fields}
+    assert known - said == missing
 
 
 def test_every_setting_is_a_key_of_its_name_or_is_made_of_others() -> None:
-    made = {"fleet", "sources", "remedies", "admin_token", "agent_token", "secret_files"}
-    assert {each.name for each in fields(Settings)} - made == set(FileKeys.model_fields) - set(INGREDIENTS)
+    made = {"fleet", "sources", "admin_token", "agent_token", "secret_files"}
+    operated = {"remedies", "roll", "alb", "leases"}
+    settings = {each.name for each in fields(Settings)} - made - operated
+    assert settings == set(FileKeys.model_fields) - set(INGREDIENTS)

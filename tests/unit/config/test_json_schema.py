@@ -11,6 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from cellgate.proxy.cli.main import main
+from cellgate.proxy.config.actions import OPERATOR_SCHEMA
 from cellgate.proxy.config.schema import SCHEMA, json_schema
 from tests.unit.config.files import CELLS, FULL, ROOT, problems
 
@@ -33,6 +34,16 @@ def mappings(schema: dict[str, Any], place: str = "") -> dict[str, list[str]]:
 def test_it_is_a_schema_and_has_every_key_of_the_models() -> None:
     Draft202012Validator.check_schema(json_schema())
     assert mappings(json_schema()) == {place: list(keys.model_fields) for place, keys in SCHEMA.items()}
+
+
+def test_so_is_that_of_the_operators_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--operator"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    Draft202012Validator.check_schema(schema)
+    keys = {place: list(mapping.model_fields) for place, mapping in OPERATOR_SCHEMA.items()}
+    assert mappings(schema) == keys
+    example = yaml.safe_load((ROOT / "deploy" / "recovery" / "operator.yaml").read_text())
+    assert [error.message for error in Draft202012Validator(schema).iter_errors(example)] == []
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

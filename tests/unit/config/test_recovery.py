@@ -16,16 +16,17 @@ from cellgate.proxy.config.action_settings import (
     RunCommand,
     SetImage,
 )
-from cellgate.proxy.config.actions import SECRET_VARIABLE
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.settings import SECRET_VARIABLE, Settings
 
 
 def read(folder: Path, recovery: str, **environ: str) -> Settings:
     unit = "{name: a1, url: 'http://10.0.0.1:8000'}"
-    path = folder / "gate.yaml"
-    path.write_text(f"cells: [{{name: a, recovery: {recovery}, units: [{unit}]}}]\n")
+    path, operator = folder / "gate.yaml", folder / "operator.yaml"
+    path.write_text(f"cells: [{{name: a, units: [{unit}]}}]\noperator: {operator}\n")
+    item = recovery.replace("{", "{cell: a, ", 1) if recovery.startswith("{") else recovery
+    operator.write_text(f"recovery: [{item}]\n")
     return load(str(path), Overrides(), environ)
 
 
@@ -33,7 +34,7 @@ def problem(folder: Path, recovery: str) -> str:
     with pytest.raises(ConfigError) as caught:
         read(folder, recovery)
     (line,) = caught.value.problems
-    return line.removeprefix(f"{folder}/gate.yaml: cells[0].recovery")
+    return line.removeprefix(f"{folder}/operator.yaml: recovery[0]")
 
 
 def test_a_command(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ WRONG = {
         f"{{command: [sh], max_share: 3, {AUDIT}}}",
         ".max_share: expected a share from 0 to 1, found 3",
     ),
-    "no mapping": ("now", ": expected a mapping, found 'now'"),
+    "no mapping": ("now", ": expected a mapping, found 'now'; write {name: now, …}"),
 }
 
 
@@ -155,9 +156,10 @@ def test_tasks_are_those_of_a_cluster_and_a_service_has_the_name_of_its_unit(
 
 
 def roll(folder: Path, keys: str) -> RollPolicy | None:
-    path = folder / "gate.yaml"
+    path, operator = folder / "gate.yaml", folder / "operator.yaml"
     cells = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]"
-    path.write_text(f"{cells}\nroll: {{{keys}, {AUDIT}}}\n")
+    path.write_text(f"{cells}\noperator: {operator}\n")
+    operator.write_text(f"roll: {{{keys}, {AUDIT}}}\n")
     return load(str(path), Overrides(), {}).roll
 
 
@@ -188,3 +190,58 @@ def test_what_is_wrong_with_a_roll_is_said_in_one_line(tmp_path: Path, keys: str
         roll(tmp_path, keys)
     (line,) = caught.value.problems
     assert line.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "said"),
+    [
+        ("recovery: [{cell: b, command: [sh], AUDIT}]", "", "recovery[0].cell: no cell has the name 'b'"),
+        (
+            "recovery: [{cell: a, command: [sh], AUDIT}, {cell: a, command: [sh], AUDIT}]",
+            "",
+            "recovery: duplicate cell 'a'",
+        ),
+        ("leases: {}", "redis: 'redis://r'", "leases: with redis, gates agree there on who acts"),
+        ("recover: []", "", "recover: unknown key; did you mean 'recovery'?"),
+        ("- roll", "", "expected a mapping"),
+    ],
+)
+def test_what_does_not_go_with_the_gates_file_is_said(
+    tmp_path: Path, operator: str, more: str, said: str
+) -> None:
+    path, file = tmp_path / "gate.yaml", tmp_path / "operator.yaml"
+    cells = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]"
+    path.write_text(f"{cells}\noperator: {file}\n{more}\n")
+    file.write_text(operator.replace("AUDIT", AUDIT))
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), Overrides(), {})
+    (line,) = caught.value.problems
+    assert str(file) in line
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "said"),
+    [
+        ("roll: {}", "roll", "operator: FILE, and there roll: {…}"),
+        ("alb: {}", "alb", "operator: FILE, and there alb: {…}"),
+        ("leases: {}", "leases", "operator: FILE, and there leases: {…}"),
+        ("resume_s: 5", "resume_s", "a client that loses its connection sends its request again"),
+        ("queue: {age_s: 5}", "queue.age_s", "is no setting any more: the gate uses 8 s"),
+    ],
+)
+def test_a_key_that_is_gone_names_its_successor(tmp_path: Path, keys: str, place: str, said: str) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text(f"cells: [{{name: a, units: [{{name: a1, url: 'http://10.0.0.1:8000'}}]}}]\n{keys}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), Overrides(), {})
+    (line,) = caught.value.problems
+    assert f" {place}: " in line
+    assert said in line
+
+
+def test_a_cells_recovery_is_in_the_operators_file(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("cells: [{name: a, recovery: {}, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]")
+    with pytest.raises(ConfigError, match=r"cells\[0\]\.recovery: .* recovery: \[\{cell: NAME"):
+        load(str(path), Overrides(), {})

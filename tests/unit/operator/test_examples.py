@@ -107,14 +107,16 @@ def test_no_task_at_all_is_a_failure(tmp_path: Path) -> None:
 
 def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s3cret")
-    text = (FOLDER / "cellgate.yaml").read_text()
+    text = (FOLDER / "operator.yaml").read_text()
     for there, here in {
         "/etc/cellgate/webhook-secret": str(tmp_path / "secret"),
         "/etc/cellgate/": f"{FOLDER}/",
         "/var/log/cellgate/": f"{tmp_path}/",
     }.items():
         text = text.replace(there, here)
-    (tmp_path / "gate.yaml").write_text(text)
+    (tmp_path / "operator.yaml").write_text(text)
+    gate = (FOLDER / "cellgate.yaml").read_text().replace("/etc/cellgate/", f"{tmp_path}/")
+    (tmp_path / "gate.yaml").write_text(gate)
     remedies = load(str(tmp_path / "gate.yaml"), Overrides(), {}).remedies
     assert list(remedies) == ["kubernetes", "elsewhere"]
     assert remedies["kubernetes"].dry_run

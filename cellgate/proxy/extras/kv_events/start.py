@@ -1,24 +1,17 @@
-"""Ties KV events to a control plane, where the package for them is installed."""
+"""KV events and a control plane. Imported once a unit may publish some, if the packages are installed."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES
-from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.extras.kv_events.follow import KvEventFollowers, KvEventMetrics
 
 if TYPE_CHECKING:
-    from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
+    from cellgate.proxy.control.plane import Plane
 
 
-def follow_kv_events(plane: Plane) -> KvEventFollowers | None:
-    """Follow the units of `plane`; None without the packages. Needs a running loop."""
-    if not all(map(find_spec, KV_EVENTS_PACKAGES)):
-        return None
-    # Imported late: most gates do not have it.
-    from cellgate.proxy.extras.kv_events.follow import KvEventFollowers, KvEventMetrics
-
+def follow_kv_events(plane: Plane) -> KvEventFollowers:
+    """Follow the units of `plane`. Needs a running loop."""
     following = KvEventFollowers(
         plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now
     )

@@ -344,6 +344,13 @@ class OrderError(Exception):
     """It cannot be done now; the text says why, and what to do."""
 
 
+def verb_of(word: str) -> Verb:
+    """What an operator asks for. Raises OrderError when it is none of these."""
+    if word not in VERBS:
+        raise OrderError(f"unknown verb {word!r}; the verbs are: {', '.join(VERBS)}")
+    return word
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """To start: `cells` in this order (none: all), and the `version` that each unit must say that it is. `id`
