@@ -141,7 +141,7 @@ class GatesStage(Stage):
             gate.board.elsewhere = sharing.tick(now)
 
         gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
-        gate.plane.on_flip = flipped
+        gate.plane.on_flip.append(flipped)
         gate.plane.ticker.looks.append(tick)
         link.start()
         return link

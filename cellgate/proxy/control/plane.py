@@ -238,7 +238,7 @@ class Plane:
     """The control plane of one gate. `front` must be set before it begins.
 
     `publish` is called with whether the gate is ready, and with the body and header lines of /readyz;
-    `unit_tls` is for https units. `on_flip` is called for each change of verdict, `on_fleet` are for each new
+    `unit_tls` is for https units. `on_flip` are called for each change of verdict, `on_fleet` for each new
     fleet, `on_units` when units have changed (True: replicas must have the change before the call returns).
     """
 
@@ -281,7 +281,7 @@ class Plane:
         self.scaling = Scaling(self.board, self.router.queue)
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
-        self.on_flip: Callable[[Flip], None] = lambda _flip: None
+        self.on_flip: list[Callable[[Flip], object]] = []
         self.on_fleet: list[Callable[[Fleet], object]] = []
         self.on_units: Callable[[bool], None] = lambda _at_once: None
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
@@ -292,8 +292,12 @@ class Plane:
         self._room_noted = False
         self._models_asked_at = -MODELS_AGAIN_S
         self.accounting = self._make_accounting()
+        self._connect()
+
+    def _connect(self) -> None:
+        self.on_flip += (self.metrics.flip, self.containment.flipped, self.answer_check.flipped)
+        self.ticker.looks += self._looks()
         self._include_metrics()
-        ticker.looks += self._looks()
 
     def _make_reach(self, tls: MakeTls | None) -> UnitPools:
         return UnitPools(
@@ -516,14 +520,11 @@ class Plane:
     def _flipped(self, consequence: Consequence) -> None:
         flip = consequence.flip
         assert flip is not None
-        self.metrics.flip(flip)
         self.events.add(flip, consequence.evicted)
-        self.on_flip(flip)
-        state = self.board.units[flip.unit]
-        self.containment.flipped(flip)
-        self.answer_check.flipped(flip)
+        for told in self.on_flip:
+            told(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
-            self.reach.distrust(state)
+            self.reach.distrust(self.board.units[flip.unit])
         if consequence.evicted:
             self._evict_soon(consequence.evicted)
         self._units_changed()

@@ -116,7 +116,7 @@ def _share(plane: Plane, port: Callable[[], int], gate: str, link_by: Callable[.
     def forget() -> None:
         plane.board.elsewhere = sharing.tick(plane.now())
 
-    plane.on_flip = flipped
+    plane.on_flip.append(flipped)
     plane.ticker.looks.append(tick)
     return link
 
@@ -125,6 +125,6 @@ def _route(plane: Plane, feed: Feed, gate: str, link_by: Callable[..., RedisLink
     # It has no units of its own to report.
     roster = Roster(gate)
     router = FleetRouter(plane, roster, feed)
-    plane.on_flip = router.flipped
+    plane.on_flip.append(router.flipped)
     plane.ticker.looks.append(router.tick)
     return link_by(roster, tuple, router.heard, all_cells=True)
