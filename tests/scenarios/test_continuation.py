@@ -358,6 +358,23 @@ def test_a_stream_that_its_unit_has_forgotten_is_continued_long_before_the_last_
     assert "down" not in stage.flips("a")
 
 
+def test_a_stream_that_goes_on_with_events_without_a_token_is_continued_elsewhere() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.IDLE, breaks_after_events=7)
+        begun, visits = stage.now, await stage.crowd(4, max_tokens=40)
+        for visit in visits:
+            assert visit.is_answered
+            assert b"".join(visit.reply.events).count(b'"content":" ') == 40
+        assert stage.now - begun < 6.0
+
+    # Their answers have events without a word between the words of both.
+    stage.liars.update(stage.engines)
+    stage.play(scenario())
+    assert results(stage)["continued"] > 0
+
+
 @pytest.mark.parametrize("by", ["header", "model", "all"])
 def test_it_can_be_switched_off(by: str) -> None:
     stage = Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ()))

@@ -13,6 +13,7 @@ class Break(Enum):
     ERROR = "an SSE error event under status 200"
     TRUNCATE = "the connection is closed"
     STALL = "nothing more comes, while the other streams go on"
+    IDLE = "events without a word follow for ever, while the other streams go on"
     LOSE = "nothing more comes, for the engine has forgotten the request"
 
 

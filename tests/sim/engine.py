@@ -388,6 +388,9 @@ class Engine:
     def _break_stream(self, sequence: Sequence, breaks: Break) -> None:
         if breaks is Break.STALL:
             return
+        if breaks is Break.IDLE:
+            sequence.send(shapes.IDLE)
+            return
         if breaks is Break.LOSE:
             self.running.pop(sequence)
             return

@@ -8,6 +8,7 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
+IDLE = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":""}}]}\n\n'
 
 
 def event(data: dict[str, Any]) -> bytes:

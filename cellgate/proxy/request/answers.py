@@ -117,17 +117,15 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     response.unit = lease.unit
     if lease.split is not None:
         arrived(exchange, lease)
-    if attempt.doubt:
-        if gate.guard is not None:
-            gate.guard.screen_answer(exchange)
-        return
-    if gate.opinions.watching:
+    if gate.opinions.watching and not attempt.doubt:
         served(exchange, lease)
     if exchange.continuation is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
     if gate.guard is not None:
         gate.guard.screen_answer(exchange)
+    if attempt.doubt:
+        return
     request, route = exchange.request, response.route
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
@@ -153,11 +151,9 @@ def finish(exchange: Exchange) -> None:
     if exchange.continuation is not None:
         exchange.continuation.record_result(ContinuationResult.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:
-        usage = response.usage()
+        usage = response.tell_usage()
         if not attempt.doubt:
             exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
-        for observer in response.observers:
-            observer.completed(usage)
     exchange.state = OVER
     response.end(outcome)
 

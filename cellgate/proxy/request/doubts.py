@@ -118,9 +118,7 @@ def show_first(exchange: Exchange) -> bool:
     response.show_kept(first.head, first.own_lines, first.body)
     outcome = outcome_of_doubt(first.what, False, first.status)
     if outcome is Outcome.OK:
-        usage = response.usage()
-        for observer in response.observers:
-            observer.completed(usage)
+        response.tell_usage()
     response.end(outcome)
     return True
 

@@ -147,6 +147,8 @@ class Exchange:
     naming: Naming
     # From the first doubt on.
     kind: Kind
+    # Since when its stream, once begun, has shown events without work, and when that was last seen.
+    idle: tuple[float, float]
     was_stale: Lease | bool
 
     __slots__ = (
@@ -156,6 +158,7 @@ class Exchange:
         "continuation",
         "doubtful",
         "gate",
+        "idle",
         "is_held",
         "is_slow",
         "kind",

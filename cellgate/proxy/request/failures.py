@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.config.settings import TICK_S
 from cellgate.proxy.http.errors import Failure, FailureKind, as_told
 from cellgate.proxy.observe.counters import ContinuationResult
-from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY
+from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import Continuation, find_way
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
@@ -220,9 +220,9 @@ def tick(exchange: Exchange, now: float) -> None:
             if exchange.state is RELAYING:
                 _stand_still(response, now - hold.since, now, timeouts.head_hold_s)
         elif exchange.state is RELAYING:
-            if response.repeats and not attempt.lease.evicted:
-                repeated(exchange)
             failure = _silence(exchange, attempt.lease, now)
+            if failure is None and not attempt.lease.evicted:
+                failure = _idles(exchange, attempt, now)
         elif is_overdue(exchange, attempt.lease, now):
             attempt.abandon()
             reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"
@@ -319,12 +319,46 @@ def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
     return None
 
 
+def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
+    """The failure of a stream that has begun well, and shows events without work for longer than a stall may
+    last, if another unit can resume it. One that says the same again and again is counted.
+    """
+    lease, shape, shown = attempt.lease, attempt.shape, exchange.response.last_chunk
+    if shape is None or not shown or shape.shown.search(shown) is not None or not _is_idle(shown):
+        if exchange.response.repeats:
+            repeated(exchange)
+        return None
+    since, last = getattr(exchange, "idle", (now, now))
+    since = since if now - last < _IDLE_S else now
+    exchange.idle = since, now
+    if now - since < max(_IDLE_S, stall_limit_s(lease.unit_state, exchange.gate.board.rules)):
+        return None
+    if not _may_go_on(exchange, lease):
+        repeated(exchange)
+        return None
+    reason = (
+        f"unit {lease.unit} sent events without a token for {now - since:.1f} s in the middle of its answer"
+    )
+    return Failure(FailureKind.CUT, reason)
+
+
+def _is_idle(chunk: bytes) -> bool:
+    """Whether a chunk of a stream, with its frame, shows an event without work."""
+    begin = chunk.find(b"data:")
+    return begin >= 0 and are_idle(chunk[begin:].rstrip() + b"\n\n")
+
+
 def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
     """Whether the unit has forgotten this stream, and another one can resume it."""
-    gate, response, selection = exchange.gate, exchange.response, exchange.selection
-    limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, gate.board.rules))
+    limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, exchange.gate.board.rules))
     if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:
         return False
+    return _may_go_on(exchange, lease)
+
+
+def _may_go_on(exchange: Exchange, lease: Lease) -> bool:
+    """Whether another unit can resume the stream."""
+    gate, response, selection = exchange.gate, exchange.response, exchange.selection
     if response.replay is None or not response.replay.ways:
         return False
     if isinstance(find_way(gate, exchange.request, selection.ask, response), str):

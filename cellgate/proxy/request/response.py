@@ -413,6 +413,11 @@ class Response:
         return all(kept[-number] == last for number in range(2, SAME_CHUNKS + 1))
 
     @property
+    def last_chunk(self) -> bytes:
+        """What it has sent last, of a stream that is kept."""
+        return self._chunks[-1] if self._chunks else b""
+
+    @property
     def own_lines(self) -> bytes:
         """The gate's own lines of the head that is promised."""
         return self._own_lines
@@ -461,6 +466,13 @@ class Response:
         if self._skim is not None:
             return usage_of(told_in(self._skim.document()))
         return read_usage(self._first) if self.whole and not self.is_events else None
+
+    def tell_usage(self) -> Usage | None:
+        """What its engine has told of its tokens, to whom it concerns as well: a whole answer has ended."""
+        usage = self.usage()
+        for observer in self.observers:
+            observer.completed(usage)
+        return usage
 
     def has_answered(self) -> bool:
         """Whether all of the answer was sent, though perhaps not all of its frame."""
