@@ -297,13 +297,18 @@ def has_answer(api: Api, body: bytes) -> bool:
     return bool(answer) if isinstance(answer, list) else isinstance(answer, str)
 
 
-# What carries something generated, in any of the shapes; or a count of tokens: the only one may be the end.
-_GENERATED = re.compile(
-    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|delta)"\s*:\s*"(?!")'
-    rb'|"tool_calls"\s*:\s*\[\s*\{'
+GENERATED = re.compile(
+    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|partial_json|delta|output_text'
+    rb'|text_output|generated_text|data)"\s*:\s*"(?!")'
+    rb'|"(?:tool_calls|tool_use|token_ids|output_ids|top_logprobs)"\s*:\s*\[\s*[^\s\]]'
+    rb'|"function_call"\s*:\s*\{|"type"\s*:\s*"(?:function_call|tool_use)"'
     rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
-    rb'|"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"'
-    rb'|"status"\s*:\s*"incomplete"'
+    rb'|"finish_reason"\s*:\s*"content_filter"|"stop_reason"\s*:\s*"refusal"'
+)
+"""What was generated, in any of the APIs: text, reasoning, a tool call, a count of tokens, or was filtered."""
+# An answer of one token may have one that is not shown.
+_CUT_SHORT = re.compile(
+    rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"|"status"\s*:\s*"incomplete"'
 )
 
 _ENDED = re.compile(
@@ -318,7 +323,7 @@ def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
         return "a page of HTML"
     if api.is_file:
         return "no file" if "json" in said or not reply.body else ""
-    is_shown = not api.generates or _GENERATED.search(reply.body) is not None
+    is_shown = not api.generates or any(found.search(reply.body) for found in (GENERATED, _CUT_SHORT))
     if stream:
         if said and "event-stream" not in said:
             return "no event stream"

@@ -375,6 +375,21 @@ def test_a_stream_that_goes_on_with_events_without_a_token_is_continued_elsewher
     assert results(stage)["continued"] > 0
 
 
+@pytest.mark.parametrize("kind", ["done_at_once", "nothing_said", "empty_deltas"])
+def test_a_stream_that_is_resumed_with_nothing_is_resumed_by_another_unit(kind: str) -> None:
+    stage = Stage(units=3)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(9, **LONG)
+        await asyncio.sleep(0.5)
+        stage.engines["b"].behaviour = Behaviour(answers=kind, spares_canaries=True)
+        stage.engines["a"].die()
+        assert all(visit.is_answered and visit.dishonesty() is None for visit in await crowd)
+
+    stage.play(scenario())
+    assert results(stage)["continued"] > 0
+
+
 @pytest.mark.parametrize("by", ["header", "model", "all"])
 def test_it_can_be_switched_off(by: str) -> None:
     stage = Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ()))

@@ -14,17 +14,9 @@ from typing import Any
 
 import orjson
 
+from cellgate.probes.engines import GENERATED
 from cellgate.proxy.http.sse import payload, split
 
-_TEXT = re.compile(
-    rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|partial_json|delta|output_text'
-    rb'|text_output|generated_text|data)"\s*:\s*"(?!")'
-    rb'|"(?:tool_calls|tool_use|token_ids|output_ids|top_logprobs)"\s*:\s*\[\s*[^\s\]]'
-    rb'|"function_call"\s*:\s*\{|"type"\s*:\s*"(?:function_call|tool_use)"'
-    rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
-    rb'|"finish_reason"\s*:\s*"content_filter"|"stop_reason"\s*:\s*"refusal"'
-)
-"""Text, reasoning, a tool call, a count of tokens, or a filter that took it all away."""
 _ANY = re.compile(rb"\S")
 
 _ROLE_ALONE = re.compile(
@@ -47,7 +39,7 @@ _REPEATED, _PERIOD, _MANY = 64, 24, 1024
 _REPEATED_SHARE = 0.75
 _LOOP = 32
 _ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
-_BEFORE_TEXT = frozenset(
+_BEFOREGENERATED = frozenset(
     (
         "ping",
         "message_start",
@@ -96,13 +88,13 @@ class AnswerShape:
         return REPEATS if self.text and repeats(body) else ""
 
 
-_WORDS = AnswerShape(_TEXT, text=True)
+_WORDS = AnswerShape(GENERATED, text=True)
 SHAPES: Mapping[str, AnswerShape] = {
     "chat": _WORDS,
     "completions": _WORDS,
     "messages": _WORDS,
     "responses": _WORDS,
-    "generate": AnswerShape(_TEXT),
+    "generate": AnswerShape(GENERATED),
     "embeddings": AnswerShape(re.compile(rb'"embedding"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))')),
     "rerank": AnswerShape(re.compile(rb'"(?:relevance_)?score"\s*:\s*-?\d')),
     "score": AnswerShape(re.compile(rb'"score"\s*:\s*-?\d')),
@@ -186,8 +178,8 @@ def _is_idle(data: bytes | None) -> bool:
         return False
     if not isinstance(event, dict) or event.get("error"):
         return False
-    if event.get("type") in _BEFORE_TEXT:
-        return _TEXT.search(data) is None
+    if event.get("type") in _BEFOREGENERATED:
+        return GENERATED.search(data) is None
     choices = event.get("choices")
     return isinstance(choices, list) and all(_says_nothing(choice) for choice in choices)
 

@@ -221,6 +221,7 @@ TABLE: Table = {
     (_S.PROVING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.RESUMED, _E.REPLIED): Transition(judge_head, _ANY),
     (_S.RESUMED, _E.COMMITTED): Transition(commit, (_S.RELAYING,)),
+    (_S.RESUMED, _E.DOUBTED): Transition(failures.doubt_end, _ANY),
     (_S.RESUMED, _E.FAILED): Transition(failures.try_again, _ANY),
     (_S.RESUMED, _E.EVICTED): Transition(failures.move, _ANY),
     (_S.RESUMED, _E.LEFT): Transition(start.leave, _ENDS),
@@ -250,7 +251,6 @@ _PROMPT_FIRST = "the unit of the lease gets the request once the prompt is compu
 _CLOSED = "everything was released, so nothing can report this any more"
 
 _OF_PROOFS = (_E.PROVEN, _E.CONCLUDED, _E.UNPROVEN)
-_FIRST_ANSWER = "only the first answer is compared: one that resumes a stream must fit it anyway"
 _OF_REPLIES = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED, _E.DOUBTED)
 _OF_UNITS = (*_OF_REPLIES, _E.EVICTED, _E.PREFILLED, *_OF_PROOFS)
 _OF_PICKS = (_E.GRANTED, _E.REFUSED)
@@ -271,7 +271,6 @@ IMPOSSIBLE: dict[tuple[ExchangeState, ExchangeEvent], str] = {
     **{(_S.PROVING, event): _NOT_SENT for event in (_E.REPLIED, _E.COMMITTED)},
     (_S.PREFILLING, _E.DOUBTED): _PROMPT_FIRST,
     (_S.PROVING, _E.DOUBTED): _NOT_SENT,
-    (_S.RESUMED, _E.DOUBTED): _FIRST_ANSWER,
     (_S.RELAYING, _E.DOUBTED): _HEAD_ONCE,
     **{(_S.RELAYING, event): _HEAD_ONCE for event in (_E.REPLIED, _E.COMMITTED)},
     **{(_S.OVER, event): _CLOSED for event in (*_OF_PICKS, *_OF_UNITS)},

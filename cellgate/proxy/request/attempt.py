@@ -172,7 +172,7 @@ class Attempt:
     def go_on(self, replay: ReplayBuffer, stitch: Rewriter) -> None:
         """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
-        passage = self._passage = self._passage or Passage(may_hold=self._owner.may_hold)
+        passage = self._passage = self._passage or Passage(is_idle=are_idle, may_hold=self._owner.may_hold)
         passage.stitch = stitch
 
     def is_mute(self) -> bool:
@@ -317,6 +317,8 @@ class Attempt:
             return None
         if begun is None and body:
             passage.idle_at = passage.idle_at or self._response.now()
+        if begun is not None and passage.stitch is not None and conn.reply.ended and are_idle(begun):
+            return None if self._owner.doubts("a stream without a token", begun) else begun
         return begun
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:

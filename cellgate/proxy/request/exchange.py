@@ -149,6 +149,8 @@ class Exchange:
     kind: Kind
     # Since when its stream, once begun, has shown events without work, and when that was last seen.
     idle: tuple[float, float]
+    # Whether a unit has resumed its stream with nothing.
+    is_doubted: bool
     was_stale: Lease | bool
 
     __slots__ = (
@@ -159,6 +161,7 @@ class Exchange:
         "doubtful",
         "gate",
         "idle",
+        "is_doubted",
         "is_held",
         "is_slow",
         "kind",

@@ -117,6 +117,19 @@ def move(exchange: Exchange) -> None:
     find_unit(exchange)
 
 
+def doubt_end(exchange: Exchange, what: str, _body: bytes) -> bool:
+    """A unit resumes a stream with nothing, which may be right: whether another one is asked, once."""
+    lease = exchange.in_flight().lease
+    if getattr(exchange, "is_doubted", False) or not _has_others(exchange, lease):
+        return False
+    exchange.is_doubted = True
+    failure = Failure(FailureKind.NOT_CONTINUED, f"unit {lease.unit} resumed the stream with {what}")
+    exchange.lose(failure)
+    exchange.selection.failed(lease.unit, Step(True), failure)
+    find_unit(exchange)
+    return True
+
+
 def _has_others(exchange: Exchange, lease: Lease) -> bool:
     """Whether the request may go to another unit: its client may have named this one."""
     selection = exchange.selection
@@ -287,6 +300,8 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     if now - attempt.idle_at < limit_s:
         return False
     attempt.wait_again(now)
+    if exchange.continuation is not None:
+        return doubt_end(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, b"")
     return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None)
 
 
@@ -323,7 +338,7 @@ def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
     """The failure of a stream that has begun well, and shows events without work for longer than a stall may
     last, if another unit can resume it. One that says the same again and again is counted.
     """
-    lease, shape, shown = attempt.lease, attempt.shape, exchange.response.last_chunk
+    lease, shape, shown = attempt.lease, exchange.route.shape, exchange.response.last_chunk
     if shape is None or not shown or shape.shown.search(shown) is not None or not _is_idle(shown):
         if exchange.response.repeats:
             repeated(exchange)
