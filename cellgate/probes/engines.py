@@ -305,7 +305,7 @@ GENERATED = re.compile(
     rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
     rb'|"finish_reason"\s*:\s*"content_filter"|"stop_reason"\s*:\s*"refusal"'
 )
-"""What was generated, in any of the APIs: text, reasoning, a tool call, a count of tokens, or was filtered."""
+"""What was generated, in any of the APIs: text, reasoning, a tool call, a count of tokens, or a refusal."""
 # An answer of one token may have one that is not shown.
 _CUT_SHORT = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"|"status"\s*:\s*"incomplete"'
