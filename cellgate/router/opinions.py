@@ -36,6 +36,8 @@ AGAIN = 10
 """Of doubtful answers of which that is believed, one in so many is asked again; the others pass."""
 SHARE, PURSE = 0.015, 6.0
 """What opinions that change nothing may cost: a share of the requests, and so many at once."""
+UNSURE_S = 2.0
+"""So long a unit that gave a doubtful answer, and no good one, is not asked about others' answers."""
 TRIAL_S = 3.0
 """How often a unit gets a request of a kind that it refuses: it may be mended."""
 IN_FLIGHT_MAX = 64
@@ -92,13 +94,24 @@ class Refusing(NamedTuple):
 class _Record:
     """What became of requests of one kind at one unit: `outcomes` are (size, good?), the last at the end."""
 
-    __slots__ = ("in_flight", "outcomes", "pending", "repeats", "size", "trial_at", "unasked", "what")
+    __slots__ = (
+        "doubted_at",
+        "in_flight",
+        "outcomes",
+        "pending",
+        "repeats",
+        "size",
+        "trial_at",
+        "unasked",
+        "what",
+    )
 
     def __init__(self) -> None:
         self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
         self.pending = 0
         """Doubtful answers of which it is not known yet whose fault they are."""
         self.in_flight = 0
+        self.doubted_at = -UNSURE_S
         self.unasked = 0
         """Doubtful answers about which nobody could be asked."""
         self.repeats: set[int] = set()
@@ -194,7 +207,7 @@ class Opinions:
             self._arrivals.append((kind, size))
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
-        record.what = what
+        record.what, record.doubted_at = what, now
         if asked >= OPINIONS_MAX:
             return Advice.SHOW
         if record.against and not record.has_good:
@@ -301,6 +314,17 @@ class Opinions:
     def witnesses(self, names: Iterable[str]) -> list[str]:
         """Those of these units that have served others of late: their word counts."""
         return [name for name in names if self._has_served(name)]
+
+    def unsure(self, kind: Kind, names: Iterable[str], now: float) -> list[str]:
+        """Those of these units whose answers to such requests have been doubtful, and none good."""
+        records = self._records.get(kind, {})
+        return [
+            name
+            for name in names
+            if (record := records.get(name)) is not None
+            and now - record.doubted_at < UNSURE_S
+            and not record.has_good
+        ]
 
     def forget(self, unit: str) -> None:
         """It has left rotation: what it refused before says nothing about it when it is back."""

@@ -157,6 +157,21 @@ def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
     assert refused[1] <= 16
 
 
+def test_three_units_of_four_that_answer_nonsense_get_next_to_nothing() -> None:
+    stage = Stage(units=4)
+
+    async def scenario() -> None:
+        hurt(stage, "abc", "null")
+        begun = stage.now
+        load = Load(stage, stream=False)
+        await asyncio.sleep(3.0)
+        assert len(are_out(stage, "abc")) == 3
+        await load.end()
+        assert load.share(begun, stage.now) >= 0.95
+
+    stage.play(scenario())
+
+
 @pytest.mark.parametrize(("kind", "stream"), [("status_401", False), ("html", True), ("empty_deltas", True)])
 def test_at_one_request_in_a_second_a_unit_that_answers_nonsense_is_out_as_soon(
     kind: str, stream: bool

@@ -55,8 +55,11 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     """Whether another unit gets the request."""
     attempt, response, selection = exchange.in_flight(), exchange.response, exchange.selection
     unit, head = attempt.lease.unit, None if body is None else response.promised
-    trusted = exchange.gate.opinions.witnesses(others)
-    selection.avoid = tuple(name for name in others if name not in trusted) if trusted else ()
+    opinions, now = exchange.gate.opinions, exchange.gate.now()
+    trusted = opinions.witnesses(others)
+    # Who answers nonsense looks the least loaded, to the next one who asks as well.
+    unsure = opinions.unsure(asked_kind(exchange), others, now)
+    selection.avoid = tuple(name for name in others if name not in trusted) if trusted else tuple(unsure)
     other = selection.acquire_second(exchange, unit)
     if isinstance(other, Refusal) and selection.avoid:
         selection.avoid = ()

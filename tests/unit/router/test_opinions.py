@@ -104,3 +104,13 @@ def test_one_token_again_and_again_is_a_fault_where_peers_do_not(others_repeat: 
             opinions.repeated(unit, CHAT, 10, "one token", 7, 1.0)
     found = [opinions.repeated("a", CHAT, 10, "one token", prompt, 1.0) for prompt in (1, 2)]
     assert [each is not None and each.is_sure for each in found] == [False, is_found]
+
+
+def test_units_in_doubt_are_not_asked_about_each_other_until_one_has_served() -> None:
+    opinions = Opinions()
+    for unit in "ab":
+        opinions.doubt(unit, CHAT, 10, "401", 0, 1.0)
+    assert opinions.unsure(CHAT, "abc", 1.5) == ["a", "b"]
+    opinions.good("b", CHAT, 10)
+    assert opinions.unsure(CHAT, "abc", 1.5) == ["a"]
+    assert opinions.unsure(CHAT, "abc", 9.0) == []
