@@ -163,7 +163,8 @@ async def two_gates() -> Findings:
             replies = await send_again(other)
         _of_prompt(found, reply, struck)
         await _of_refusals(found, replies, second, keeper, struck)
-        heard = metric_sum(await asyncio.to_thread(second.metrics), "cellgate_redis_bans_heard_total")
+        page = await asyncio.to_thread(second.metrics)
+        heard = metric_sum(page, "cellgate_redis_received_total", 'kind="bans"')
         found.expect(heard >= 1, f"the second gate has heard of {heard:.0f} by Redis")
     return found
 
@@ -178,8 +179,11 @@ async def kills(pause_s: float) -> Findings:
                 unit.kill()
                 await asyncio.sleep(pause_s)
             await asyncio.sleep(8.0)
-        ended = metric_sum(await asyncio.to_thread(gate.metrics), "cellgate_poison_ended_total")
-        refused = metric_sum(await asyncio.to_thread(gate.metrics), "cellgate_poison_refused_total")
+        page = await asyncio.to_thread(gate.metrics)
+        ended, refused = (
+            metric_sum(page, "cellgate_poison_requests_total", f'result="{result}"')
+            for result in ("ended", "refused")
+        )
         found.expect(keeper.deaths == KILLS, f"{keeper.deaths} units were killed, {pause_s:g} s apart")
         found.expect(ended + refused == 0, f"{ended + refused:.0f} were taken for poison")
     _of_others(found, users, None)

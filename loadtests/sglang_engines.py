@@ -92,7 +92,9 @@ def _reads(gate: GateProcess) -> list[str]:
         print(f"{unit['name']}: version {build}, {tokens} tokens of KV cache, models {unit['models']}")
         if not build or tokens != KV_TOKENS or unit["models"] != [MODEL_NAME]:
             problems.append(f"{unit['name']}: {unit['build']}, {tokens} tokens, {unit['models']}")
-        if not metric_sum(page, "cellgate_kv_events_messages_total", f'unit="{unit["name"]}"'):
+        if not metric_sum(
+            page, "cellgate_kv_events_messages_total", f'unit="{unit["name"]}",result="applied"'
+        ):
             problems.append(f"{unit['name']}: no KV events")
     return problems
 

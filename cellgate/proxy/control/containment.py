@@ -385,14 +385,6 @@ def fingerprint_name(fingerprint: int) -> str:
 # Reports of containment: JSON for operators, and metrics.
 
 
-_COUNTS = {
-    "deaths": "Attempts that ended with the loss of their unit or of its connection.",
-    "ended": "Requests that were ended because units had died of their prompt.",
-    "refused": "Requests that were refused because of their prompt, before a unit got them.",
-    "bans": "Prompts that this gate decided to refuse.",
-}
-
-
 def listing(containment: Containment, now: float) -> dict[str, Any]:
     """The prompts that are refused, and how many are suspected."""
     return {
@@ -425,24 +417,20 @@ class PoisonMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         contained = self._containment
-        for name, text in _COUNTS.items():
-            yield counter(f"poison_{name}", text, (), [((), contained.counts[name])])
-        records = contained.ledger.records.values()
-        for name, text, value in (
-            (
-                "poison_banned",
-                "Prompts that are refused now, by this gate or by others.",
-                len(contained.bans),
-            ),
-            (
-                "poison_suspects",
-                "Prompts that were in flight when two units died and are still suspected.",
-                sum(record.is_suspect for record in records),
-            ),
-            (
-                "poison_held",
-                "Requests that wait until a suspected prompt is proven or cleared.",
-                contained.held,
-            ),
-        ):
-            yield gauge(name, text, (), [((), value)])
+        counts = contained.counts
+        yield counter("poison_bans", "Prompts that this gate decided to refuse.", (), [((), counts["bans"])])
+        yield counter(
+            "poison_requests",
+            "Attempts that ended with the loss of their unit or its connection (`died`), requests ended "
+            "because units had died of their prompt, and those that were refused before a unit got them.",
+            ("result",),
+            [(("died",), counts["deaths"]), (("ended",), counts["ended"]), (("refused",), counts["refused"])],
+        )
+        suspects = sum(record.is_suspect for record in contained.ledger.records.values())
+        yield gauge(
+            "poison",
+            "Prompts that are refused now (`banned`), in flight when two units died and still "
+            "suspected (`suspect`), requests that wait until such a one is proven or cleared (`held`).",
+            ("state",),
+            [(("banned",), len(contained.bans)), (("suspect",), suspects), (("held",), contained.held)],
+        )

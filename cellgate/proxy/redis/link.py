@@ -385,24 +385,48 @@ class RedisLink:
 # Metrics of the gate's connection to Redis.
 
 
-_COUNTERS = {
-    "connects": "Connections to Redis that were established.",
-    "failures": "Connections to Redis that failed or were given up.",
-    "beats": "Heartbeats of this gate: what it knows was written, and what others know was read.",
-    "beats_read": "Heartbeats of other gates that were read.",
-    "documents_written": "Documents about units that Redis accepted.",
-    "writes_refused": "Documents that Redis did not accept: it is full or read-only.",
-    "documents_read": "Documents of other gates that were read.",
-    "documents_refused": "Documents and messages that were invalid and were ignored.",
-    "flips_sent": "Changes of verdict that were published to other gates.",
-    "flips_heard": "Changes of verdict that other gates published.",
-    "bans_sent": "Bans of prompts, and ends of bans, that were published to other gates.",
-    "bans_heard": "Bans of prompts, and ends of bans, that other gates published.",
-    "bans_refused": "Messages about bans that were invalid and were ignored.",
-    "prefixes_sent": "Hashes of cached prompts that were published to other gates.",
-    "prefixes_heard": "Hashes of cached prompts that were read from other gates.",
-    "prefixes_refused": "Documents of hashes that were invalid and were ignored.",
+_COUNTERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "redis_connects": (
+        "Connections to Redis: established, and those that failed or were given up.",
+        "result",
+        {"established": "connects", "failed": "failures"},
+    ),
+    "redis_sent": (
+        "What this gate gave to others, by kind: heartbeats, documents that Redis accepted, changes "
+        "of verdict, bans of prompts and their ends, hashes of cached prompts.",
+        "kind",
+        {
+            "beats": "beats",
+            "documents": "documents_written",
+            "flips": "flips_sent",
+            "bans": "bans_sent",
+            "prefixes": "prefixes_sent",
+        },
+    ),
+    "redis_received": (
+        "The same of other gates, as it was read here.",
+        "kind",
+        {
+            "beats": "beats_read",
+            "documents": "documents_read",
+            "flips": "flips_heard",
+            "bans": "bans_heard",
+            "prefixes": "prefixes_heard",
+        },
+    ),
+    "redis_refused": (
+        "What was not taken, by kind: documents that Redis did not accept (`writes`: full, read-only), "
+        "documents and messages of others that were invalid.",
+        "kind",
+        {
+            "writes": "writes_refused",
+            "documents": "documents_refused",
+            "bans": "bans_refused",
+            "prefixes": "prefixes_refused",
+        },
+    ),
 }
+"""For each counter its text, its label, and what is counted by the values of that."""
 
 
 class RedisMetrics(Collector):
@@ -431,5 +455,5 @@ class RedisMetrics(Collector):
                 for name in self._board.units
             ),
         )
-        for name, text in _COUNTERS.items():
-            yield counter(f"redis_{name}", text, (), [((), link.counts[name])])
+        for name, (text, label, counted) in _COUNTERS.items():
+            yield counter(name, text, (label,), [((key,), link.counts[of]) for key, of in counted.items()])

@@ -105,16 +105,10 @@ class WorkerMetrics(Collector):
         workers = self._workers
         yield gauge("workers", "Workers that accept clients.", (), [((), workers.accepting())])
         yield counter(
-            "worker_deaths",
-            "Workers that ended by themselves; each was replaced.",
-            (),
-            [((), workers.deaths)],
-        )
-        yield counter(
-            "control_process_deaths",
-            "Control processes that ended by themselves.",
-            (),
-            [((), self._restarts)],
+            "process_deaths",
+            "Workers and control processes that ended by themselves; each was replaced.",
+            ("process",),
+            [(("worker",), workers.deaths), (("control",), self._restarts)],
         )
         yield counter(
             "worker_attempts_lost",

@@ -91,7 +91,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
     shown = samples(RedisMetrics(link, board))
     assert shown["cellgate_redis_up"] == 1
     assert shown["cellgate_redis_peers"] == 2
-    assert shown["cellgate_redis_connects_total"] == 2
+    assert shown["cellgate_redis_connects_total{result=established}"] == 2
 
 
 def test_questions_of_haproxy_are_counted_by_their_answers() -> None:

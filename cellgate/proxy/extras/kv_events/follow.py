@@ -385,31 +385,25 @@ class KvEventMetrics(Collector):
         """All families."""
         units = [(state.unit.name, known, counts) for state, known, counts in self._following]
         yield gauge(
-            "kv_events_used",
-            "1 while the unit's KV events decide what its prefix cache holds; 0: the gate goes by belief.",
-            ("unit",),
-            (((unit,), known.is_used()) for unit, known, _ in units),
-        )
-        yield gauge(
             "kv_events_blocks",
-            "Blocks of the unit's KV cache that are known from its events.",
+            "Blocks of the unit's KV cache that are known from its events, while these decide; else the gate "
+            "goes by belief, and it is 0.",
             ("unit",),
-            (((unit,), len(known)) for unit, known, _ in units),
+            (((unit,), len(known) if known.is_used() else 0) for unit, known, _ in units),
         )
         yield counter(
             "kv_events_messages",
-            "Messages of KV events that were applied.",
-            ("unit",),
-            (((unit,), counts["messages"]) for unit, _, counts in units),
-        )
-        yield counter(
-            "kv_events_faults",
-            "Faults of a unit's KV events, by kind; events that do not fit are `strange`.",
-            ("unit", "fault"),
+            "Messages of KV events that were `applied`, and faults by kind; events that do not fit are "
+            "`strange`.",
+            ("unit", "result"),
             (
                 row
                 for unit, known, counts in units
-                for row in [((unit, "strange"), known.strange), *(((unit, f), counts[f]) for f in FAULTS)]
+                for row in [
+                    ((unit, "applied"), counts["messages"]),
+                    ((unit, "strange"), known.strange),
+                    *(((unit, f), counts[f]) for f in FAULTS),
+                ]
             ),
         )
         yield counter(
