@@ -30,6 +30,7 @@ from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, all
 from cellgate.proxy.process.malloc import SmallBlocks
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.answers import TABLE
+from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
@@ -84,8 +85,8 @@ class Gateway:
         self.board, self.dispatcher, self.reports = board, dispatcher, reports
         self.clients: dict[ClientConnection, None] = {}
         self.memory = BodyMemory(_share_of_bodies(settings), settings.limits.body_bytes)
-        self.backlogs = Backlogs()
-        self.large_reads = LargeReads(loop, read, self.memory)
+        self.beginnings = known = Beginnings()
+        self.backlogs, self.large_reads = Backlogs(), LargeReads(loop, read, self.memory, known)
         self.models = choice_of(settings.models, settings.fallback)
         self.local_endpoints = LocalEndpoints(board, self.models)
         self.pool = unit_pools.pool
@@ -271,12 +272,17 @@ class Gateway:
         return b"%032x" % self.rng.getrandbits(128)
 
     def read_large(
-        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+        self,
+        request: Request,
+        payer: str,
+        why_not: WhyNot,
+        route: str,
+        tell: Callable[[Ask | Failure], None],
     ) -> Callable[[], None]:
         """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops
         it.
         """
-        return self.large_reads.start(request, payer, why_not, tell)
+        return self.large_reads.start(request, payer, why_not, route, tell)
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""

@@ -112,6 +112,28 @@ class Requests(Load):
             self._judge(user, connection, failure, payload.reply(user))
 
 
+class Agents(Load):
+    """Sessions in a closed loop, one on each connection. The warm-up is the first turn of each."""
+
+    async def warm_up(self) -> None:
+        sessions = range(1, len(self.connections) + 1)
+        self._sessions = [payload.Agent(number, self.args.bytes) for number in sessions]
+        await self._all(1)
+
+    async def _send(self) -> None:
+        await self._all(self.args.count // len(self.connections))
+
+    async def _all(self, turns: int) -> None:
+        talks = zip(self._sessions, self.connections, strict=True)
+        await asyncio.gather(*(self._talk(*each, turns) for each in talks))
+
+    async def _talk(self, session: payload.Agent, connection: MeasuredConnection, turns: int) -> None:
+        for _ in range(turns):
+            user = self._next_user()
+            failure = await connection.exchange(session.request(user, self.args.port))
+            self._judge(user, connection, failure, payload.reply(user))
+
+
 class Streams(Load):
     """A stream on each connection, and another one whenever it has ended.
 
@@ -182,7 +204,7 @@ class Bursts(Load):
         self._judge(user, connection, failure, payload.stream(user, tokens))
 
 
-LOADS: dict[str, type[Load]] = {"requests": Requests, "streams": Streams, "bursts": Bursts}
+LOADS: dict[str, type[Load]] = {"requests": Requests, "agents": Agents, "streams": Streams, "bursts": Bursts}
 
 
 async def main(args: argparse.Namespace) -> None:

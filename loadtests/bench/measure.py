@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtests.bench import leaks
 from loadtests.bench.figures import Figure
-from loadtests.bench.loads import LOADS, Bursts, Load, Requests
+from loadtests.bench.loads import LOADS, Agents, Bursts, Load, Requests
 from loadtests.bench.stage import Stage
 from loadtests.bench.targets import TARGETS
 from loadtests.kit import processes
@@ -90,14 +90,14 @@ def measured(stage: Stage, name: str, load_name: str, load: Load, requests: int)
         wrong = f"{len(tally['errors'])} of {load.about} went wrong, first: {tally['errors'][0]}"
         raise RuntimeError(f"{wrong}{printed}")
     figure = _figure(stage, name, load_name, tally, before, after)
-    if isinstance(load, Requests):
+    if isinstance(load, Requests) and not isinstance(load, Agents):
         return figure
     figure = replace(
         figure,
         ttft_p50_ms=_percentile(tally["ttfts_s"], 50) * 1000,
         ttft_p99_ms=_percentile(tally["ttfts_s"], 99) * 1000,
     )
-    if isinstance(load, Bursts):
+    if isinstance(load, (Agents, Bursts)):
         return figure
     left = leaks.wait(target.pid, target.ports[0], stage.units) if target.pid else leaks.Left(0, 0, 0)
     return replace(

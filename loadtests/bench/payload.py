@@ -19,6 +19,12 @@ _AS_STREAM = '"stream":true,"stream_options":{"include_usage":true},'
 _HEX = random.Random(1).randbytes(1 << 19).hex(" ", 4)
 """More than 1 MB of text in words of eight letters."""
 
+_LINES = r"    if %s > %s:\n        return %s[\"%s\"]\n"
+_CODE = "".join(
+    _LINES % (_HEX[at : at + 8], _HEX[at + 9 : at + 12], _HEX[at + 18 : at + 26], _HEX[at + 27 : at + 33])
+    for at in range(0, 200_000, 36)
+)
+
 _EVENT = (
     'data: {"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":"%s",'
     '"choices":[%s]%s}\n\n'
@@ -76,13 +82,75 @@ def ask(user: str, *, stream: bool, tokens: int) -> bytes:
 
 def user_in(body: bytes) -> str:
     """Who asks in a body made by `ask`, or in what a router has made of one; nobody in any other."""
-    at = body.find(b"<<")
+    at = body.rfind(b"<<")
     return body[at + 2 : body.index(b">>", at)].decode() if at >= 0 else "nobody"
+
+
+# An agent's session: each request has all messages of the one before it, and then some new ones.
+
+
+_TOOLS = 24
+_TOOL = (
+    '{"type":"function","function":{"name":"tool_%d","description":"%s","parameters":{"type":"object",'
+    '"properties":{"path":{"type":"string","description":"%s"},"limit":{"type":"integer","minimum":1},'
+    '"pattern":{"type":"string","description":"%s"}},"required":["path"]}}}'
+)
+_CALL = (
+    '{"role":"assistant","content":"%s","tool_calls":[{"id":"call_%d","type":"function","function":'
+    '{"name":"tool_%d","arguments":"{\\"path\\": \\"%s\\", \\"limit\\": 50}"}}]},'
+    '{"role":"tool","tool_call_id":"call_%d","content":"%s"},'
+)
+_SYSTEM_BYTES, _RESULT_BYTES = 12_000, (300, 800, 1500, 6000)
+_TURN_MESSAGES = 2
+"""Calls with their results that one turn adds; with a user's word some 4 kB."""
+
+
+class Agent:
+    """One session. Its first request is `size` bytes long, as if it had come to that before."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self._chance = random.Random(number)
+        self._calls = 0
+        self._head = '{"messages":['
+        tools = ",".join(
+            _TOOL % (n, self._text(500, n), self._text(80, n), self._text(60, n)) for n in range(_TOOLS)
+        )
+        self._tail = (
+            f'],"model":"{MODEL}","max_tokens":1,"temperature":0.2,"tool_choice":"auto","tools":[{tools}]}}'
+        )
+        self._said = bytearray(f'{{"role":"system","content":"{self._text(_SYSTEM_BYTES, 0)}"}},'.encode())
+        while len(self._said) + len(self._tail) < size:
+            self._work()
+
+    def request(self, user: str, port: int) -> bytes:
+        """The whole HTTP request of its next turn."""
+        for _ in range(_TURN_MESSAGES):
+            self._work()
+        self._said += f'{{"role":"user","content":"<<{user}>> {self._text(200)}"}}'.encode()
+        body = b"".join((self._head.encode(), self._said, self._tail.encode()))
+        self._said += b","
+        return _head(port, len(body)) + body
+
+    def _work(self) -> None:
+        """It calls a tool, and gets its result."""
+        at, self._calls = self._calls, self._calls + 1
+        said = self._text(self._chance.randrange(200)), at, at % _TOOLS, _HEX[at : at + 40], at
+        self._said += (_CALL % (*said, self._text(self._chance.choice(_RESULT_BYTES)))).encode()
+
+    def _text(self, size: int, at: int | None = None) -> str:
+        """Code with quotes and line ends, as JSON writes it."""
+        if at is None:
+            at = self._chance.randrange(len(_CODE) - size)
+        return _CODE[at : at + size].rstrip("\\").lstrip('"n')
 
 
 def request(user: str, port: int, *, stream: bool, tokens: int) -> bytes:
     """The whole HTTP request around `ask`."""
     body = ask(user, stream=stream, tokens=tokens)
+    return _head(port, len(body)) + body
+
+
+def _head(port: int, length: int) -> bytes:
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\n"
         f"Host: 127.0.0.1:{port}\r\n"
@@ -90,9 +158,9 @@ def request(user: str, port: int, *, stream: bool, tokens: int) -> bytes:
         "Accept: application/json\r\n"
         "Authorization: Bearer none\r\n"
         "Content-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {length}\r\n\r\n"
     )
-    return head.encode() + body
+    return head.encode()
 
 
 def reply(user: str) -> bytes:

@@ -59,7 +59,9 @@ def _table(run: Run, rows: Sequence[tuple[str, Cell]]) -> Table:
 
 
 def _each(load: str) -> str:
-    return {"requests": "a request", "streams": "a chunk", "bursts": "a stream"}[LOADS[load].kind]
+    return {"requests": "a request", "agents": "a turn", "streams": "a chunk", "bursts": "a stream"}[
+        LOADS[load].kind
+    ]
 
 
 def _cpu_row(run: Run, load: str) -> tuple[str, Cell]:
@@ -82,7 +84,7 @@ def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
 
 def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
     """What only streams have; memory and leaks where they are many."""
-    if LOADS[load].kind == "bursts":
+    if LOADS[load].kind in ("agents", "bursts"):
         return [
             (
                 f"TTFT, p50, ms; {run.loads[load]}",

@@ -251,9 +251,9 @@ class ObservedGate(Observed):
         return super().leftovers() + left
 
 
-async def read_large(body: bytes, *_: object) -> Ask | Failure:
+async def read_large(body: bytes, _payer: str, _why_not: object, route: str) -> Ask | Failure:
     await asyncio.sleep(PARSING_S)
-    return read_ask(body)
+    return read_ask(body, route)
 
 
 def wrong_records(records: list[Finished], visits: list[Visit]) -> list[str]:

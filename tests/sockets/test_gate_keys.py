@@ -16,7 +16,7 @@ import pytest
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.request.large_bodies import WhyNot
-from cellgate.router.nouns import Ask, Fleet
+from cellgate.router.nouns import Fleet
 from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
 from tests.unit.request.test_form_model import field, form, lines
 from tests.wire.client import chat, get, post
@@ -383,9 +383,9 @@ async def test_a_key_without_a_request_left_is_refused_before_its_body_is_read(t
         parsed: list[bytes] = []
         read = here.gateway.large_reads._read
 
-        async def counted(body: bytes, payer: str, why_not: WhyNot) -> Ask | Failure:
+        async def counted(body: bytes, payer: str, why_not: WhyNot, route: str) -> Any:
             parsed.append(body)
-            return await read(body, payer, why_not)
+            return await read(body, payer, why_not, route)
 
         here.gateway.large_reads._read = counted
         async with here.client() as client, here.client() as late, here.client() as other:
@@ -410,10 +410,10 @@ async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_rea
         read, go_on = here.gateway.large_reads._read, asyncio.Event()
         why_nots: list[Failure | None] = []
 
-        async def held(body: bytes, payer: str, why_not: WhyNot) -> Ask | Failure:
+        async def held(body: bytes, payer: str, why_not: WhyNot, route: str) -> Any:
             await go_on.wait()
             why_nots.append(why_not())
-            return why_nots[-1] or await read(body, payer, why_not)
+            return why_nots[-1] or await read(body, payer, why_not, route)
 
         here.gateway.large_reads._read = held
         async with here.client() as client, here.client() as late:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
+import orjson
 import pytest
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.request.conversation import read_conversation
 from tests.wire.client import chat, get, post
 from tests.wire.stage import live, stage
 from tests.wire.unit import LAST_CHUNK, PAUSE_S, STREAM, TOKENS, Received, chunk, whole
@@ -276,3 +280,22 @@ async def test_a_client_that_uses_up_its_pipeline_is_read_again() -> None:
         for _ in range(200):
             assert (await client.reply()).body == EVENTS
         assert (await client.ask(chat())).body == EVENTS
+
+
+@live
+async def test_of_a_large_conversation_only_what_is_new_is_read() -> None:
+    said = [{"role": "user", "content": f"{number} " + "word " * 200} for number in range(1200)]
+    async with stage(echo) as here:
+        elsewhere: list[int] = []
+
+        async def counted(body: bytes, _payer: str, _why_not: object, route: str) -> Any:
+            elsewhere.append(len(body))
+            return read_conversation(body, route)
+
+        here.gateway.large_reads._read = counted
+        async with here.client() as client:
+            for turn in range(1, 4):
+                body = orjson.dumps({"messages": said[: 1100 + turn], "model": "tiny"})
+                assert len(body) > LIMITS.json_bytes_on_loop
+                assert (await client.ask(post(body))).body == body
+        assert len(elsewhere) == 1

@@ -40,7 +40,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MULTIPLIES = frozenset(("n", "best_of", "prompt", "text", "input_ids", "sampling_params", "parameters"))
 """Fields that may ask for several answers, or bound them in another place."""
 _PERSONAL = frozenset(("previous_response_id", "user", "priority"))
-_VARIES = frozenset(
+VARIES = frozenset(
     (
         *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
         *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
@@ -49,7 +49,7 @@ _VARIES = frozenset(
     )
 )
 """Fields that clients change from one try to the next, and that do not end engines."""
-_NO_PART = NAMES | _VARIES | {"model"}
+_NO_PART = NAMES | VARIES | {"model"}
 """Fields that the fingerprint has from the prompt, or leaves out."""
 
 
@@ -151,11 +151,11 @@ def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> tuple[tupl
     start = seed = xxh3_64_intdigest(model.encode() if isinstance(model, str) else b"")
     more = b""
     try:
-        text = canonical(data, shape)
+        text = b"".join(pieces_of(data, shape.preamble, shape.prompts))
         if shape.rendering:
-            seed = _seed(data, shape.rendering)
+            seed = seed_of(data, shape.rendering)
         if shape.more:
-            more = _bytes_of({name: data[name] for name in shape.more})
+            more = more_of(data, shape.more)
     except TypeError:
         text, seed = body, start
     blocks = block_hashes(text, seed)
@@ -163,6 +163,11 @@ def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> tuple[tupl
     if more:
         fingerprint = xxh3_64_intdigest(more, fingerprint)
     return blocks, len(text), fingerprint
+
+
+def more_of(data: dict[str, Any], names: tuple[str, ...]) -> bytes:
+    """These fields, which are no part of the prompt."""
+    return _bytes_of({name: data[name] for name in names})
 
 
 def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
@@ -174,31 +179,33 @@ def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def canonical(data: dict[str, Any], shape: BodyShape) -> bytes:
-    """The prompt as one run of bytes."""
+def pieces_of(data: dict[str, Any], preamble: tuple[str, ...], prompts: tuple[str, ...]) -> list[bytes]:
+    """The prompt as one run of bytes, in pieces: what is in these fields."""
     out: list[bytes] = []
-    for name in shape.preamble:
+    for name in preamble:
         if value := data[name]:
             out += (_RECORD, name.encode(), _FIELD)
             _content(value, out)
-    for name in shape.prompts:
+    for name in prompts:
         if not (value := data[name]):
             continue
         if not isinstance(value, list):
             out.append(_bytes_of(value))
         elif isinstance(value[0], dict):
-            _messages(value, out)
+            write_messages(value, out)
         elif isinstance(value[0], int):
             out.append(_token_ids(value))
         else:
             _several_prompts(value, out)
-    return b"".join(out)
+    return out
 
 
-def _seed(data: dict[str, Any], rendering: tuple[str, ...]) -> int:
+def seed_of(data: dict[str, Any], rendering: tuple[str, ...]) -> int:
     """What the first block is seeded with: the model, and the fields of these names."""
     model = data.get("model")
     first = model.encode() if isinstance(model, str) else b""
+    if not rendering:
+        return xxh3_64_intdigest(first)
     return xxh3_64_intdigest(_FIELD.join([first, *(_bytes_of(data[n]) for n in rendering if data[n])]))
 
 
@@ -218,7 +225,7 @@ def _rest(pieces: list[Any], out: list[bytes]) -> None:
     out += (_RECORD, _bytes_of(pieces))
 
 
-def _messages(messages: list[Any], out: list[bytes]) -> None:
+def write_messages(messages: list[Any], out: list[bytes]) -> None:
     """Messages of a chat, or items of a response's input, one after another."""
     following = iter(messages)
     for message in following:
@@ -321,6 +328,7 @@ _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
+_NAME_CHARS = LIMITS.name_chars
 _NOBODY: tuple[str | None, str, int] = (None, "", 0)
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_NUMBERS = (b"NaN", b"Infinity")
@@ -350,12 +358,12 @@ def has_more_nodes(body: bytes, limit: int) -> bool:
     return sum(map(len, bare.split(b'"')[::2])) > limit
 
 
-def read_large_ask(body: bytes) -> Ask | Failure:
+def read_large_ask(body: bytes, route: str = "") -> Ask | Failure:
     """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed."""
     if has_more_nodes(body, LIMITS.json_nodes):
         reached("json_nodes")
         return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
-    return read_ask(body)
+    return read_ask(body, route)
 
 
 def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
@@ -372,10 +380,23 @@ def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
     if not isinstance(data, dict):
         return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
-    if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
+    if (type(model) is not str or len(model) > _NAME_CHARS) and model is not None:
         return _no_model(model)
-    shape = shape_of_body(data)
-    blocks, size, fingerprint = prompt_in(data, shape, body)
+    names = tuple(data)
+    shape = _shapes.get(names) or _new_shape(names)
+    return ask_of(model, data, shape, prompt_in(data, shape, body), route, payer)
+
+
+def ask_of(
+    model: str | None,
+    data: dict[str, Any],
+    shape: BodyShape,
+    prompt: tuple[tuple[int, ...], int, int],
+    route: str,
+    payer: str,
+) -> Ask:
+    """What a parsed body asks for, whose prompt is known."""
+    blocks, size, fingerprint = prompt
     follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
     limit: Any = 0
     for name in shape.limits:
@@ -418,9 +439,12 @@ def _as_python(body: bytes) -> Any:
     ):
         return _NOT_READ
     try:
-        return json.loads(body)
+        data = json.loads(body)
+        # Half a character in an escape, which engines refuse as text, and which cannot be hashed.
+        json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return _NOT_READ
+    return data
 
 
 def _several(data: dict[str, Any], limit: Any) -> tuple[Any, int]:

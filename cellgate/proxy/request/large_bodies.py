@@ -24,7 +24,9 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.turns import BodyMemory
 from cellgate.proxy.observe.log import log_line, report_defect
-from cellgate.proxy.request.large_body_reader import LENGTH_BYTES, ReadResult
+from cellgate.proxy.request.beginnings import Beginnings
+from cellgate.proxy.request.conversation import Conversation
+from cellgate.proxy.request.large_body_reader import LENGTH_BYTES, ROUTE_BYTES, ReadResult
 from cellgate.router.nouns import Ask
 from cellgate.router.queue import Entered, FairQueue, FairRules
 
@@ -61,8 +63,12 @@ class LargeBodies:
         """Millionths of a second that somebody has used and not paid, and when that was."""
 
     async def read(
-        self, body: bytes, payer: str = "", why_not: Callable[[], Failure | None] = lambda: None
-    ) -> Ask | Failure:
+        self,
+        body: bytes,
+        payer: str = "",
+        why_not: Callable[[], Failure | None] = lambda: None,
+        route: str = "",
+    ) -> Ask | Conversation | Failure:
         """What a body asks for, or why it is refused; when it is its turn, `why_not` is asked first. Raises
         RuntimeError when reading it shows a defect.
         """
@@ -73,7 +79,7 @@ class LargeBodies:
         if (failure := why_not()) is not None:
             self._free(payer, 0.0)
             return failure
-        reading = asyncio.ensure_future(parser.read(body))
+        reading = asyncio.ensure_future(parser.read(body, route))
         reading.add_done_callback(lambda _: self._free(payer, parser.cpu_s * 1e6 - expected_us))
         try:
             return await asyncio.shield(reading)
@@ -154,7 +160,7 @@ class Parser:
         self.cpu_s = 0.0
         self.bodies = 0
 
-    async def read(self, body: bytes) -> Ask | Failure:
+    async def read(self, body: bytes, route: str = "") -> Ask | Conversation | Failure:
         """What a body asks for, or why it is refused. Raises RuntimeError when reading it shows a defect."""
         self.bodies += 1
         self.cpu_s = 0.0
@@ -167,7 +173,7 @@ class Parser:
         self.process = process
         try:
             async with asyncio.timeout(STUCK_S):
-                told = await _ask(process, body)
+                told = await _ask(process, body, route)
         except (OSError, EOFError, TimeoutError) as error:
             self.cpu_s = LIMITS.large_body_cpu_s
             await self.close()
@@ -183,9 +189,9 @@ class Parser:
             await self.close()
         for name in told.reached:
             reached(name)
-        if told.ask is None:
+        if told.found is None:
             raise RuntimeError(told.trouble)
-        return told.ask
+        return told.found
 
     def end(self) -> None:
         """End the process, and do not wait for that."""
@@ -206,11 +212,11 @@ def _expected_us(size: int) -> float:
     return size * _US_EACH_BYTE
 
 
-async def _ask(process: Process, body: bytes) -> ReadResult:
+async def _ask(process: Process, body: bytes, route: str) -> ReadResult:
     """Raises OSError and EOFError (of asyncio) when the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big"))
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big") + route.encode().ljust(ROUTE_BYTES))
     process.stdin.write(body)
     await process.stdin.drain()
     length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
@@ -231,17 +237,26 @@ def _without_process(how: str) -> Failure:
 
 WhyNot = Callable[[], Failure | None]
 """Why a body is not worth reading any more."""
-ReadBody = Callable[[bytes, str, WhyNot], Awaitable[Ask | Failure]]
-"""Reads a body, in the share of somebody."""
+ReadBody = Callable[[bytes, str, WhyNot, str], Awaitable[Ask | Conversation | Failure]]
+"""Reads a body, in the share of somebody, of a route."""
 
 
 class LargeReads:
-    """`read` reads one body; `memory` is what bodies have reserved."""
+    """`read` reads one body; `memory` is what bodies have reserved; `beginnings` learns from those that were
+    read in parts.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, read: ReadBody, memory: BodyMemory) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        read: ReadBody,
+        memory: BodyMemory,
+        beginnings: Beginnings,
+    ) -> None:
         self._loop = loop
         self._read = read
         self._memory = memory
+        self._beginnings = beginnings
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -249,7 +264,7 @@ class LargeReads:
         return len(self._tasks)
 
     def start(
-        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+        self, request: Request, payer: str, why_not: WhyNot, route: str, tell: Callable[[Ask | Failure], None]
     ) -> Callable[[], None]:
         """Read the body of a request, then `tell`, in any case. What is returned stops that.
 
@@ -259,7 +274,10 @@ class LargeReads:
 
         async def run() -> None:
             try:
-                found = await self._read(request.body, payer, why_not)
+                found = await self._read(request.body, payer, why_not, route)
+                if isinstance(found, Conversation):
+                    self._beginnings.learn(request.body, found, payer)
+                    found = found.ask
             except asyncio.CancelledError:
                 # A task that ends with it keeps the traceback, and so the body, until garbage is collected.
                 return

@@ -1,4 +1,4 @@
-"""The process that parses large bodies for a gate: bodies in on stdin, asks out on stdout.
+"""The process that parses large bodies for a gate: bodies in on stdin, what they ask for out on stdout.
 
 1. Each body has a limit of CPU time and of memory. Out of memory is answered; out of time, the kernel ends
    the process, because the parser cannot be interrupted otherwise.
@@ -19,11 +19,13 @@ from typing import BinaryIO, NamedTuple
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.process.malloc import return_large_blocks
-from cellgate.proxy.request.body import read_large_ask
+from cellgate.proxy.request.body import has_more_nodes, read_large_ask
+from cellgate.proxy.request.conversation import Conversation, read_conversation
 from cellgate.router.nouns import Ask
 
 LENGTH_BYTES = 8
-"""Each message is its length, big-endian, followed by that many bytes."""
+"""Each message is its length, big-endian, followed by that many bytes; before a body comes its route."""
+ROUTE_BYTES = 16
 _BYTES_EACH = 16
 """Memory for each byte of a body, beside the constant: a character of a text may take four, twice."""
 _KEPT_BYTES = 128 << 20
@@ -31,13 +33,13 @@ _NICE = 5
 
 
 class ReadResult(NamedTuple):
-    """The answer: the ask of the body or its failure; or `trouble`, a defect of this process.
+    """The answer: what the body asks for, or its failure; or `trouble`, a defect of this process.
 
     `reached` are the limits that took effect, `ends` says that the process has now ended, `cpu_s` is
     what it took.
     """
 
-    ask: Ask | Failure | None
+    found: Ask | Conversation | Failure | None
     trouble: str
     reached: tuple[str, ...]
     ends: bool
@@ -53,9 +55,9 @@ def main() -> None:
     return_large_blocks()
     bodies, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := bodies.read(LENGTH_BYTES):
-        length = int.from_bytes(head, "big")
+        length, route = int.from_bytes(head, "big"), bodies.read(ROUTE_BYTES).rstrip().decode()
         _bound(length)
-        told = read(bodies, length)
+        told = read(bodies, length, route)
         packed = pickle.dumps(told)
         answers.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
         answers.flush()
@@ -63,21 +65,27 @@ def main() -> None:
             return
 
 
-def read(bodies: BinaryIO, length: int) -> ReadResult:
+def read(bodies: BinaryIO, length: int, route: str = "") -> ReadResult:
     """Read the next body, of `length` bytes."""
     before, trouble, ends, begun_s = dict(REACHED), "", False, time.process_time()
-    ask: Ask | Failure | None = None
+    found: Ask | Conversation | Failure | None = None
     try:
-        ask = read_large_ask(bodies.read(length))
+        found = _read(bodies.read(length), route)
     except MemoryError:
         reached("large_body_memory")
-        ask = Failure(FailureKind.BODY_TOO_LARGE, "parsing the request's body takes too much memory")
+        found = Failure(FailureKind.BODY_TOO_LARGE, "parsing the request's body takes too much memory")
         ends = True
     except Exception as error:
         trouble = repr(error)
     counted = tuple(name for name, count in REACHED.items() for _ in range(count - before[name]))
     cpu_s = time.process_time() - begun_s
-    return ReadResult(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES, cpu_s)
+    return ReadResult(found, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES, cpu_s)
+
+
+def _read(body: bytes, route: str) -> Ask | Conversation | Failure:
+    """One with few values may be read in parts, so that the gate can recognise them."""
+    known = None if has_more_nodes(body, LIMITS.json_nodes) else read_conversation(body, route)
+    return known or read_large_ask(body, route)
 
 
 def _bound(length: int) -> None:

@@ -13,6 +13,7 @@ from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.turns import BodyMemory
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.large_bodies import WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, ModelChoice
 from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports
@@ -212,6 +213,8 @@ class Services(Protocol):
     models: ModelChoice | None
     """The names of models that are the gate's own; None: there are none."""
     orphans: Orphans
+    beginnings: Beginnings
+    """What is known of the bodies of late."""
     opinions: Opinions
     """Whose fault answers are that are not good."""
     door: Door | None
@@ -230,10 +233,15 @@ class Services(Protocol):
         """The connections to a unit."""
 
     def read_large(
-        self, request: Request, payer: str, why_not: WhyNot, tell: Callable[[Ask | Failure], None]
+        self,
+        request: Request,
+        payer: str,
+        why_not: WhyNot,
+        route: str,
+        tell: Callable[[Ask | Failure], None],
     ) -> Callable[[], None]:
-        """Parse a large body off the loop, in the share of `payer`, then call `tell`, in any case; `why_not`
-        is asked when it is its turn. The returned function stops that.
+        """Parse a large body of a route off the loop, in the share of `payer`, then call `tell`, in any case;
+        `why_not` is asked when it is its turn. The returned function stops that.
         """
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:

@@ -14,7 +14,7 @@ from cellgate.proxy.http.sse import BOM
 from cellgate.proxy.observe.counters import FALLBACKS, NAMED, ContinuationResult, tally
 from cellgate.proxy.request import prefill_decode
 from cellgate.proxy.request.attempt import Attempt
-from cellgate.proxy.request.body import SPLIT_ROUTES, is_large, plain_ask, read_ask, stored_ask
+from cellgate.proxy.request.body import is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.content_coding import Decoding, unsupported
 from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.doubts import drop, show_first, spared
@@ -52,7 +52,6 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.request.large_bodies import WhyNot
     from cellgate.proxy.request.prefill_decode import Handoff, Rendezvous
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.proxy.request.services import Door
@@ -360,9 +359,9 @@ def _read(exchange: Exchange) -> None:
         _decode(exchange)
     elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
         body = request.body
-        # Most are smaller than any large one.
-        if len(body) > _SMALL and is_large(body):
-            _read_late(exchange)
+        # Most are smaller than any that is worth knowing again.
+        if len(body) > _SMALL:
+            _read_rest(exchange, payer)
         else:
             ask(exchange, read_ask(body, route.name, payer))
     elif route.kind is STICKY:
@@ -396,15 +395,24 @@ def _decode(exchange: Exchange) -> None:
     decoding.go_on()
 
 
-def _read_late(exchange: Exchange) -> None:
-    """Have a large body parsed. Who pays is its key, or where there is none, its client's address."""
-    admission = exchange.admission
-    payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
-    why_not: WhyNot = _nothing
-    if admission is not None:
-        payer, why_not = admission.payer, admission.refusal
-    gate, request = exchange.gate, exchange.request
-    exchange.stop_reading = gate.read_large(request, payer, why_not, exchange.asked)
+def _read_rest(exchange: Exchange, named: str) -> None:
+    """Read what is not known of a body, here or in another process. Who pays is its key, or where there is
+    none, its client's address; `named` is what the ask says.
+    """
+    gate, admission, route = exchange.gate, exchange.admission, exchange.route.name
+    payer = named if admission is None else admission.payer
+    body, known = exchange.request.body, gate.beginnings
+    place = known.find(body, route, payer)
+    read: Ask | Failure | None = None
+    if place is not None and not place.is_large():
+        read = known.read(place, payer, named)
+    if read is None:
+        if is_large(body):
+            why_not = _nothing if admission is None else admission.refusal
+            exchange.stop_reading = gate.read_large(exchange.request, payer, why_not, route, exchange.asked)
+            return
+        read = read_ask(body, route, named)
+    ask(exchange, read)
 
 
 def _nothing() -> None:
@@ -412,10 +420,10 @@ def _nothing() -> None:
 
 
 def read_late(exchange: Exchange, read: Ask | Failure) -> None:
-    """A large body was read, without its route: it can be split nevertheless."""
+    """A large body was read."""
     if isinstance(read, Ask):
         payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
-        read = read._replace(splits=exchange.route.name in SPLIT_ROUTES, payer=payer)
+        read = read._replace(payer=payer)
     ask(exchange, read)
 
 

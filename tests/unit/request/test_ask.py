@@ -293,7 +293,10 @@ def test_what_pythons_parser_takes_is_read_like_any_json(body: bytes) -> None:
     assert (ask.model, ask.stream) == ("tiny", True)
 
 
-@pytest.mark.parametrize("body", [b"\xef\xbb\xbf{", b"{NaN", b"[" * 2000 + b"NaN", b"\xff\xfe{"])
+@pytest.mark.parametrize(
+    "body",
+    [b"\xef\xbb\xbf{", b"{NaN", b"[" * 2000 + b"NaN", b"\xff\xfe{", b'{"prompt": "\\ud83d", "seed": NaN}'],
+)
 def test_what_no_parser_takes_is_refused_in_the_same_words(body: bytes) -> None:
     assert isinstance(read_ask(body), Failure)
 

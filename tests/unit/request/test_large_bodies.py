@@ -97,7 +97,7 @@ async def test_a_process_that_is_killed_costs_the_body_in_it_and_no_other(bodies
 def test_a_body_that_takes_too_long_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = READER
     slow += "read = r.read_large_ask\n"
-    slow += "def spin(body):\n    while b'spin' in body: pass\n    return read(body)\n"
+    slow += "def spin(body, *_):\n    while b'spin' in body: pass\n    return read(body)\n"
     slow += "r.read_large_ask, r.LIMITS = spin, type(r.LIMITS)(large_body_cpu_s=0.1)\nmain()\n"
     monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
 
@@ -118,7 +118,7 @@ def test_a_body_that_takes_too_long_is_refused_and_no_other(monkeypatch: pytest.
 def test_a_body_that_takes_too_much_memory_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = READER
     greedy += "read = r.read_large_ask\n"
-    greedy += "def eat(body):\n    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
+    greedy += "def eat(body, *_):\n    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
     greedy += "r.read_large_ask = eat\nmain()\n"
     monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], greedy))
 
@@ -206,12 +206,12 @@ async def test_a_small_body_goes_before_the_large_ones_that_wait(bodies: LargeBo
 
 
 def test_an_exception_of_ours_is_told_and_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: bytes) -> Ask:
+    def fail(_: bytes, _route: str) -> Ask:
         raise ZeroDivisionError("boom")
 
     monkeypatch.setattr(large_body_reader, "read_large_ask", fail)
     told = large_body_reader.read(io.BytesIO(b"{}"), 2)
-    assert (told.ask, told.trouble) == (None, "ZeroDivisionError('boom')")
+    assert (told.found, told.trouble) == (None, "ZeroDivisionError('boom')")
 
 
 def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.
 def counting(monkeypatch: pytest.MonkeyPatch, cpu_s: float) -> None:
     """Have a body of an even number of bytes take so much of a processor."""
     slow = READER + "import time\nread = r.read_large_ask\n"
-    slow += "def spin(body):\n    until = time.process_time() + (len(body) % 2 == 0) * "
+    slow += "def spin(body, *_):\n    until = time.process_time() + (len(body) % 2 == 0) * "
     slow += f"{cpu_s}\n    while time.process_time() < until: pass\n    return read(body)\n"
     slow += "r.read_large_ask = spin\nmain()\n"
     monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
@@ -266,7 +266,7 @@ def test_of_one_payer_one_body_is_read_at_a_time_and_of_several_a_few(
 ) -> None:
     go_on = asyncio.Event()
 
-    async def hangs(_: large_bodies.Parser, body: bytes) -> Ask:
+    async def hangs(_: large_bodies.Parser, body: bytes, _route: str) -> Ask:
         await go_on.wait()
         return Ask()
 
