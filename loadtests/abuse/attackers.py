@@ -21,13 +21,14 @@ LOOK_S = 0.05
 MOST_MB = 24
 """What one sends in all, at most."""
 HEADERS = (
+    # None says for whom it asks: this machine is trusted, as an ingress is, and would be believed. What
+    # others say of that is tested with real ingresses (tests/real/test_lying_clients.py).
     "x-cellgate-unit: sim\r\n",
     "x-cellgate-explain: 1\r\n",
     "x-gateway-destination-endpoint: 127.0.0.1:1\r\n",
     "X-Haproxy-Server-State: UP; name=b/evil{n}; node=evil{n}; weight=1/2; scur=0/1; qcur=0\r\n",
     "x-gateway-inference-fairness-id: t{n}\r\n",
     "x-priority: -100\r\n",
-    "x-forwarded-for: 192.0.2.{n}\r\n",
     "x-session-id: s{n}\r\n",
     "x-request-id: r{n}\r\n",
     "x-cellgate-continue: off\r\n",

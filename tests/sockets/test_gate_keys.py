@@ -424,3 +424,47 @@ async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_rea
             go_on.set()
             assert (await asking).status == 429
         assert [failure is not None for failure in why_nots] == [True]
+
+
+def head_of(request: bytes) -> bytes:
+    """Its head alone: the body never comes."""
+    return request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+@live
+async def test_a_large_body_of_nobody_whose_key_counts_is_not_read(tmp_path: Path) -> None:
+    expired = line("old", "sk-old", expires="2020-01-01T00:00:00Z")
+    async with keyed(tmp_path, STREAM, line(), expired) as here:
+        wanted = (
+            ("", "invalid_api_key"),
+            ("Authorization: Bearer sk-nobody\r\n", "invalid_api_key"),
+            ("x-api-key: sk-old\r\n", "key_expired"),
+        )
+        for shown, why in wanted:
+            for head in (head_of(post(LARGE, shown)), _chunked(shown)):
+                async with here.client() as client:
+                    reply = await client.ask(head)
+                assert (reply.status, code(reply.body)) == (401, why)
+                assert reply.get("www-authenticate") is not None or why == "key_expired"
+
+
+def _chunked(shown: str) -> bytes:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gate\r\n{shown}Transfer-Encoding: chunked\r\n\r\n"
+    return head.encode()
+
+
+@live
+async def test_a_key_with_as_many_in_flight_as_it_may_is_refused_before_its_body_is_read(
+    tmp_path: Path,
+) -> None:
+    release = asyncio.Event()
+    limited = keyed(tmp_path, endless(release), line(limits={"in_flight": 1}))
+    async with limited as here, here.client() as first, here.client() as second, here.client() as third:
+        asking = asyncio.create_task(first.ask(chat(head=BEARER)))
+        await here.until(lambda: here.plane.board.in_flight == 1)
+        assert (await second.ask(chat(head=BEARER))).status == 429
+        reply = await third.ask(head_of(post(LARGE, BEARER)))
+        assert (reply.status, code(reply.body)) == (429, "rate_limit_exceeded")
+        release.set()
+        await asking
+        assert (await second.ask(chat(head=BEARER))).status == 200

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
-from cellgate.proxy.admission.limits import Accounts, Bill, Period
+from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Bill, Period
 from cellgate.proxy.config.key_file import Key, KeyFileError, KeyRing, read_keys
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
@@ -195,9 +195,11 @@ class Doorway(Protocol):
 
     accounts: Accounts
     in_flight: dict[KeyAdmission, None]
+    closed: dict[tuple[str, str], tuple[float, Failure]]
 
     def shut(self, key: Key, refusal: Failure) -> None: ...
     def refusal(self, key: Key) -> Failure | None: ...
+    def ended(self, key: Key) -> None: ...
 
 
 class KeyAdmission:
@@ -315,11 +317,13 @@ class KeyAdmission:
 
     def over(self, record: Finished, _at: float) -> None:
         """The response has ended."""
-        charged = self._charged
+        charged, door = self._charged, self._door
         if charged is not None:
-            del self._door.in_flight[self]
+            del door.in_flight[self]
             if record.code not in _NOT_CHARGED:
-                self._door.accounts.settle(self._bill(record, charged))
+                door.accounts.settle(self._bill(record, charged))
+                if door.closed:
+                    door.ended(self.key)
         # They hold each other, and would wait for the garbage collector.
         del self.visitor
 
@@ -441,14 +445,14 @@ class KeyDoor:
         self._ends_streams = ends_streams
         self._tokens = tokens
         self._ring = KeyRing()
-        self._shut: dict[tuple[str, str], tuple[float, Failure]] = {}
+        self.closed: dict[tuple[str, str], tuple[float, Failure]] = {}
         """By key and tenant: until when nothing is left of a limit, and what its clients get."""
         self._habits: dict[tuple[str, str], Habits] = {}
 
     def take(self, ring: KeyRing) -> None:
         """These keys hold from now on."""
         self._ring = ring
-        self._shut.clear()
+        self.closed.clear()
         known = {(key.name, key.tenant.name) for key in ring.keys.values()}
         known |= {("", tenant) for tenant in ring.tenants}
         self._habits = {who: self._habits.get(who) or Habits() for who in known}
@@ -466,11 +470,20 @@ class KeyDoor:
     def identify(self, visitor: Visitor) -> KeyAdmission | Failure:
         """What the key of a request allows, or why it does not count."""
         shown = take_credentials(visitor.request)
+        digest = sha256(shown).digest()
+        at = self._wall()
+        key = self._find(shown, digest, at)
+        if isinstance(key, Failure):
+            return key
+        if self.closed and (refusal := self._refused(key)) is not None:
+            return refusal
+        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], self._wall())
+
+    def _find(self, shown: bytes, digest: bytes, at: float) -> Key | Failure:
+        """The key that stands for what was shown, whose digest this is; or why it does not count."""
         if not shown:
             message = "no API key: send one, as Authorization: Bearer KEY, or as x-api-key: KEY"
             return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
-        digest = sha256(shown).digest()
-        at = self._wall()
         key = self._ring.keys.get(digest)
         if key is None and self._tokens is not None:
             key = self._tokens.key(shown, digest, self._ring)
@@ -480,43 +493,55 @@ class KeyDoor:
         if key.expires_at <= at:
             message = "this API key has expired; ask the operator for another one"
             return Failure(FailureKind.KEY_EXPIRED, message, lines=_CHALLENGE)
-        if self._shut and (refusal := self.refusal(key)) is not None:
+        return key
+
+    def _refused(self, key: Key) -> Failure | None:
+        """Why a request of a key that counts is refused at once; it is counted."""
+        if (refusal := self.refusal(key)) is not None:
             self.accounts.refused(key.tenant.name, refusal.used_up)
-            return refusal
-        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], at)
+        return refusal
 
     def shut(self, key: Key, refusal: Failure) -> None:
         """A limit of this key has nothing left: before the next request is read, it is refused."""
         at = self._wall()
         # What is used up of a minute is there again when the next one begins.
         until = min(at + SHUT_S, Period.MINUTE.window(at)[1])
-        self._shut[key.name, key.tenant.name] = until, refusal
+        self.closed[key.name, key.tenant.name] = until, refusal
+
+    def ended(self, key: Key) -> None:
+        """A request of this key is over: it may have another one in flight."""
+        _, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
+        if refusal is not None and refusal.used_up == IN_FLIGHT:
+            del self.closed[key.name, key.tenant.name]
 
     def refusal(self, key: Key) -> Failure | None:
         """Why a request of this key is refused at once."""
-        until, refusal = self._shut.get((key.name, key.tenant.name), _OPEN)
+        until, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
         return refusal if self._wall() < until else None
 
     def turns_away(self, request: Request) -> Failure | None:
-        """Why a request whose body is still to come is refused. What needs a look elsewhere is not."""
-        if not self._shut or find_route(request.path).name in OPEN_ROUTES:
+        """Why a request whose body is still to come is refused: its key does not count, or has used up a
+        limit.
+        """
+        if find_route(request.path).name in OPEN_ROUTES or request.method == b"OPTIONS":
             return None
-        key = self._ring.keys.get(sha256(shown_credentials(request)).digest())
-        refusal = None if key is None else self.refusal(key)
-        if key is not None and refusal is not None:
-            self.accounts.refused(key.tenant.name, refusal.used_up)
-        return refusal
+        key = self._shown(request)
+        return key if isinstance(key, Failure) else self._refused(key)
 
     def tenant_of(self, request: Request) -> str:
-        """Whose key a request shows; empty: none that is in a file."""
-        key = self._ring.keys.get(sha256(shown_credentials(request)).digest())
-        return "" if key is None else key.tenant.name
+        """Whose key a request shows; empty: none that counts."""
+        key = self._shown(request)
+        return "" if isinstance(key, Failure) else key.tenant.name
+
+    def _shown(self, request: Request) -> Key | Failure:
+        shown = shown_credentials(request)
+        return self._find(shown, sha256(shown).digest(), self._wall())
 
     def tick(self, _now: float) -> None:
         """A few times a second: account for the answers that come, and end those whose key counts no more."""
         at = self._wall()
-        for who in [who for who, (until, _) in self._shut.items() if at >= until]:
-            del self._shut[who]
+        for who in [who for who, (until, _) in self.closed.items() if at >= until]:
+            del self.closed[who]
         for admission in list(self.in_flight):
             admission.spend()
             if self._ends_streams and not self._counts(admission, at):

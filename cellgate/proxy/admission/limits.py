@@ -29,6 +29,8 @@ from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
+IN_FLIGHT = "in_flight"
+"""The limit of requests at one time, in `Failure.used_up` and the label of refusals."""
 
 
 class Period(Enum):
@@ -602,9 +604,10 @@ class LimitLedger:
         account, kind = plan.lacking(amounts)
         lines = plan.lines(at)
         if kind is None:
-            self.counts.refused(tenant, "in_flight")
+            self.counts.refused(tenant, IN_FLIGHT)
             message = f"{account.title} has as many requests in flight as it may ({account.in_flight_max})"
-            return Failure(FailureKind.LIMITED, f"{message}; retry in 1 s", retry_after_s=1, lines=lines)
+            words = f"{message}; retry in 1 s"
+            return Failure(FailureKind.LIMITED, words, retry_after_s=1, lines=lines, used_up=IN_FLIGHT)
         self.counts.refused(tenant, kind.field)
         # What others of this key do not use comes back when they end.
         soon_s = GIVEN_BACK_S if plan.in_flight else inf
