@@ -687,7 +687,8 @@ class Router:
             has_room = isinstance(best, tuple) and best[0].has_room
             found = best if has_room else self._lend(ticket.ask, now, ticket.tried)
             if isinstance(found, tuple):
-                spared = self._spared(found, ticket.ask, now, ticket.tried)
+                waited_s = now - ticket.entered_at
+                spared = self._spared(found, ticket.ask, now, ticket.tried, waited_s)
                 if spared is None:
                     blocked.payers.add(ticket.ask.payer)
                     continue
@@ -735,14 +736,16 @@ class Router:
         """Whether others ask for the units of an ask as well."""
         return self._asking.note(ask.payer, self.board.pools.of(ask.model), now)
 
-    def _spared(self, best: Best, ask: Ask, now: float, tried: Collection[str]) -> Best | None:
+    def _spared(
+        self, best: Best, ask: Ask, now: float, tried: Collection[str], waited_s: float = 0.0
+    ) -> Best | None:
         """The best unit with room that has not too much to read of whoever pays for the ask; None: there is
         none, while others ask for these units as well.
         """
         crowded = [*tried]
         if not self._asking.has_several(self.board.pools.of(ask.model), now):
             return best
-        while is_crowded(self.board.units[best[0].unit], ask, now):
+        while is_crowded(self.board.units[best[0].unit], ask, now, waited_s):
             crowded.append(best[0].unit)
             found = self._best(ask, now, crowded)
             if not isinstance(found, tuple) or not found[0].has_room:

@@ -34,6 +34,10 @@ UNREAD_BYTES = 64 << 10
 """About what a unit reads in the time of a few steps: more would not keep it busier."""
 EACH_BYTES = 1024
 """What each prompt counts as, beside its bytes."""
+LONG_BYTES = 256 << 10
+LONG_WAITS_S = 0.5
+"""A prompt of more bytes waits for so long at most until a unit has answered the prompts of others: else it
+would come between them and their first tokens."""
 ABANDONED_S = 1.0
 """After so long a unit has read what a client sent that left, whether it has answered anybody or not."""
 PLAIN_S = 0.25
@@ -146,13 +150,19 @@ class Asking:
         return pool in self._pools and now - self._pools[pool][1] < ACTIVE_S
 
 
-def is_crowded(state: UnitState, ask: Ask, now: float) -> bool:
-    """Whether a unit has so much to read of the payer of an ask that it is to get no more now."""
-    payer = ask.payer
+def is_crowded(state: UnitState, ask: Ask, now: float, waited_s: float = 0.0) -> bool:
+    """Whether a unit has so much to read of the payer of an ask that it is to get no more now; or others wait
+    for it whose prompts are to be read before one that takes it long.
+    """
+    payer, is_long = ask.payer, ask.prompt_bytes > LONG_BYTES and waited_s < LONG_WAITS_S
     left = state.unread.left(now, ABANDONED_S)
     unread = sum(EACH_BYTES + prompt.size for prompt in left if prompt.payer == payer)
     for lease in state.leases:
-        if lease.committed or lease.ask.payer != payer:
+        if lease.committed:
+            continue
+        if lease.ask.payer != payer:
+            if is_long and now - lease.opened_at < LONG_WAITS_S:
+                return True
             continue
         # Nothing shows when a plain answer has begun.
         if lease.ask.stream or (lease.opened_at >= state.unread.until and now - lease.opened_at < PLAIN_S):

@@ -11,7 +11,7 @@ from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairQueue, FairRules, Queue
-from cellgate.router.shares import PLAIN_S, UNREAD_BYTES
+from cellgate.router.shares import LONG_BYTES, PLAIN_S, UNREAD_BYTES
 from cellgate.router.unit_state import Lease
 
 SLOTS = 8
@@ -284,3 +284,31 @@ def test_what_is_to_be_answered_as_a_whole_is_read_before_that() -> None:
     here.now += PLAIN_S
     here.router.serve_waiting(here.now)
     assert here.held(HOG) == 1 + 4
+
+
+def test_a_long_prompt_comes_after_those_that_others_have_sent() -> None:
+    here = unread()
+    here.now += 0.01
+    others = [here.asked(OTHER), here.asked(OTHER)]
+    here.ask(HOG, tokens=LONG_BYTES)
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 1
+    here.asked(OTHER)
+    others[0].commit(here.now)
+    others[1].commit(here.now)
+    here.open[-1].commit(here.now)
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 2
+
+
+def test_a_long_prompt_waits_for_others_half_a_second_at_most() -> None:
+    here = unread()
+    here.ask(OTHER)
+    here.ask(OTHER)
+    here.ask(HOG, tokens=LONG_BYTES)
+    assert here.held(HOG) == 1
+    for _ in range(6):
+        here.now += 0.1
+        here.ask(OTHER)
+        here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 2
