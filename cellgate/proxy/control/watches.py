@@ -495,8 +495,10 @@ class RefusedWatch:
         elif not self._others(state):
             # The one that served it has left meanwhile: any answer is better than none.
             return
-        elif found.is_sure and found.what == REPEATS:
-            self._take_out(state, found, target, body)
+        elif state.meets or (found.is_sure and found.what == REPEATS):
+            # Half of a pair can be asked nothing alone.
+            if found.is_sure:
+                self._take_out(state, found, target, body)
         elif found.unit in self._checks:
             return
         elif now - self._checked.get(found.unit, -CHECK_EVERY_S) >= CHECK_EVERY_S:
@@ -557,6 +559,8 @@ class RefusedWatch:
         """What shows whether a unit is well: the request that was kept, and plain ones of its kind and of the
         last kinds in use that the unit serves.
         """
+        if state.meets:
+            return []
         kept = read_object(body)
         model = kept.get("model")
         route = find_route(target.partition("?")[0].encode()).name
