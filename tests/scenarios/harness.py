@@ -169,12 +169,14 @@ class Stage:
         return bool(self.liars) and (visit.unit in self.liars or visit.reply.end is End.TIMEOUT)
 
     def _unproven(self) -> list[str]:
-        """What a process got before it had answered a canary, but for what was on its way as it started."""
+        """What a process got before it had answered a canary, but for what was on its way as it started, and
+        what the gate itself asks of a unit that refuses what others serve: it has no id of a client.
+        """
         return [
             f"{served.request_id} came to {engine.name} {after_s:.3f} s after its start, before any canary"
             for engine in self.engines.values()
             for served, after_s in engine.unproven
-            if after_s > LATENCY_S
+            if after_s > LATENCY_S and served.request_id
         ]
 
     # -- time ----------------------------------------------------------------------------------------------
