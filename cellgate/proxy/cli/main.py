@@ -54,9 +54,10 @@ COMMANDS = {
         "print the JSON Schema of the configuration, for editors", "proxy.cli.check", "schema"
     ),
     "agent": CommandEntry("watch the processes of one node of a unit", "probes.agent"),
-    "plan": CommandEntry("compute how much of a model fits into a unit", "proxy.cli.plan", "plan"),
-    "pair": CommandEntry(
-        "propose units from free nodes, by where these stand in the network", "proxy.cli.plan", "pair"
+    "plan": CommandEntry(
+        "compute how much of a model fits into a unit, or propose units from free nodes",
+        "proxy.cli.plan",
+        "plan",
     ),
     "units": CommandEntry(
         "list the units of a running gate with their verdicts", "proxy.cli.operate", "units"

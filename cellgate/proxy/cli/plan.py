@@ -1,4 +1,4 @@
-"""`cellgate plan`: how much of a model fits into a unit, as text. The formulas are in proxy/capacity."""
+"""`cellgate plan`: how much of a model fits into a unit, or which free nodes should be units, as text."""
 
 from __future__ import annotations
 
@@ -50,12 +50,11 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags; those of the engine have the names vLLM gives them."""
     add = parser.add_argument
     told = "a config.json, its directory, or the id of a model in the local hub cache (ORG/NAME)"
-    add("model", metavar="MODEL", help=told)
+    add("model", metavar="MODEL", nargs="?", help=told)
     add(
         "--memory",
         metavar="SIZE",
         type=_size,
-        required=True,
         help="memory of one device, such as 80GiB or 96GB",
     )
     add("--tensor-parallel-size", metavar="N", type=_positive, default=1, help="default: %(default)s")
@@ -85,10 +84,23 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--weight-bits", metavar="N", type=_bits, help="bits of a weight; default: as the file says")
     add("--unit", metavar="URL", help="a running unit whose KV cache is compared with the plan")
+    add("--nodes", metavar="FILE", help="instead of MODEL: where free nodes stand; - reads standard input")
+    add("--size", type=int, metavar="N", help="with --nodes: nodes of a unit")
+    add("--json", action="store_true", help="with --nodes: the units as JSON")
+    parser.set_defaults(misused=parser.error)
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Print the plan; 0 when the model fits and the unit that was named has answered. Raises ConfigError."""
+    """Print the plan; 0 when the model fits and the unit that was named has answered.
+
+    Raises ConfigError and CommandError.
+    """
+    if args.nodes is not None:
+        return _run_pairing(args)
+    if args.model is None:
+        args.misused("give MODEL and --memory SIZE, or --nodes FILE and --size N")
+    if args.memory is None:
+        args.misused("the following arguments are required: --memory")
     file = _file(args.model)
     shape = read_shape(_json(file), str(file), args.weight_bits)
     devices = Devices(
@@ -244,27 +256,22 @@ def _share(text: str) -> float:
     return share
 
 
-# `cellgate pair`: units from free nodes, so that each spans as few layers of the network as possible.
+# `cellgate plan --nodes FILE`: units from free nodes, which span as few layers of the network as possible.
 
 
-def pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which nodes, and how many make a unit."""
-    parser.add_argument("file", metavar="FILE", help="where the free nodes stand; - reads standard input")
-    parser.add_argument("--size", type=int, required=True, metavar="N", help="nodes of a unit")
-    parser.add_argument("--json", action="store_true", help="the units as JSON")
-
-
-def run_pair(args: argparse.Namespace) -> int:
+def _run_pairing(args: argparse.Namespace) -> int:
     """Propose units, and say what they cost. Raises CommandError."""
-    if args.size < 1:
-        raise CommandError("--size must be at least 1")
+    if args.model is not None:
+        args.misused("--nodes proposes units of nodes, and takes no MODEL")
+    if args.size is None or args.size < 1:
+        args.misused("--nodes requires --size N, the nodes of a unit, at least 1")
     try:
-        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text()
+        text = sys.stdin.read() if args.nodes == "-" else Path(args.nodes).read_text()
         pairing = pair(read_nodes(text), args.size)
     except OSError as error:
-        raise CommandError(f"{args.file}: {error.strerror or error}") from None
+        raise CommandError(f"{args.nodes}: {error.strerror or error}") from None
     except ValueError as error:
-        raise CommandError(f"{args.file}: {error}") from None
+        raise CommandError(f"{args.nodes}: {error}") from None
     print(_as_json(pairing) if args.json else _in_words(pairing))
     return 0
 

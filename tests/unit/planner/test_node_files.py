@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from cellgate.proxy.cli.main import main
 from cellgate.proxy.extras.planner.topology import SCHEMES, PlacedNode, read_nodes
 
 
@@ -52,3 +54,23 @@ def test_what_it_cannot_read_it_says_in_one_line(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as refused:
         read_nodes(text)
     assert "\n" not in str(refused.value)
+
+
+def test_the_command_proposes_units_from_a_file_of_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"name": f"n{number}", "place": ["z", f"leaf-{number // 2}"]} for number in range(4)]
+    (tmp_path / "nodes.json").write_text(json.dumps(nodes))
+    assert main(["plan", "--nodes", str(tmp_path / "nodes.json"), "--size", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [unit["nodes"] for unit in found["units"]] == [["n0", "n1"], ["n2", "n3"]]
+    assert (found["span"], found["over"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "words", [["--nodes", "f"], ["m", "--nodes", "f", "--size", "2"], ["--nodes", "f", "--size", "0"]]
+)
+def test_nodes_go_with_a_size_and_without_a_model(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert end.value.code == 2
