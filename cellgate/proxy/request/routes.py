@@ -46,20 +46,23 @@ class Standing(Enum):
 
 
 _ADMINISTER = frozenset(
-    b"abort aborts activate adapter adapters add admin administration alloc allocate attach begin "
-    b"cache caches checker checkpoint clear close collective commit configure connect continue control "
-    b"copy corpora corpus cors create cuda deactivate debug delete destroy detach disable disconnect "
-    b"down drain dump dumper elastic enable end erase evict exec execute expert experts export fault "
-    b"faults finish flush freeze gc gpu group groups hicache import init initialize initialise inject "
-    b"install internal kill level load lock log logger logging logs lora loras memory migrate mode "
-    b"mount offload open park patch pause paused prefetch profile profiler profiling props proxy pull "
-    b"purge push put quit ray reboot rebalance record recording recover refit refresh register reinit "
-    b"release reload remote remove rename replace repository reset resize restart restore resume rl "
-    b"role roles rollback rotate rpc run save scale scaling schedule scheduler send session sessions "
-    b"set setting settings shell shutdown sleep sleeping slot slots slow snapshot sources spec start "
-    b"state states stop stream streams suspend swap switch sync system tensor tensors terminate tool "
-    b"tools trace tracing train transfer unfreeze uninstall unload unlock unmount unpause unregister "
-    b"unset up update updates upgrade upload wake wakeup warmup weight weights write".split()
+    b"abort aborts activate adapter adapters add admin administration alloc allocate attach ban begin "
+    b"cache caches checker checkpoint clear close collective commit configure connect continue "
+    b"control copy cordon corpora corpus cors create cuda deactivate debug delete demote deploy "
+    b"destroy detach disable disconnect down drain drop dump dumper elastic enable end erase evacuate "
+    b"evict exec execute exit expert experts expire export failover fault faults finish flush freeze "
+    b"gc gpu group groups halt hibernate hicache import init initialise initialize inject install "
+    b"internal invalidate kick kill level load lock log logger logging logs lora loras memory migrate "
+    b"mode mount offload open park patch pause paused pin prefetch profile profiler profiling promote "
+    b"props proxy prune pull purge push put quiesce quit ray rebalance reboot reclaim record "
+    b"recording recover refit refresh register reindex reinit release reload remote remove rename "
+    b"replace repository reset resize restart restore resume retire rl role roles rollback rotate rpc "
+    b"run save scale scaling schedule scheduler send session sessions set setting settings shell "
+    b"shutdown sleep sleeping slot slots slow snapshot sources spec stall standby start state states "
+    b"stop stream streams suspend swap switch sync system tensor tensors terminate thaw throttle tool "
+    b"tools trace tracing train transfer truncate unban uncordon undeploy undrain unfreeze uninstall "
+    b"unload unlock unmount unpause unpin unregister unset up update updates upgrade upload vacuum "
+    b"wake wakeup warm warmup weight weights wipe write zap".split()
 )
 _STEMS = re.compile(
     rb"abort|adapter|cache|flush|lora|offload|pause|profil|reload|repositor|sharedmem|shutdown|sleep|unload|wakeup"

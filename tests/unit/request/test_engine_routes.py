@@ -74,6 +74,11 @@ def test_a_verb_that_nobody_knows_does_not_pass(path: str) -> None:
     assert not passes(path, "POST")
 
 
+@pytest.mark.parametrize("verb", ["exit", "hibernate", "undrain", "evacuate", "pin_prefix", "failover"])
+def test_a_verb_of_administration_does_not_pass_below_a_version_either(verb: str) -> None:
+    assert not passes(f"/v1/{verb}", "POST")
+
+
 @pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH", "PURGE"])
 def test_a_method_that_changes_things_does_not_pass(method: str) -> None:
     assert not passes("/v1/files/x", method)
