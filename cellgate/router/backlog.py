@@ -29,12 +29,14 @@ ABANDONED_KEPT = 1024
 
 
 class Abandoned(NamedTuple):
-    """A prompt whose client left: when it was sent, when that was, who pays for it, and its bytes."""
+    """A prompt whose client left: when it was sent, when that was, who pays for it, and the bytes
+    that its unit reads of it.
+    """
 
     opened_at: float
     left_at: float
     payer: str
-    size: int
+    size: float
 
 
 class Unread:

@@ -21,7 +21,7 @@ from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.shares import Asking, Shares, Waiting, is_crowded
+from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
 # The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
@@ -745,15 +745,18 @@ class Router:
         crowded = [*tried]
         if not self._asking.has_several(self.board.pools.of(ask.model), now):
             return best
-        while is_crowded(self.board.units[best[0].unit], ask, now, waited_s):
-            crowded.append(best[0].unit)
+        while True:
+            row = best[0]
+            size = to_read(ask.prompt_bytes, row.held_blocks * BLOCK_BYTES)
+            if not is_crowded(self.board.units[row.unit], ask, size, now, waited_s):
+                return best
+            crowded.append(row.unit)
             found = self._best(ask, now, crowded)
             if not isinstance(found, tuple) or not found[0].has_room:
                 return None
             if len(crowded) > len(tried) + SPARED_UNITS:
                 return None
             best = found
-        return best
 
     def _has_room(self, ticket: Ticket, now: float) -> bool:
         bounds = Bounds(self.queue.rules.backlog_s)

@@ -8,9 +8,9 @@ Who pays for a request is an address, or where there are keys, the tenant of one
 3. Nor does anybody wait for prompts of a payer that has claimed more than `HOG_PART` of all that is to be
    computed, if its own are less than a share: what a prompt takes is estimated from what its client sent.
 4. While several ask for a pool, each of its units has at most `UNREAD_BYTES` of the prompts of one of them
-   that it has not answered yet, or one prompt: to read them takes time that no other prompt gets, however few
-   tokens have to be computed. Prompts of clients that have left count until the unit has answered one that
-   it got later, because it reads them all the same.
+   that it has not answered yet, or one prompt. What is in its prefix cache counts little (`to_read`).
+   Prompts of clients that have left count until the unit has answered one that it got later, because it
+   reads them all the same.
 5. Alone anybody may have everything.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cellgate.router.nouns import Ask
-from cellgate.router.unit_state import UnitState
+from cellgate.router.unit_state import Lease, UnitState
 
 ADDRESS = "address "
 """How the name of a payer begins that is an address: what it says of its priority is only its word."""
@@ -34,10 +34,13 @@ UNREAD_BYTES = 64 << 10
 """About what a unit reads in the time of a few steps: more would not keep it busier."""
 EACH_BYTES = 1024
 """What each prompt counts as, beside its bytes."""
+CACHED_PART = 1 / 64
+"""A cached byte counts so much: it is turned into tokens, but not computed. A turn of an agent is nearly all
+cached, and several are one step of their unit."""
 LONG_BYTES = 256 << 10
 LONG_WAITS_S = 0.5
-"""A prompt of more bytes waits for so long at most until a unit has answered the prompts of others: else it
-would come between them and their first tokens."""
+"""A prompt of which more bytes are to be read waits for so long at most until a unit has answered the prompts
+of others: else it would come between them and their first tokens."""
 ABANDONED_S = 1.0
 """After so long a unit has read what a client sent that left, whether it has answered anybody or not."""
 PLAIN_S = 0.25
@@ -150,13 +153,26 @@ class Asking:
         return pool in self._pools and now - self._pools[pool][1] < ACTIVE_S
 
 
-def is_crowded(state: UnitState, ask: Ask, now: float, waited_s: float = 0.0) -> bool:
+def to_read(prompt_bytes: int, cached_bytes: float) -> float:
+    """How many bytes a unit reads of a prompt, as far as others wait for that."""
+    cached = min(cached_bytes, prompt_bytes)
+    return EACH_BYTES + prompt_bytes - cached + cached * CACHED_PART
+
+
+def left_to_read(lease: Lease) -> float:
+    """The same of a prompt that was sent."""
+    size = lease.ask.prompt_bytes
+    uncached = lease.job.uncached_tokens * lease.unit_state.costs.rates.bytes_per_token.value
+    return to_read(size, size - uncached)
+
+
+def is_crowded(state: UnitState, ask: Ask, size: float, now: float, waited_s: float = 0.0) -> bool:
     """Whether a unit has so much to read of the payer of an ask that it is to get no more now; or others wait
-    for it whose prompts are to be read before one that takes it long.
+    for it whose prompts are to be read before one that takes it long. `size`: what it has to read of the ask.
     """
-    payer, is_long = ask.payer, ask.prompt_bytes > LONG_BYTES and waited_s < LONG_WAITS_S
+    payer, is_long = ask.payer, size > LONG_BYTES and waited_s < LONG_WAITS_S
     left = state.unread.left(now, ABANDONED_S)
-    unread = sum(EACH_BYTES + prompt.size for prompt in left if prompt.payer == payer)
+    unread = sum(prompt.size for prompt in left if prompt.payer == payer)
     for lease in state.leases:
         if lease.committed:
             continue
@@ -166,5 +182,5 @@ def is_crowded(state: UnitState, ask: Ask, now: float, waited_s: float = 0.0) ->
             continue
         # Nothing shows when a plain answer has begun.
         if lease.ask.stream or (lease.opened_at >= state.unread.until and now - lease.opened_at < PLAIN_S):
-            unread += EACH_BYTES + lease.ask.prompt_bytes
-    return unread > 0 and unread + EACH_BYTES + ask.prompt_bytes > UNREAD_BYTES
+            unread += left_to_read(lease)
+    return unread > 0 and unread + size > UNREAD_BYTES

@@ -31,6 +31,7 @@ from cellgate.router.backlog import Abandoned
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
 from cellgate.router.queue import Ticket
+from cellgate.router.shares import left_to_read
 from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
@@ -240,8 +241,9 @@ class LocalDispatcher:
         if outcome is _BUSY:
             lease.unit_state.lower_limit(now)
         elif outcome is _LEFT and not lease.committed:
-            ask = lease.ask
-            lease.unit_state.unread.leave(Abandoned(lease.opened_at, now, ask.payer, ask.prompt_bytes))
+            lease.unit_state.unread.leave(
+                Abandoned(lease.opened_at, now, lease.ask.payer, left_to_read(lease))
+            )
         self._metrics.attempt(lease.unit, outcome)
         if self._containment.watchful:
             self._containment.closed(lease, outcome)

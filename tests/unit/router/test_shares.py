@@ -7,11 +7,11 @@ import random
 from cellgate.policies import POLICIES
 from cellgate.router.backlog import Abandoned
 from cellgate.router.board import Board
-from cellgate.router.cost_model import SURE
+from cellgate.router.cost_model import BLOCK_BYTES, SURE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairQueue, FairRules, Queue
-from cellgate.router.shares import LONG_BYTES, PLAIN_S, UNREAD_BYTES
+from cellgate.router.shares import LONG_BYTES, PLAIN_S, UNREAD_BYTES, left_to_read
 from cellgate.router.unit_state import Lease
 
 SLOTS = 8
@@ -21,22 +21,27 @@ HOG, OTHER, THIRD = "address 192.0.2.1", "address 192.0.2.2", "address 192.0.2.3
 class World:
     """Two units of `SLOTS` slots; `log` has who was served, in order."""
 
-    def __init__(self, limit: int = 1024) -> None:
+    def __init__(self, limit: int = 1024, policy: str = "least_load") -> None:
         self.board = Board(Rules(slow_start_s=0.0))
         units = tuple(Unit(name, "c", f"http://{name}", max_in_flight=SLOTS) for name in "ab")
         self.board.configure(Fleet(units=units), 0.0)
         for name in "ab":
             self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
-        self.router = Router(
-            self.board, POLICIES["least_load"](), random.Random(1), Queue(FairRules(limit=limit))
-        )
+        self.router = Router(self.board, POLICIES[policy](), random.Random(1), Queue(FairRules(limit=limit)))
         self.now = 1.0
         self.open: list[Lease] = []
         self.log: list[str] = []
         self.refused: list[tuple[str, Refusal]] = []
 
     def ask(
-        self, payer: str, *, tenant: str = "", priority: int = 0, tokens: int = 25, stream: bool = True
+        self,
+        payer: str,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        tokens: int = 25,
+        stream: bool = True,
+        blocks: tuple[int, ...] = (),
     ) -> None:
         ask = Ask(
             payer=payer,
@@ -45,6 +50,7 @@ class World:
             prompt_bytes=4 * tokens,
             prompt_tokens=tokens,
             stream=stream,
+            blocks=blocks,
         )
 
         def told(found: Lease | Refusal) -> None:
@@ -72,7 +78,7 @@ class World:
     def leave(self, lease: Lease) -> None:
         """The client of a prompt that was not answered leaves."""
         self.open.remove(lease)
-        left = Abandoned(lease.opened_at, self.now, lease.ask.payer, lease.ask.prompt_bytes)
+        left = Abandoned(lease.opened_at, self.now, lease.ask.payer, left_to_read(lease))
         lease.unit_state.unread.leave(left)
         self.board.close(lease, self.now)
 
@@ -214,9 +220,9 @@ LARGE = UNREAD_BYTES // 4 // 2
 """Tokens of a prompt of which a unit is to read one at a time of a payer, while others ask as well."""
 
 
-def unread() -> World:
+def unread(policy: str = "least_load") -> World:
     """A world in which two have asked not long ago, and all have been answered."""
-    here = World()
+    here = World(policy=policy)
     for payer in (OTHER, HOG, OTHER):
         here.ask(payer)
         here.open[-1].commit(here.now)
@@ -312,3 +318,19 @@ def test_a_long_prompt_waits_for_others_half_a_second_at_most() -> None:
         here.ask(OTHER)
         here.router.serve_waiting(here.now)
     assert here.held(HOG) == 2
+
+
+def test_the_turns_of_agents_are_nearly_all_cached_and_do_not_wait_for_each_other_or_for_others() -> None:
+    here, blocks = unread("prefix_affinity"), tuple(range(500))
+    for _ in range(2):
+        here.ask(HOG, tokens=500 * BLOCK_BYTES // 4, blocks=blocks)
+        here.now += 1.0
+        for lease in here.open:
+            if not lease.committed:
+                lease.commit(here.now)
+                here.board.prove(lease)
+    before = here.held(HOG)
+    here.ask(OTHER)
+    for _ in range(4):
+        here.ask(HOG, tokens=500 * BLOCK_BYTES // 4, blocks=blocks)
+    assert here.held(HOG) == before + 4
