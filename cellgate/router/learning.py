@@ -535,8 +535,9 @@ class StepTimes:
             rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
         if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
             self._largest = tokens
-        self._pace_s *= _PACE_FADES
-        self._shared_pace_s *= _PACE_FADES
+        if self._pace_s:
+            self._pace_s *= _PACE_FADES
+            self._shared_pace_s *= _PACE_FADES
 
     def waited(self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0) -> None:
         """For so long nothing moved before the first token of a prompt. `is_whole`: all of its prefill is in

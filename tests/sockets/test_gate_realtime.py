@@ -70,6 +70,14 @@ async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
 
 
 @live
+async def test_a_client_may_offer_other_protocols_beside() -> None:
+    async with stage(echo, realtime=True) as here, here.client() as client:
+        offers = HELLO.replace("Upgrade: websocket", "Upgrade: h2c, WebSocket")
+        assert (await begun(client, get("/v1/realtime?model=tiny", offers))).startswith(b"HTTP/1.1 101 ")
+        assert here.unit.requests[0].get("upgrade") == "websocket"
+
+
+@live
 async def test_the_unit_ends_it() -> None:
     async def one(request: Received) -> None:
         request.write(SWITCHED + b"\x88\x00")

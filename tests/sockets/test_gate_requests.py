@@ -189,10 +189,11 @@ async def test_fields_of_the_connection_stay_behind() -> None:
     assert (request.get("x-hopper"), request.get("x-kept")) == ("3", "4")
 
 
+@pytest.mark.parametrize("offered", ["h2c", "websocket, h2c", "h2c, websocket", "TLS/1.0"])
 @live
-async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit() -> None:
+async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit(offered: str) -> None:
     """Java's client asks for it with each request on a new connection, and so does `curl --http2`."""
-    h2c = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    h2c = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offered}\r\nHTTP2-Settings: AAEAAEAA\r\n"
     async with stage(STREAM) as here, here.client() as client:
         for asked in (chat(head=h2c), chat(head=h2c, text="x" * 100_000), get("/version", h2c)):
             assert (await client.ask(asked)).status == 200

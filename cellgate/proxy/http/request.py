@@ -171,12 +171,12 @@ def _check_connection(request: Request) -> Failure | None:
         reached("connection_tokens")
         reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
         return Failure(FailureKind.BAD_REQUEST, reason)
-    wanted = [value.strip().lower() for name, value in fields if name == b"upgrade"]
-    is_realtime = request.method == b"GET" and request.target.partition(b"?")[0] == REALTIME
     # Any other upgrade is ignored (RFC 9110, 7.8): Java's client and `curl --http2` ask for h2c.
-    if wanted == [b"websocket"] and is_realtime and b"upgrade" in connection_tokens(fields):
-        request.upgrades = True
-        request.keep_alive = False
+    if request.method == b"GET" and request.target.partition(b"?")[0] == REALTIME:
+        wanted = b",".join([value for name, value in fields if name == b"upgrade"]).lower()
+        if b"websocket" in map(bytes.strip, wanted.split(b",")) and b"upgrade" in connection_tokens(fields):
+            request.upgrades = True
+            request.keep_alive = False
     return None
 
 
