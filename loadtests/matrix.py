@@ -7,6 +7,7 @@ installed is named and left out.
 """
 
 import argparse
+import base64
 import gzip
 import http.client
 import json
@@ -19,9 +20,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from backports import zstd
 
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.report import columns, print_problems, verdict
@@ -247,10 +251,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._whole(404, Page(_json({"error": "no such page"})))
 
+    def do_OPTIONS(self) -> None:
+        """As Starlette's CORSMiddleware, which vLLM and others have on by default."""
+        self.send_response(200)
+        for name in ("origin", "methods", "headers"):
+            self.send_header(f"access-control-allow-{name}", "*")
+        self.send_header("content-length", "0")
+        self.end_headers()
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
+        coding = self.headers.get("content-encoding")
+        body = {"gzip": gzip.decompress, "zstd": zstd.decompress}.get(coding or "", bytes)(body)
         lines = tuple((name.lower(), value) for name, value in self.headers.items())
         if not (self.headers.get("x-request-id") or "").startswith("cellgate-"):
             self.server.asked.append((self.command, self.path, lines, body))
@@ -326,7 +338,9 @@ def asks(path: str, page: Page) -> Iterator[Ask]:
     stream = _json({**fields, "stream": True})
     if page.events:
         yield Ask("stream", "POST", path, stream, (_JSON,))
-        yield Ask("gzip", "POST", path, gzip.compress(stream), (_JSON, ("content-encoding", "gzip")))
+        for coding, compress in (("gzip", gzip.compress), ("zstd", zstd.compress)):
+            # Codex sends zstd.
+            yield Ask(coding, "POST", path, compress(stream), (_JSON, ("content-encoding", coding)))
     if path.startswith("/v1/messages"):
         yield Ask("?beta=true", "POST", f"{path}?beta=true", stream, _CLAUDE)
         yield Ask("model", "GET", "/v1/models/tiny", b"", _CLAUDE)
@@ -433,15 +447,78 @@ def _sdk(url: str, ask: Ask) -> Answer:
     return Answer(200, (), "\n".join(objects).encode())
 
 
-CLIENTS: Mapping[str, tuple[str, Client]] = {
-    "raw": ("", raw),
-    "curl": ("curl", curl),
-    "java": ("java", _by(_java)),
-    "node": ("node", _by(lambda _: ["node", "-e", _NODE])),
-    "openai": ("", _sdk),
-}
-"""By name: the program that must be installed, and the client."""
+def _anthropic(url: str, ask: Ask) -> Answer:
+    """Anthropic's library for Python, as above."""
+    import anthropic  # type: ignore[import-not-found]
+
+    document = json.loads(ask.body)
+    client = anthropic.Anthropic(base_url=url, api_key="unused", max_retries=0)
+    words = {key: document[key] for key in ("model", "messages", "max_tokens", "stream") if key in document}
+    try:
+        got = client.messages.create(**words)
+        objects = [each.to_json() for each in got] if document.get("stream") else [got.to_json()]
+    except anthropic.APIStatusError as error:
+        return Answer(error.status_code, (), error.response.content)
+    return Answer(200, (), "\n".join(objects).encode())
+
+
+_PAGE = """<script>
+const [url, method, lines, sent] = %s;
+fetch(url, {method, headers: lines, body: sent === "" ? undefined : sent}).then(async (r) => {
+  const body = new Uint8Array(await r.arrayBuffer());
+  const got = [r.status, [...r.headers], Array.from(body, (b) => String.fromCharCode(b)).join("")];
+  document.title = btoa(unescape(encodeURIComponent(JSON.stringify(got))));
+}).catch((e) => { document.title = btoa(JSON.stringify([0, [], String(e)])); });
+</script>"""
+_BROWSER = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_READS = ("--virtual-time-budget=30000", "--dump-dom")
+
+
+def browser(url: str, ask: Ask) -> Answer:
+    """`fetch` in a page of another site: Chromium asks with OPTIONS first, and shows what CORS allows."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(_PAGE % json.dumps([f"{url}{ask.path}", ask.method, ask.lines, ask.body.decode()]))
+        command = ["chromium", *_BROWSER, f"--user-data-dir={folder}/profile", *_READS, page.as_uri()]
+        shown = subprocess.run(command, capture_output=True, check=True, timeout=ANSWER_S).stdout
+    found = re.search(rb"<title>([^<]*)</title>", shown)
+    status, lines, body = json.loads(base64.b64decode(found[1])) if found else (0, [], "no answer")
+    return Answer(status, tuple((name, value) for name, value in lines), body.encode("latin-1"))
+
+
 _SDK_PATHS = ("/v1/chat/completions", "/v1/responses")
+_SDK_ASKS = ("whole", "stream", "bad")
+
+
+class Way(NamedTuple):
+    """A client, and what it needs: a program or a module. `paths` and `asks`: those it is for, else all."""
+
+    client: Client
+    program: str = ""
+    module: str = ""
+    paths: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+    def is_there(self) -> bool:
+        """Whether it is installed."""
+        if self.module:
+            return find_spec(self.module) is not None
+        return not self.program or shutil.which(self.program) is not None
+
+    def asks_for(self, path: str, ask: Ask) -> bool:
+        """Whether this row is for it."""
+        return (not self.paths or path in self.paths) and (not self.asks or ask.name in self.asks)
+
+
+CLIENTS: Mapping[str, Way] = {
+    "raw": Way(raw),
+    "curl": Way(curl, "curl"),
+    "java": Way(_by(_java), "java"),
+    "node": Way(_by(lambda _: ["node", "-e", _NODE]), "node"),
+    "chromium": Way(browser, "chromium", asks=_SDK_ASKS),
+    "openai": Way(_sdk, module="openai", paths=_SDK_PATHS, asks=_SDK_ASKS),
+    "anthropic": Way(_anthropic, module="anthropic", paths=("/v1/messages",), asks=_SDK_ASKS),
+}
 
 
 # -- comparison ----------------------------------------------------------------------------------------------
@@ -492,11 +569,9 @@ def compare(
         for path, page in pages.items():
             for ask in asks(path, page):
                 for name in args.clients:
-                    if name == "openai" and (
-                        path not in _SDK_PATHS or ask.name not in ("whole", "stream", "bad")
-                    ):
+                    if not CLIENTS[name].asks_for(path, ask):
                         continue
-                    client = CLIENTS[name][1]
+                    client = CLIENTS[name].client
                     if server is None:
                         # It caches prompts, and says so.
                         client(url, ask)
@@ -513,7 +588,7 @@ def main() -> int:
     parser.add_argument("--engines", nargs="*", default=list(FAKES), choices=list(FAKES), help="fakes")
     parser.add_argument("--clients", nargs="*", default=list(CLIENTS), choices=list(CLIENTS))
     args = parser.parse_args()
-    for name in [each for each in args.clients if CLIENTS[each][0] and not shutil.which(CLIENTS[each][0])]:
+    for name in [each for each in args.clients if not CLIENTS[each].is_there()]:
         print(f"{name} is not installed, and left out")
         args.clients.remove(name)
     named, problems, seen, rows = named_differences(PAGE.read_text()), [], dict[str, int](), 0

@@ -2,8 +2,9 @@
 
 `python -m loadtests.never_shot` keeps two healthy units full for ten minutes, while phases of what looks like
 trouble take turns. What must hold: no verdict changes, no request hangs or is answered wrongly. `--slow`
-makes one unit 1.5 times as slow instead: it must be `degraded` within 60 s and never DOWN. The exit code is 1
-when something of it does not hold.
+makes one unit 1.5 times as slow instead: it must be `degraded` within 60 s and never DOWN. `--engines 30`
+draws slow and small engines, as tests/scenarios/slow_engines.py does in virtual time: none may go DOWN, no
+answer may be lost. The exit code is 1 when something of it does not hold.
 """
 
 import argparse
@@ -11,11 +12,15 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from random import Random
+from typing import NamedTuple, Self
 
 import uvloop
 
 from loadtests.kit import progress
+from loadtests.kit.agents import Agents
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import Answer, End, Question
 from loadtests.kit.report import print_problems, verdict
@@ -40,6 +45,8 @@ PHASE_S = 20.0
 SLOW = 1.5
 DEGRADED_LIMIT_S = 60.0
 SLOW_S = 90.0
+FIRST_TOKEN_S, ANSWER_S, ENGINES_S, AT_ONCE = 20.0, 10.0, 60.0, 5
+"""Of slow engines: the longest prompts and answers, how long they work, and seeds at a time."""
 MUST_NOT = (End.DISHONEST, End.HUNG, End.WRONG, End.BROKEN)
 """Who is refused with a 429 or 503 has not been answered, which is right when all queues are full."""
 
@@ -90,6 +97,69 @@ async def slow() -> list[str]:
     return problems + [each.why() for each in users.answers if each.end() in MUST_NOT]
 
 
+class Slow(NamedTuple):
+    """Engines of one seed: what their processes are told, and what is asked of them."""
+
+    units: int
+    users: int
+    in_flight: int
+    has_agents: bool
+    options: dict[str, float]
+    question: Callable[[Random], Question]
+
+    @classmethod
+    def draw(cls, seed: int) -> Self:
+        """1 to 64 slots, 20 to 20,000 tokens a second of prefill, 1 to 100 for each answer."""
+        rng = Random(seed)
+        slots, units = rng.choice((1, 2, 4, 64)), rng.randint(1, 2)
+        prefill_tokens_s, tokens_s = 20.0 * 1000.0 ** rng.random(), 100.0 ** rng.random()
+        users = rng.randint(1, min(2 * slots, 6) * units)
+        prompt = min(16_000, max(20, int(prefill_tokens_s * FIRST_TOKEN_S / max(1.0, users / units))))
+        answer = min(256, max(2, int(tokens_s * ANSWER_S)))
+        options = {
+            "step_ms": 1000.0 / tokens_s,
+            "prefill_tokens_per_s": prefill_tokens_s,
+            "max_num_seqs": slots,
+            "max_num_batched_tokens": rng.choice((512, 2048, 16_384)),
+            "num_gpu_blocks": 65_536,
+            "blind": rng.randint(0, 1),
+        }
+        has_agents, sizes = rng.random() < 0.5, ((10, prompt), (1, answer))
+        return cls(units, users, 2 * slots, has_agents, options, Question.between(*sizes))
+
+
+async def slow_engines(seed: int) -> list[str]:
+    """Slow and small engines that are well keep their requests; what must not have been."""
+    drawn = Slow.draw(seed)
+    with ExitStack() as stack:
+        units = stack.enter_context(sim_units("abc"[: drawn.units], **drawn.options))
+        agents = stack.enter_context(Agents(units)) if drawn.has_agents else None
+        gate = stack.enter_context(GateProcess(units, max_in_flight=drawn.in_flight, agents=agents))
+        began = time.time()
+        async with Users(gate.url, drawn.users, drawn.question, seed=seed) as users:
+            await asyncio.sleep(ENGINES_S)
+            ended = [answer for answer in users.answers if answer.ended_at]
+        lost = [answer for answer in ended if answer.status != 200 or answer.end() is not End.WHOLE]
+        downs = [flip["line"] for flip in gate.flips(began) if flip["after"] == "down"]
+    what = (
+        f"seed {seed}, {drawn.units} units, {drawn.users} users, agents {drawn.has_agents}, {drawn.options}"
+    )
+    print(f"{what}: {_count(users.answers)}", flush=True)
+    return [f"{what}: {each}" for each in (*downs, *(answer.why() for answer in lost))]
+
+
+async def many_engines(seeds: range) -> list[str]:
+    """Some at a time, for they are slow and not busy."""
+    problems: list[str] = []
+    for first in range(seeds.start, seeds.stop, AT_ONCE):
+        together = range(first, min(first + AT_ONCE, seeds.stop))
+        found = await asyncio.gather(
+            *(asyncio.to_thread(uvloop.run, slow_engines(each)) for each in together)
+        )
+        problems += [line for lines in found for line in lines]
+    return problems
+
+
 def _heal(units: Sequence[SimUnit]) -> None:
     for unit in units:
         unit.fault("heal")
@@ -109,8 +179,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="at least one round of all phases")
     parser.add_argument("--phase", choices=[phase.name for phase in PHASES], help="only this one")
     parser.add_argument("--slow", action="store_true", help="the slow unit instead")
+    parser.add_argument(
+        "--engines", type=int, metavar="SEEDS", help="slow and small engines of so many seeds"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first of these seeds")
     args = parser.parse_args()
-    problems = uvloop.run(slow() if args.slow else never_shot(args.minutes, args.phase))
+    if args.engines:
+        played = many_engines(range(args.first, args.first + args.engines))
+    else:
+        played = slow() if args.slow else never_shot(args.minutes, args.phase)
+    problems = uvloop.run(played)
     print(verdict(problems))
     print_problems(problems, most=20)
     return 1 if problems else 0

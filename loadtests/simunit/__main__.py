@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--logprobs", type=int, default=0, choices=(0, 1), help="1: whole answers show log probabilities"
     )
+    parser.add_argument("--blind", type=int, default=0, choices=(0, 1), help="1: it has no /metrics")
     parser.add_argument(
         "--poison", default="", choices=["", *MODES], help="how it dies of one certain prompt"
     )

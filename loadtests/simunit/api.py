@@ -61,7 +61,8 @@ class Api:
         app.router.add_get("/health", self._late(self._health))
         app.router.add_get("/ping", self._late(self._health))
         app.router.add_get("/version", self._version)
-        app.router.add_get("/metrics", self._late(self._metrics))
+        if not self._unit.is_blind:
+            app.router.add_get("/metrics", self._late(self._metrics))
         app.cleanup_ctx.append(self._commenting)
         app.middlewares.append(self._answer_nonsense)
 

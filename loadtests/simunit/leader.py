@@ -46,6 +46,7 @@ class LeaderOptions:
     poison: str = ""
     can_pause: int = 0
     logprobs: int = 0
+    blind: int = 0
 
 
 async def run_leader(options: LeaderOptions, timing: Timing) -> int:
@@ -53,7 +54,7 @@ async def run_leader(options: LeaderOptions, timing: Timing) -> int:
     collective = await start_collective(options.followers)
     unit = Unit(options.name, options.model, timing, collective, Faults(warm_up_s=options.warm_up_s))
     unit.poison = Poison(options.poison)
-    unit.shows_logprobs = bool(options.logprobs)
+    unit.shows_logprobs, unit.is_blind = bool(options.logprobs), bool(options.blind)
     stop = _stop_event(options.until_stdin_ends)
     engine = asyncio.create_task(unit.run())
     stopped = asyncio.create_task(stop.wait())

@@ -30,7 +30,7 @@ class Unit:
         self.faults = faults
         self.metrics = Metrics(self.engine, model)
         self.poison = Poison("")
-        self.shows_logprobs = False
+        self.shows_logprobs = self.is_blind = False
         self.death: str | None = None
         self.paused = ""
         self.journal: list[str] = []
