@@ -34,7 +34,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 ANSWER_S = 60.0
 _CLIENTS_OWN = re.compile(
     "host|connection|content-length|transfer-encoding|accept-encoding|content-encoding|expect|te|upgrade|"
-    "http2-settings|keep-alive|x-request-id|x-forwarded-(for|proto|host)|authorization|date"
+    "http2-settings|keep-alive|origin|x-request-id|x-forwarded-(for|proto|host)|authorization|date"
 )
 """Header lines of requests that are the gate's matter (docs/api.md, "Header lines of requests")."""
 _CHANGING = re.compile(
