@@ -117,11 +117,13 @@ class Agents(Load):
 
     async def warm_up(self) -> None:
         sessions = range(1, len(self.connections) + 1)
-        self._sessions = [payload.Agent(number, self.args.bytes) for number in sessions]
+        self._turns = self.args.count // len(self.connections)
+        begin = self.args.bytes - payload.TURN_BYTES * self._turns // 2
+        self._sessions = [payload.Agent(number, begin) for number in sessions]
         await self._all(1)
 
     async def _send(self) -> None:
-        await self._all(self.args.count // len(self.connections))
+        await self._all(self._turns)
 
     async def _all(self, turns: int) -> None:
         talks = zip(self._sessions, self.connections, strict=True)

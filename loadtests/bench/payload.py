@@ -101,8 +101,10 @@ _CALL = (
     '{"role":"tool","tool_call_id":"call_%d","content":"%s"},'
 )
 _SYSTEM_BYTES, _RESULT_BYTES = 12_000, (300, 800, 1500, 6000)
-_TURN_MESSAGES = 2
-"""Calls with their results that one turn adds; with a user's word some 4 kB."""
+_TURN_CALLS = 2
+"""Calls with their results that one turn adds."""
+TURN_BYTES = 5_000
+"""So much they come to, about, with a user's word."""
 
 
 class Agent:
@@ -124,7 +126,7 @@ class Agent:
 
     def request(self, user: str, port: int) -> bytes:
         """The whole HTTP request of its next turn."""
-        for _ in range(_TURN_MESSAGES):
+        for _ in range(_TURN_CALLS):
             self._work()
         self._said += f'{{"role":"user","content":"<<{user}>> {self._text(200)}"}}'.encode()
         body = b"".join((self._head.encode(), self._said, self._tail.encode()))

@@ -13,6 +13,8 @@ MODEL = Model()
 SLOW = replace(MODEL, prefill_tokens_s=3500.0, base_s=0.032, per_sequence_s=0.00048)
 SLOW_DECODING = replace(MODEL, base_s=0.032, per_sequence_s=0.00048)
 FAST = replace(MODEL, prefill_tokens_s=28_000.0, base_s=0.004, per_sequence_s=0.00006)
+ROOMY = replace(MODEL, kv_tokens=1_500_000)
+"""KV cache for some 15 agents: they come back after minutes, so it is never enough for all."""
 LONG_CONTEXTS = replace(MODEL, per_context_token_s=2e-8, per_pair_s=2.3e-9)
 """What attention takes of a model of 8 billion parameters on one of today's accelerators."""
 
@@ -86,6 +88,11 @@ FLEETS: dict[str, Fleet] = {
         fleet("four_gates", [MODEL] * 4, gates=4),
         _short_of_kv(),
         fleet("four_gates_12", [MODEL] * 12, gates=4),
+        fleet("agents_4", [ROOMY] * 4),
+        fleet("agents_16", [ROOMY] * 16),
+        fleet("agents_4_gates_4", [ROOMY] * 4, gates=4),
+        fleet("agents_16_gates_4", [ROOMY] * 16, gates=4),
+        replace(fleet("agents_die", [ROOMY] * 4), changes=(Change(0.3, 2, False), Change(0.6, 2, True))),
     )
 }
 UNEQUAL = frozenset({"slow_unit", "slow_decoding", "weights"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtests.gym.loads_sessions import Sessions
+from loadtests.gym.loads_sessions import CodingAgents, Sessions
 from loadtests.gym.loads_single import Single, Tenants, TwoModels
 from loadtests.gym.loads_traces import Mooncake, MooncakeLike
 from loadtests.gym.shapes import Load
@@ -33,6 +33,7 @@ LOADS: dict[str, Load] = {
         systems=4, system_tokens=(1500, 6000), turns=(5, 25), first=(500, 4000), added=(100, 2500),
         answer_tokens=120, pause_s=(0.2, 3.0), keeps=0.85,
     ),
+    "coding_agents": CodingAgents(),
     "rag": Single(system_tokens=(300, 300), own_tokens=9000, own_median=8000, own_most=24_000,
                   answer_tokens=150),
     "completion": Sessions(

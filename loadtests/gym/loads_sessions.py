@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from loadtests.gym.nouns import Request
 from loadtests.gym.prompts import Text
-from loadtests.gym.shapes import byte_rate, exponential, poisson
+from loadtests.gym.shapes import byte_rate, exponential, lognormal, poisson
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,53 @@ class Sessions:
         for before, after in pairwise(turns):
             before.then = after
         return turns
+
+
+@dataclass(frozen=True, slots=True)
+class CodingAgents(Sessions):
+    """Agents that write programs: a median of 43 turns, each with the result of a tool, seconds to minutes
+    after the answer before. Beyond `most_tokens` a session is compacted to its system text and a summary.
+
+    In `nests` of them sub-agents begin meanwhile, with the same system text and then a task of their own.
+    """
+
+    systems: int = 3
+    system_tokens: tuple[int, int] = (10_000, 20_000)
+    answer_tokens: float = 220.0
+    most_tokens: int = 142_000
+    summary: tuple[int, int] = (4000, 10_000)
+    nests: float = 0.44
+
+    def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
+        nothing, made, number = Text(), [], 0
+        systems = [nothing.extend(rng.randint(*self.system_tokens)) for _ in range(self.systems)]
+        # A session has some 60 turns, its sub-agents 10.
+        begins = poisson(rng, rate / 70.0)
+        while number < requests:
+            system, at = rng.choice(systems), next(begins)
+            turns = lognormal(rng, 43.0, 60.0, 200.0)
+            sizes = [(at, turns)]
+            if rng.random() < self.nests:
+                sizes += [
+                    (at + rng.uniform(0.0, 8.0 * turns), rng.randint(5, 15)) for _ in range(rng.randint(1, 4))
+                ]
+            for begin, count in sizes:
+                if number < requests:
+                    made.append(self._agent(rng, system, begin, number, min(count, requests - number)))
+                    number += min(count, requests - number)
+        return made
+
+    def _agent(self, rng: random.Random, system: Text, at: float, number: int, turns: int) -> Request:
+        bytes_per_token, chance = byte_rate(rng), rng.random()
+        prompt = system.extend(lognormal(rng, 800.0, 2000.0, 10_000.0), bytes_per_token)
+        made: list[Request] = []
+        for turn in range(turns):
+            context = prompt.extend(exponential(rng, self.answer_tokens, self.answer_most), bytes_per_token)
+            wait_s = min(rng.lognormvariate(1.2, 1.3), 180.0) if turn else at
+            made.append(Request(number + turn, wait_s, prompt, context, session=f"s{number}", chance=chance))
+            if context.tokens > self.most_tokens:
+                context = system.extend(rng.randint(*self.summary), bytes_per_token)
+            prompt = context.extend(lognormal(rng, 1200.0, 2400.0, 16_000.0), bytes_per_token)
+        for before, after in pairwise(made):
+            before.then = after
+        return made[0]
