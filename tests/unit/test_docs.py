@@ -17,6 +17,7 @@ from cellgate.probes.engines import ENGINES
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.observe.access_log import json_line
+from tests.documented import PLACES, PROGRAMS, typed
 from tests.house.rooms import ORDER
 from tests.unit.observe.test_access_log import DONE
 
@@ -50,11 +51,26 @@ def links_to_nowhere(page: Path) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_index_and_in_it_once() -> None:
-    rows = re.findall(r"^\|.*", (DOCS / "README.md").read_text(), re.MULTILINE)
-    listed = LINK.findall("\n".join(rows))
+    index = (DOCS / "README.md").read_text().partition("\n## Start\n")[2]
+    listed = LINK.findall("\n".join(re.findall(r"^\|.*", index, re.MULTILINE)))
     pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
     evidence = {f"evidence/{page.name}" for page in DOCS.glob("evidence/*.md")}
     assert sorted(listed) == sorted(pages | evidence | {"runbooks/README.md", "decisions/README.md"})
+
+
+def test_fifteen_questions_have_a_page_and_a_command_that_is_there() -> None:
+    table = (
+        (DOCS / "README.md").read_text().partition("## Fifteen questions of a user")[2].partition("\n## ")[0]
+    )
+    rows = [row.strip("|").split("|") for row in re.findall(r"^\| .*\?.*", table, re.MULTILINE)]
+    commands = {str(each) for program in PROGRAMS for each in typed(program) if each.page == "docs/README.md"}
+    assert len(rows) == 15
+    for question, page, command in rows:
+        [link], [code] = LINK.findall(page), re.findall(r"`([^`]+)`", command)
+        assert question.strip().endswith("?")
+        assert (DOCS / link).is_file()
+        # test_documented_commands.py looks at what is typed: that each is a command, and takes its flags.
+        assert code.replace("UNIT", PLACES["UNIT"]).replace("NAME", PLACES["NAME"]) in commands
 
 
 def test_every_decision_is_in_the_list_of_them() -> None:
