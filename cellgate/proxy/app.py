@@ -55,6 +55,7 @@ from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import AgentCheckMetrics
 from cellgate.proxy.observe.log import DEFECTS, configure, log_line, report_defect
+from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
 from cellgate.proxy.process.malloc import return_large_blocks
@@ -319,6 +320,8 @@ class App:
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
         if line := descriptors.shortage(self._settings):
             log_line("warning", line)
+        for line in unsaid_ports(self._settings.fleet):
+            log_line("info", line)
         if line := slow_build():
             log_line("info", line)
 

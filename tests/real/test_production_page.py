@@ -50,7 +50,7 @@ def test_a_worker_is_frozen_by_its_title_and_nothing_else() -> None:
     worker = subprocess.Popen(["TITLE::Worker_TP1", *sleep], executable=sys.executable)
     agent = subprocess.Popen([sys.executable, *sleep, "--match=TITLE::Worker"])
     try:
-        subprocess.run(["sh", "-c", loop], check=False, timeout=20)
+        subprocess.run(["sh", "-c", loop], check=True, timeout=20)
         assert (state(worker.pid), state(agent.pid)) == ("T", "S")
     finally:
         for process in (worker, agent):

@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from cellgate.proxy.cli.terminal import CommandError
+from cellgate.proxy.cli.terminal import ADMIN_VARIABLE, CommandError
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError
 from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
+_SET = f"--admin HOST:PORT, or in {ADMIN_VARIABLE}"
 SILENT_S = 30.0
 """Three times what a gate's live stream is silent for at most."""
 RELOAD_TIMEOUT_S = 60.0
@@ -70,25 +71,23 @@ def _events_of(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
                 yield json.loads(line[6:])
 
 
-def why(admin: Address, unit: str) -> list[str]:
-    """The explanation of one unit, line by line. Raises CommandError, with a similar name if unknown."""
+def why(admin: Address, unit: str) -> dict[str, Any]:
+    """All that is known of one unit, explained in lines (`why`). Raises CommandError, with a similar name if
+    it is unknown.
+    """
     found = _call(admin, "GET", _path(unit))
-    lines = found.get("why") if isinstance(found, dict) else None
-    if not isinstance(lines, list):
+    if not isinstance(found, dict) or not isinstance(found.get("why"), list):
         raise _stranger(admin)
-    return [str(line) for line in lines]
+    return found
 
 
-def why_link(admin: Address, prefiller: str, decoder: str) -> list[str]:
-    """Why requests are, or are not, split between two units, line by line. Raises CommandError."""
-    found = _call(admin, "GET", _path(prefiller))
-    links = found.get("links") if isinstance(found, dict) else None
-    if not isinstance(links, list):
-        raise _stranger(admin)
-    for link in links:
+def link_of(unit: Mapping[str, Any], prefiller: str, decoder: str) -> dict[str, Any]:
+    """Of what is known of a unit: why requests are, or are not, split between it and another one (`why`)."""
+    for link in unit.get("links", ()):
         if (link["prefiller"], link["decoder"]) == (prefiller, decoder):
-            return [str(line) for line in link["why"]]
-    return [f"No request was considered for {prefiller} and {decoder} yet: prefiller first, then decoder."]
+            return dict(link)
+    line = f"No request was considered for {prefiller} and {decoder} yet: prefiller first, then decoder."
+    return {"prefiller": prefiller, "decoder": decoder, "why": [line]}
 
 
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
@@ -207,7 +206,7 @@ def _opened(admin: Address, method: str, path: str, timeout_s: float) -> Iterato
         reason = getattr(error, "reason", error)
         raise CommandError(
             f"no gate answers at {admin} ({getattr(reason, 'strerror', None) or reason}): is it running? "
-            "Set its admin address with --admin HOST:PORT"
+            f"Set its admin address with {_SET}"
         ) from None
 
 
@@ -232,6 +231,9 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> CommandError | Co
             if "problems" in told:
                 return ConfigError([str(problem) for problem in told["problems"]])
             message = str(told["error"]["message"])
+            if error.headers.get("x-request-id"):
+                # Only requests of clients have a number.
+                return CommandError(f"{admin} is the gate's port for clients: set its admin port with {_SET}")
         except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
             return _stranger(admin)
     hint = f" (this command sends the token in {ADMIN_TOKEN_VARIABLE})" if error.code in (401, 403) else ""
@@ -239,4 +241,4 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> CommandError | Co
 
 
 def _stranger(admin: Address) -> CommandError:
-    return CommandError(f"the server at {admin} is not a gate's admin port: set that with --admin HOST:PORT")
+    return CommandError(f"the server at {admin} is not a gate's admin port: set that with {_SET}")

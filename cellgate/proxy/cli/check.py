@@ -9,13 +9,21 @@ from textwrap import fill
 from typing import Any
 
 from cellgate.probes.canary import BLIND_IDLE, YIELD_S
-from cellgate.proxy.cli.terminal import WRONG, add_settings, fleet_table, overrides, table
+from cellgate.proxy.cli.terminal import (
+    WRONG,
+    add_file,
+    add_settings,
+    fleet_table,
+    overrides,
+    table,
+)
 from cellgate.proxy.config.actions import OPERATOR_KINDS, OPERATOR_SCHEMA
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.detection import REFUSED_S, UnitKind, degraded_s, kinds, rows
+from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.router.health import PREFILLS, STEPS, UNSEEN_S
 from cellgate.router.nouns import Fleet, Rules
 
@@ -94,9 +102,7 @@ def _panic(units: int, rules: Rules) -> str:
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
     """The file, flags that override it, and the form of the answer."""
-    file = parser.add_mutually_exclusive_group()
-    file.add_argument("file", metavar="FILE", nargs="?", help="the configuration; -: from standard input")
-    file.add_argument("-c", dest="config", metavar="FILE", help="the same, as `serve` takes it")
+    add_file(parser, "the configuration; -: from standard input")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     add_settings(parser)
 
@@ -119,7 +125,8 @@ def run_check(args: argparse.Namespace) -> int:
     print(f"{path or 'flags'}: valid; {where}, policy {settings.policy}")
     if settings.sources:
         print("more units are discovered from:", ", ".join(source.title for source in settings.sources))
-    print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
+    print("\n".join([fleet_table(settings.fleet), *unsaid_ports(settings.fleet)]), end="\n\n")
+    print(times_text(settings.fleet, settings.rules))
     return 0
 
 

@@ -8,6 +8,7 @@ line on stderr, a wrong configuration one line for each problem.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from cellgate import VERSION
-from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, actions_of, near
+from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, actions_of, admin_address, near
 from cellgate.proxy.config.load_process import ConfigError
 
 FAILED = 1
+INTERRUPTED = 130
+_NO_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+"""What writing fails with where the reader, such as `head`, has gone, or the disk is full."""
 
 
 class CommandEntry(NamedTuple):
@@ -88,24 +92,46 @@ COMMANDS = {
     ),
     "keys": CommandEntry("make a key for a client; add up what keys have used", "proxy.cli.keys", "keys"),
     "completion": CommandEntry("print the completions for a shell", "proxy.cli.main", "completion"),
+    "help": CommandEntry("show these commands, or the flags of one", "proxy.cli.main", "help"),
+    "version": CommandEntry("show the version", "proxy.cli.main", "version"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
+    _open_what_is_closed()
     words = list(sys.argv[1:] if argv is None else argv)
-    name = words[0] if words else ""
+    try:
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _NO_OUTPUT or error.filename is not None:
+            raise
+        # Buffered output must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            print(f"cellgate: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _open_what_is_closed() -> None:
+    """With `>&-` Python has no `sys.stdout`, and the first socket or file would get its number."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+
+
+def _run(words: Sequence[str]) -> int:
+    name = words[0] if words else "help"
     if name not in COMMANDS:
         return _no_command(words)
     args = parser_of(name).parse_args(words[1:], argparse.Namespace(command=name))
     try:
-        code = COMMANDS[name].run(args)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. Buffered output must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return COMMANDS[name].run(args)
     except ConfigError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
         return WRONG
@@ -124,24 +150,61 @@ def parser_of(name: str) -> CommandParser:
 
 def _no_command(words: Sequence[str]) -> int:
     """Help, the version, or what is wrong."""
+    parser = _top_parser()
+    if not words[0].startswith("-"):
+        parser.error(f"there is no command {words[0]!r}{near(words[0], COMMANDS)}")
+    parser.parse_args(words)
+    return 0
+
+
+def _top_parser() -> CommandParser:
     lines = [f"  {name:<12}{command.does}" for name, command in COMMANDS.items()]
     parser = CommandParser(
         "cellgate",
         usage="cellgate COMMAND ...",
         description="A gate in front of inference units.",
-        epilog="\n".join(["commands (each has --help):", *lines]),
+        epilog="\n".join(["commands (each has --help):", *lines, "", "pages: (docs/README.md)"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cellgate {VERSION}")
-    if words and not words[0].startswith("-"):
-        parser.error(f"there is no command {words[0]!r}{near(words[0], COMMANDS)}")
-    parser.parse_args(words)
-    parser.error("no command is given")
+    return parser
+
+
+# `cellgate help` and `cellgate version`.
+
+
+def help_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of which command."""
+    parser.add_argument("of", metavar="COMMAND", nargs="?", choices=sorted(COMMANDS))
+
+
+def run_help(args: argparse.Namespace) -> int:
+    """Print it; for a call without a command, too."""
+    parser = parser_of(args.of) if args.of else _top_parser()
+    parser.print_help()
+    return 0
+
+
+def version_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: there is one version."""
+
+
+def run_version(args: argparse.Namespace) -> int:  # noqa: ARG001
+    """Print it."""
+    print(f"cellgate {VERSION}")
+    return 0
 
 
 # `cellgate completion`: completions of commands, flags and choices, for bash, zsh and fish.
 #
-# They are made of the parsers themselves, so that there is no second list of flags.
+# They are made of the parsers themselves, so that there is no second list of flags. Units and cells are those
+# of the gate that the command would ask: a script calls `cellgate completion units` when they are wanted.
+
+
+NAMES = {"units": "name", "cells": "cell"}
+"""What a gate is asked for the names of, and where a unit of it has them."""
+_KINDS = {"UNIT": "units", "DECODER": "units", "CELL": "cells"}
+"""The metavars of arguments that are such names."""
 
 
 class Flag(NamedTuple):
@@ -151,6 +214,8 @@ class Flag(NamedTuple):
     does: str
     takes: bool
     choices: Sequence[str]
+    kind: str = ""
+    """The key of `NAMES` whose names are its values."""
 
 
 class Words(NamedTuple):
@@ -158,15 +223,23 @@ class Words(NamedTuple):
 
     flags: Sequence[Flag]
     choices: Sequence[str]
+    kind: str = ""
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
     """For which shell."""
-    parser.add_argument("shell", choices=sorted(_SHELLS), help="source the output, or save it where it looks")
+    told = "source the output, or save it where it looks; units, cells: names at the gate, for such a script"
+    parser.add_argument("shell", choices=[*sorted(_SHELLS), *NAMES], help=told)
 
 
 def run_completion(args: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the script, or names. Raises CommandError."""
+    if args.shell in NAMES:
+        from cellgate.proxy.cli import admin_client  # Late: most commands need it not.
+
+        found = admin_client.units(admin_address())
+        print(*sorted({str(unit[NAMES[args.shell]]) for unit in found}), sep="\n")
+        return 0
     print(*_SHELLS[args.shell]({name: _words(name) for name in COMMANDS}), sep="\n")
     return 0
 
@@ -179,13 +252,26 @@ def _words(name: str) -> Words:
             each.option_strings,
             (each.help or "").partition(";")[0],
             each.nargs != 0,
-            tuple(each.choices or ()),
+            _choices(each),
+            _KINDS.get(str(each.metavar), ""),
         )
         for each in actions
         if each.option_strings
     ]
-    choices = [str(word) for each in actions if not each.option_strings for word in each.choices or ()]
-    return Words(flags, choices)
+    places = [each for each in actions if not each.option_strings]
+    kinds = [_KINDS[str(each.metavar)] for each in places if each.metavar in _KINDS]
+    return Words(flags, [word for each in places for word in _choices(each)], "".join(kinds[:1]))
+
+
+def _choices(action: argparse.Action) -> tuple[str, ...]:
+    from cellgate.policies import POLICIES
+
+    return tuple(POLICIES) if action.metavar == "POLICY" else tuple(map(str, action.choices or ()))
+
+
+def _asked(kind: str) -> str:
+    """The call that a script makes for names."""
+    return f"$(cellgate completion {kind} 2>/dev/null)"
 
 
 def _bash(commands: Mapping[str, Words]) -> Iterator[str]:
@@ -197,9 +283,11 @@ def _bash(commands: Mapping[str, Words]) -> Iterator[str]:
         for flag in words.flags:
             if flag.takes:
                 for spelling in flag.names:
-                    yield f'        *" {name} {spelling}") words="{" ".join(flag.choices)}" ;;'
+                    values = _asked(flag.kind) if flag.kind else " ".join(flag.choices)
+                    yield f'        *" {name} {spelling}") words="{values}" ;;'
         spellings = [spelling for flag in words.flags for spelling in flag.names]
-        yield f'        *" {name} "*) words="{" ".join([*spellings, *words.choices])}" ;;'
+        names = [_asked(words.kind)] if words.kind else []
+        yield f'        *" {name} "*) words="{" ".join([*spellings, *words.choices, *names])}" ;;'
     yield "    esac"
     yield '    COMPREPLY=($(compgen -W "$words" -- "$cur"))'
     yield "}"
@@ -217,7 +305,7 @@ def _zsh(commands: Mapping[str, Words]) -> Iterator[str]:
     yield "    shift words; (( CURRENT-- ))"
     yield "    case $command in"
     for name, words in commands.items():
-        rest = f"*:argument:({' '.join(words.choices)})" if words.choices else "*:argument:_files"
+        rest = f"*:argument:{_zsh_values(words.choices, words.kind)}"
         specs = [_quoted(spec) for flag in words.flags for spec in _zsh_specs(flag)]
         yield f"        {name}) _arguments {' '.join([*specs, _quoted(rest)])} ;;"
     yield "    esac"
@@ -228,8 +316,14 @@ def _zsh(commands: Mapping[str, Words]) -> Iterator[str]:
 
 def _zsh_specs(flag: Flag) -> Iterator[str]:
     does = flag.does.replace("[", "(").replace("]", ")").replace(":", " ")
-    value = f":value:({' '.join(flag.choices)})" if flag.choices else ":value:_files"
+    value = f":value:{_zsh_values(flag.choices, flag.kind)}"
     yield from (f"*{spelling}[{does}]{value if flag.takes else ''}" for spelling in flag.names)
+
+
+def _zsh_values(choices: Sequence[str], kind: str) -> str:
+    if kind:
+        return f"{{compadd -- {' '.join([*choices, _asked(kind)])}}}"
+    return f"({' '.join(choices)})" if choices else "_files"
 
 
 def _fish(commands: Mapping[str, Words]) -> Iterator[str]:
@@ -243,12 +337,15 @@ def _fish(commands: Mapping[str, Words]) -> Iterator[str]:
                 f"-l {spelling[2:]}" if spelling.startswith("--") else f"-s {spelling[1:]}"
                 for spelling in flag.names
             )
-            takes = (
-                f" -x -a {_quoted(' '.join(flag.choices))}" if flag.choices else " -r" if flag.takes else ""
-            )
+            values = [*flag.choices, *_fish_names(flag.kind)]
+            takes = f" -x -a {_quoted(' '.join(values))}" if values else " -r" if flag.takes else ""
             yield f"{here} {spellings}{takes} -d {_quoted(flag.does)}"
-        if words.choices:
-            yield f"{here} -f -a {_quoted(' '.join(words.choices))}"
+        if values := [*words.choices, *_fish_names(words.kind)]:
+            yield f"{here} -f -a {_quoted(' '.join(values))}"
+
+
+def _fish_names(kind: str) -> list[str]:
+    return [_asked(kind).removeprefix("$")] if kind else []
 
 
 def _quoted(text: str) -> str:

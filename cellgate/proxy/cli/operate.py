@@ -33,6 +33,8 @@ def units_arguments(parser: argparse.ArgumentParser) -> None:
     """In which form, once or on and on, of which gate."""
     told = "table, wide (weight, cache, engine and URL as well) or json (everything); default: %(default)s"
     parser.add_argument("-o", "--output", metavar="FORM", choices=_FORMS, default="table", help=told)
+    as_json = "the same as -o json"
+    parser.add_argument("--json", action="store_const", dest="output", const="json", help=as_json)
     parser.add_argument("--watch", action="store_true", help="then each unit that changes, until Ctrl-C")
     add_admin(parser)
 
@@ -78,18 +80,18 @@ def why_arguments(parser: argparse.ArgumentParser) -> None:
     """Which unit, of which gate."""
     add_unit(parser)
     parser.add_argument(
-        "decoder", metavar="DECODER", nargs="?", help="explain the link from prefiller NAME to this unit"
+        "decoder", metavar="DECODER", nargs="?", help="explain the link from prefiller UNIT to this unit"
     )
+    parser.add_argument("--json", action="store_true", help="all that the gate knows of it, as JSON")
     add_admin(parser)
 
 
 def run_why(args: argparse.Namespace) -> int:
     """Print the gate's sentences. Raises CommandError."""
-    if args.decoder is None:
-        lines = admin_client.why(args.admin, args.name)
-    else:
-        lines = admin_client.why_link(args.admin, args.name, args.decoder)
-    print(*map(shown, lines), sep="\n")
+    found = admin_client.why(args.admin, args.name)
+    if args.decoder is not None:
+        found = admin_client.link_of(found, args.name, args.decoder)
+    print(json.dumps(found, indent=2) if args.json else "\n".join(shown(str(line)) for line in found["why"]))
     return 0
 
 
@@ -134,8 +136,8 @@ _DONE = {
 def drain_arguments(parser: argparse.ArgumentParser) -> None:
     """Which unit or cell, of which gate."""
     whom = parser.add_mutually_exclusive_group(required=True)
-    whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
-    whom.add_argument("--cell", metavar="NAME", help="all units of this cell")
+    whom.add_argument("name", metavar="UNIT", nargs="?", help="the name of the unit")
+    whom.add_argument("--cell", metavar="CELL", help="all units of this cell")
     if parser.prog.endswith(" drain"):
         least = "the unit whose prefix cache is missed least, before there is one unit less"
         whom.add_argument("--least-valued", action="store_true", help=least)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.config.settings import Address, LogFormat, Settings
 from cellgate.proxy.observe.text import duration
 from cellgate.router.nouns import Fleet
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 class CommandError(Exception):
@@ -31,6 +36,17 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse does, which passes over an output that cannot be written."""
+        if message and file in (None, sys.stdout):
+            print(message, end="")
+        else:
+            super()._print_message(message, file)
+
+    def format_help(self) -> str:
+        """With pages where the reader has them: in a checkout, or on the site of the release."""
+        return re.sub(r" \(docs/(\S+\.md)\)", lambda found: _page(found[1]), super().format_help())
 
     def error(self, message: str) -> NoReturn:
         """The line: what is wrong, what was probably meant, and where to read on."""
@@ -51,6 +67,16 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from actions_of(below)
 
 
+def _page(name: str) -> str:
+    if (Path(__file__).parents[3] / "docs" / name).is_file():
+        return f" (docs/{name})"
+    from importlib import metadata  # Late: for helps alone.
+
+    urls = metadata.metadata("cellgate").get_all("Project-URL") or ()
+    sites = [url.partition(", ")[2] for url in urls if url.startswith("Documentation, ")]
+    return f" ({sites[0]}/{name})" if sites else ""
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, where one of those known is near."""
     found = difflib.get_close_matches(word, list(known), n=1)
@@ -61,6 +87,8 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 ADMIN = Settings(fleet=Fleet()).admin
+ADMIN_VARIABLE = "CELLGATE_ADMIN"
+"""The admin port that commands ask without `--admin`."""
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +101,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--admin", metavar="HOST:PORT", help="the address of the admin port")
     told = "a unit; can be repeated; replaces the cells of the file"
     add("--unit", metavar="[NAME=]URL", action="append", default=[], help=told)
-    add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
+    add("--policy", metavar="POLICY", help="how units are ranked: " + ", ".join(POLICIES))
     add("--redis", metavar="URL", help="the Redis that gates share (docs/redis.md)")
     add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
+
+
+def add_file(parser: argparse.ArgumentParser, told: str) -> None:
+    """The configuration: `args.file`, or `args.config`."""
+    file = parser.add_mutually_exclusive_group()
+    file.add_argument("file", metavar="FILE", nargs="?", help=told)
+    file.add_argument("-c", "--config", dest="config", metavar="FILE", help="the same")
 
 
 def overrides(args: argparse.Namespace) -> Overrides:
@@ -94,13 +129,22 @@ def overrides(args: argparse.Namespace) -> Overrides:
 
 def add_admin(parser: argparse.ArgumentParser) -> None:
     """Which gate is asked."""
-    told = f"the admin port of the gate; default: {ADMIN}"
-    parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=ADMIN, help=told)
+    told = f"the admin port of the gate; default: {ADMIN_VARIABLE}, or {ADMIN}"
+    default = os.environ.get(ADMIN_VARIABLE) or ADMIN
+    parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=default, help=told)
+
+
+def admin_address() -> Address:
+    """The gate that commands ask without `--admin`. Raises CommandError."""
+    try:
+        return _address(os.environ.get(ADMIN_VARIABLE) or str(ADMIN))
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(str(error)) from None
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
     """Which unit is meant."""
-    parser.add_argument("name", metavar="NAME", help="the name of the unit")
+    parser.add_argument("name", metavar="UNIT", help="the name of the unit")
 
 
 def _number(text: str) -> int | str:
@@ -117,7 +161,8 @@ def _address(text: str) -> Address:
     try:
         return address(text)
     except MisfitError as error:
-        raise argparse.ArgumentTypeError(f"expected {error.expected}, found {text!r}") from None
+        where = f" in {ADMIN_VARIABLE}" if text == os.environ.get(ADMIN_VARIABLE) else ""
+        raise argparse.ArgumentTypeError(f"expected {error.expected}, found {text!r}{where}") from None
 
 
 # Tables of text that commands print, from the configuration or from the admin port.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
@@ -68,6 +69,7 @@ Glance = Mapping[str, Any]
 def top_arguments(parser: argparse.ArgumentParser) -> None:
     """Once or on and on, of which gate."""
     parser.add_argument("--once", action="store_true", help="print one picture and exit")
+    parser.add_argument("--json", action="store_true", help="print what it is drawn of, as JSON, and exit")
     add_admin(parser)
 
 
@@ -76,6 +78,9 @@ def run_top(args: argparse.Namespace) -> int:
     admin = args.admin
     console = Console(highlight=False)
     glance, events = _ask(admin)
+    if args.json:
+        print(json.dumps({**glance, "events": events}, indent=2))
+        return 0
     if args.once or not console.is_terminal:
         console.print(frame(glance, events, place=str(admin)))
         return 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from urllib.parse import urlsplit
+
+from cellgate.router.nouns import Fleet
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
@@ -36,3 +39,14 @@ def duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count}{letter}")
     return " ".join(parts[:2]) or "0s"
+
+
+def unsaid_ports(fleet: Fleet) -> list[str]:
+    """A line for each unit whose URL has no port, and so means the one of its scheme."""
+    ports = {"http": 80, "https": 443}
+    parts = [(unit, urlsplit(unit.url)) for unit in fleet.units]
+    return [
+        f"unit {unit.name}: {unit.url} has no port, so it means port {ports[url.scheme]}"
+        for unit, url in parts
+        if url.port is None
+    ]

@@ -19,13 +19,14 @@ from cellgate.proxy.config.settings import Settings
 
 def test_check_shows_the_units_as_understood(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--unit", "http://x:1/", "--unit", "big=https://y", "--listen", "0.0.0.0:80"]) == 0
-    head, columns, one, two, *times = capsys.readouterr().out.splitlines()
+    head, columns, one, two, port, *times = capsys.readouterr().out.splitlines()
     assert head == "flags: valid; listens on 0.0.0.0:80, admin on 127.0.0.1:9901, policy prefix_affinity"
     assert columns.split("  ")[0] == "UNIT"
     assert (
         " ".join(one.split()) == "unit-1 default http://x:1 1, cell 1 256 asked of the unit unit-1 (leader)"
     )
     assert two.split()[:3] == ["big", "default", "https://y"]
+    assert port == "unit big: https://y has no port, so it means port 443"
     assert times[1].startswith("How soon unit-1, big is out of rotation (no nodes have agents; ")
 
 

@@ -9,13 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cellgate.proxy.cli import admin_client
+from cellgate.proxy.cli import admin_client, terminal
 from cellgate.proxy.cli.main import main
 from cellgate.proxy.observe.text import duration
 
@@ -66,8 +68,12 @@ class Gate:
 
 
 @contextmanager
-def gate(status: int, answer: Any, kind: str = "application/json") -> Iterator[Gate]:
-    """A real admin port on a free one that gives `answer`, as JSON unless it is bytes already."""
+def gate(
+    status: int, answer: Any, kind: str = "application/json", *, for_clients: bool = False
+) -> Iterator[Gate]:
+    """A real admin port on a free one that gives `answer`, as JSON unless it is bytes already; or a port for
+    clients, where each request has a number.
+    """
     played = Gate(status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,6 +81,8 @@ def gate(status: int, answer: Any, kind: str = "application/json") -> Iterator[G
             played.calls.append(f"{self.command} {self.path} {self.headers.get('Authorization')}")
             self.send_response(played.status)
             self.send_header("Content-Type", kind)
+            if for_clients:
+                self.send_header("x-request-id", "5f2c8a0d91e4b37a")
             self.send_header("Content-Length", str(len(played.body)))
             self.end_headers()
             self.wfile.write(played.body)
@@ -156,6 +164,92 @@ def test_why_of_a_unit_that_is_not_there_passes_on_the_near_miss(capsys: pytest.
     with gate(404, {"error": {"message": no}}) as played:
         assert main(["why", "a2", "--admin", played.address]) == 1
     assert capsys.readouterr().err == f"cellgate: {no}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (["units"], [UNIT_A1]),
+        (["why", "a1"], UNIT_A1 | {"why": ["a1 is in."]}),
+        (["top"], {"units": [], "ready": True, "events": {"units": []}}),
+    ],
+    ids=str,
+)
+def test_what_is_shown_is_there_as_json(
+    command: list[str], answer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the gate that the environment names."""
+    monkeypatch.setattr(admin_client, "events", lambda _: {"units": []})
+    with gate(200, answer) as played:
+        monkeypatch.setenv("CELLGATE_ADMIN", played.address)
+        assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_names_for_completions_are_those_of_the_gate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gate(200, [UNIT_B1, UNIT_A1]) as played:
+        monkeypatch.setenv("CELLGATE_ADMIN", played.address)
+        assert [main(["completion", kind]) for kind in ("units", "cells")] == [0, 0]
+    assert capsys.readouterr().out == "a1\nb1\na\nb\n"
+
+
+def test_a_wrong_address_in_the_environment_is_said_to_be_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELLGATE_ADMIN", "gate")
+    with pytest.raises(SystemExit, match="2"):
+        main(["units"])
+    assert "found 'gate' in CELLGATE_ADMIN" in capsys.readouterr().err
+
+
+def test_a_call_without_a_command_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [main([]), main(["help"])] == [0, 0]
+    bare, asked = capsys.readouterr().out.split("usage: ")[1:]
+    assert bare == asked
+    assert "  units       list the units of a running gate" in bare
+    assert main(["help", "why"]) == 0
+    assert capsys.readouterr().out.startswith("usage: cellgate why ")
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("cellgate 0.")
+
+
+def test_help_names_a_page_where_the_reader_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> str:
+        assert main(["help", "serve"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "(docs/configuration.md)" in shown()
+    monkeypatch.setattr(terminal, "__file__", "/site-packages/cellgate/proxy/cli/terminal.py")
+    assert "the configuration; flags override it" in shown()
+    named = Message()
+    named["Project-URL"] = "Documentation, https://git.test/gate/docs"
+    monkeypatch.setattr(metadata, "metadata", lambda _: named)
+    assert "the configuration (https://git.test/gate/docs/configuration.md); flags" in shown()
+
+
+@pytest.mark.parametrize(
+    "command", ["", "help", "--help", "units --help", "version", "schema", "completion zsh"]
+)
+@pytest.mark.parametrize(
+    ("output", "code", "says"),
+    [
+        (">/dev/full", 1, "cellgate: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        ("| true", 1, ""),
+    ],
+)
+def test_an_output_that_is_full_or_closed_is_no_traceback(
+    command: str, output: str, code: int, says: str
+) -> None:
+    script = f"set -o pipefail; {sys.executable} -m cellgate {command} {output}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    # What is read before the reader goes is no failure: a short output may be written before.
+    assert done.returncode in ({0, code} if output == "| true" else {code})
+    assert done.stderr == says
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"why": "because"}])
@@ -288,6 +382,17 @@ def test_a_refusal_is_one_line_and_exit_code_1(
         assert main(["drain", "x", "--admin", played.address]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cellgate: " + says.replace("ADDRESS", played.address))
+
+
+@pytest.mark.parametrize("status", [404, 401])
+@pytest.mark.parametrize("command", ["units", "why a1", "top", "drain a1", "reload"])
+def test_the_port_for_clients_is_said_to_be_that(
+    command: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"error": {"message": "no", "type": "not_found_error", "param": None, "code": "unknown_path"}}
+    with gate(status, told, for_clients=True) as played:
+        assert main([*command.split(), "--admin", played.address]) == 1
+    assert capsys.readouterr().err.startswith(f"cellgate: {played.address} is the gate's port for clients")
 
 
 def test_no_gate_there_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

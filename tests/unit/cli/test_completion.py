@@ -36,15 +36,24 @@ def test_each_script_has_all_commands_and_their_flags(
     ("typed", "offered"),
     [
         ("cellgate un", "undrain units"),
-        ("cellgate units -", "--admin --help --output --watch -h -o"),
+        ("cellgate units -", "--admin --help --json --output --watch -h -o"),
         ("cellgate units -o ", "json table wide"),
         ("cellgate units --watch --out", "--output"),
-        ("cellgate completion ", "--help -h bash fish zsh"),
+        ("cellgate completion ", "--help -h bash cells fish units zsh"),
+        ("cellgate why a", "a1 a2"),
+        ("cellgate why a1 b", "b1"),
+        ("cellgate drain b", "b1"),
+        ("cellgate engine pause b", "b1"),
+        ("cellgate drain --cell ", "a b"),
+        ("cellgate help unit", "units"),
+        ("cellgate serve --policy ran", "random"),
         ("cellgate check --json --pol", "--policy"),
     ],
 )
 def test_bash_offers_what_may_follow(script: Path, typed: str, offered: str) -> None:
+    names = "[[ $2 == units ]] && echo a1 a2 b1 || echo a b"
     code = f"""
+cellgate() {{ {names}; }}
 source {script}
 COMP_WORDS=({typed}{"''" if typed.endswith(" ") else ""})
 COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))

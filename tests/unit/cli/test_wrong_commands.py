@@ -10,7 +10,6 @@ from cellgate.proxy.cli.main import main
 
 NO_GATE = "no gate answers at 127.0.0.1:1 (Connection refused): is it running? Set its admin address"
 WRONG: list[tuple[str, int, str]] = [
-    ("", 2, "cellgate: no command is given; see: cellgate --help"),
     ("fly", 2, "cellgate: there is no command 'fly'; see: cellgate --help"),
     ("unit", 2, "cellgate: there is no command 'unit'; did you mean units?; see: cellgate --help"),
     ("serv", 2, "cellgate: there is no command 'serv'; did you mean serve?"),
@@ -18,7 +17,10 @@ WRONG: list[tuple[str, int, str]] = [
     ("a1 drain", 2, "cellgate: there is no command 'a1'"),
     ("--verison", 2, "cellgate: unrecognized arguments: --verison; did you mean --version?"),
     ("units --wath", 2, "cellgate units: unrecognized arguments: --wath; did you mean --watch?"),
-    ("units --json", 2, "cellgate units: unrecognized arguments: --json; see: cellgate units --help"),
+    ("units --jsn", 2, "cellgate units: unrecognized arguments: --jsn; did you mean --json?"),
+    ("help unit", 2, "cellgate help: argument COMMAND: invalid choice: 'unit' (choose from "),
+    ("version 1", 2, "cellgate version: unrecognized arguments: 1; see: cellgate version --help"),
+    ("completion units", 1, "cellgate: no gate answers at 127.0.0.1:1 (Connection refused)"),
     ("units a1", 2, "cellgate units: unrecognized arguments: a1; see: cellgate units --help"),
     ("units -o yaml", 2, "cellgate units: argument -o/--output: invalid choice: 'yaml' (choose from "),
     ("units -o jsn", 2, "cellgate units: argument -o/--output: invalid choice: 'jsn' (choose from "),
@@ -30,14 +32,14 @@ WRONG: list[tuple[str, int, str]] = [
     ("events -f --admin 127.0.0.1:1", 1, f"cellgate: {NO_GATE}"),
     ("top --admin 127.0.0.1:1", 1, f"cellgate: {NO_GATE}"),
     ("events --folow", 2, "cellgate events: unrecognized arguments: --folow; did you mean --follow?"),
-    ("why", 2, "cellgate why: the following arguments are required: NAME; see: cellgate why --help"),
+    ("why", 2, "cellgate why: the following arguments are required: UNIT; see: cellgate why --help"),
     ("why a1 a2 a3", 2, "cellgate why: unrecognized arguments: a3; see: cellgate why --help"),
     (
         "drain",
         2,
-        "cellgate drain: one of the arguments NAME --cell --least-valued is required; see: cellgate drain",
+        "cellgate drain: one of the arguments UNIT --cell --least-valued is required; see: cellgate drain",
     ),
-    ("drain a1 --cell a", 2, "cellgate drain: argument --cell: not allowed with argument NAME"),
+    ("drain a1 --cell a", 2, "cellgate drain: argument --cell: not allowed with argument UNIT"),
     ("drain --cells a", 2, "cellgate drain: unrecognized arguments: --cells; did you mean --cell?"),
     (
         "engine pause a1 --mod keep",
@@ -57,17 +59,23 @@ WRONG: list[tuple[str, int, str]] = [
     (
         "serve --unti http://x",
         2,
-        "cellgate serve: unrecognized arguments: --unti http://x; did you mean --unit?",
+        "cellgate serve: unrecognized arguments: --unti; did you mean --unit?",
     ),
     (
-        "serve gate.yaml",
+        "serve gate.yaml -c other.yaml",
         2,
-        "cellgate serve: unrecognized arguments: gate.yaml; see: cellgate serve --help",
+        "cellgate serve: argument -c/--config: not allowed with argument FILE",
     ),
+    ("serve nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    ("serve --config nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
     ("serve -c nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
     ("serve", 2, "--unit: expected at least one cell with a unit, found none; add units to the file"),
     ("check nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
-    ("check nowhere.yaml -c other.yaml", 2, "cellgate check: argument -c: not allowed with argument FILE"),
+    (
+        "check nowhere.yaml -c other.yaml",
+        2,
+        "cellgate check: argument -c/--config: not allowed with argument FILE",
+    ),
     (
         "check --unit x",
         2,
@@ -113,6 +121,7 @@ def test_it_is_one_line_that_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
     monkeypatch.delenv("CELLGATE_AGENT_TOKEN", raising=False)
+    monkeypatch.setenv("CELLGATE_ADMIN", "127.0.0.1:1")
     assert code_of(command.split()) == code
     out, err = capfd.readouterr()
     assert out == ""
