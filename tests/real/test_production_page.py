@@ -11,7 +11,7 @@ import yaml
 
 from deploy.render import CHART, configuration
 from tests.documented import ROOT
-from tests.manifests import containers
+from tests.manifests import containers, validate
 from tests.real.programs import find
 
 PAGE = (ROOT / "docs" / "production.md").read_text()
@@ -31,6 +31,20 @@ def test_the_values_make_what_the_page_promises(tmp_path: Path) -> None:
     assert "max_in_flight: 64" in configuration(found)
     images = {container["image"] for container, _ in containers(found)}
     assert "registry.example.com/cellgate:0.1.0" in images
+
+
+def test_the_values_for_a_set_that_is_there_make_gates_alone(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "with-lws.md").read_text()
+    [values] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "gate.yaml").write_text(values)
+    helm = [str(find("helm")), "template", "cellgate", str(CHART), "-n", "llm", "-f", "gate.yaml"]
+    done = subprocess.run(helm, cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = [thing for thing in yaml.safe_load_all(done.stdout) if thing]
+    assert {"Deployment", "Role"} <= {each["kind"] for each in found}
+    assert "LeaderWorkerSet" not in {each["kind"] for each in found}
+    assert "agent_port: 9911" in configuration(found)
+    for each in found:
+        validate(each)
 
 
 def test_the_rule_of_the_operator_has_all_alerts(tmp_path: Path) -> None:

@@ -165,3 +165,16 @@ def test_haproxy_of_compose_is_the_one_that_is_tested() -> None:
     ours, tested = lines(DEPLOY / "compose" / "haproxy.cfg"), lines(DEPLOY / "ingress" / "haproxy.cfg")
     assert ours[:-1] == tested[: len(ours) - 1]
     assert ours[-1].replace("gate", "x").split()[3:] == ["agent-addr", "x", "agent-port", "9902"]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("with-*.md")), ids=lambda page: page.stem)
+def test_what_stands_on_the_pages_of_others_is_good(page: Path, tmp_path: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        thing = yaml.safe_load(block)
+        if "kind" in thing:
+            validate(thing)
+        else:
+            (tmp_path / "cellgate.yaml").write_text(
+                yaml.safe_dump({"cells": thing.get("config", thing)["cells"]})
+            )
+            assert load(str(tmp_path / "cellgate.yaml"), Overrides(), {}).fleet is not None
