@@ -21,8 +21,8 @@ class End(StrEnum):
     """How a request ended for its client."""
 
     WHOLE = "whole"
-    HONEST = "honest error"
-    """Broken after a token; an error event says so."""
+    HONEST = "error event"
+    """Broken after a token, and it says so."""
 
     REFUSED = "refused"
     """429 before any token."""

@@ -39,6 +39,8 @@ class Run:
     outcome: Outcome
     flips: Sequence[Flip]
     verdicts: Sequence[Verdict]
+    resumed: Sequence[tuple[float, float]] = ()
+    """How many streams were resumed until when, by the wall clock."""
 
     def is_kept(self) -> bool:
         """Whether every promise was."""
@@ -165,7 +167,7 @@ def run(drill: Drill, folder: Path) -> Run:
         recoveries=watch.total("recoveries"),
         splits=_splits(watch, link_watch.failures(), hand.dealt, orphans),
     )
-    return Run(drill, began_at, outcome, flips, list(check(drill.promises, outcome)))
+    return Run(drill, began_at, outcome, flips, list(check(drill.promises, outcome)), watch.resumed())
 
 
 def _so_far(folder: Path, hand: Hand, began_at: float) -> str:

@@ -35,7 +35,7 @@ def draw(run: Run, path: Path) -> None:
     matplotlib.use("Agg")
     units = run.drill.topology.unit_names()
     has_gates = run.drill.topology.router == "cellgate"
-    heights = [3, 3, 0.5 + 0.45 * len(units)] if has_gates else [3, 3]
+    heights = [3, 3, 1.6, 0.5 + 0.45 * len(units)] if has_gates else [3, 3]
     figure, rows = plt.subplots(
         len(heights), 1, sharex=True, figsize=(14, 1.5 + sum(heights)), height_ratios=heights, squeeze=False
     )
@@ -43,7 +43,8 @@ def draw(run: Run, path: Path) -> None:
     _draw_ends(axes[0], run)
     _draw_latency(axes[1], run)
     if has_gates:
-        _draw_verdicts(axes[2], run, units)
+        _draw_rotation(axes[2], run, units)
+        _draw_verdicts(axes[3], run, units)
     for axis in axes:
         _mark_blows(axis, run)
     _name_blows(axes[0], run)
@@ -70,7 +71,7 @@ def _draw_ends(axis: Any, run: Run) -> None:
             places = [(slot + 0.5) * width for slot in slots]
             axis.bar(places, heights, width, floor, color=color, label=f"{end.value}: {totals[end]}")
             floor = [low + high for low, high in zip(floor, heights, strict=True)]
-    axis.set_ylabel("requests ended a second")
+    axis.set_ylabel("requests that\nended in a second")
     axis.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=8)
 
 
@@ -89,6 +90,30 @@ def _draw_latency(axis: Any, run: Run) -> None:
     axis.set_ylabel("seconds")
     axis.grid(axis="y", alpha=0.3)
     axis.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=8, markerscale=3)
+
+
+def _draw_rotation(axis: Any, run: Run, units: Sequence[str]) -> None:
+    end = max(run.drill.load.seconds, run.outcome.summary.seconds)
+    verdicts, points = dict.fromkeys(units, "up"), [(0.0, float(len(units)))]
+    for flip in (f for f in run.flips if f.gate == 0 and f.unit in verdicts):
+        verdicts[flip.unit] = flip.after
+        points.append((flip.at - run.began_at, float(sum(each == "up" for each in verdicts.values()))))
+    axis.step(
+        *_columns([*points, (end, points[-1][1])]), where="post", color="#2e8b57", label="units in rotation"
+    )
+    axis.set_ylim(0, len(units) * 1.15)
+    axis.set_ylabel("units")
+    beside = axis.twinx()
+    beside.step(
+        *_columns([(at - run.began_at, count) for at, count in run.resumed]),
+        where="post",
+        color="#7b1e7a",
+        label=f"streams resumed: {run.outcome.continued}",
+    )
+    beside.set_ylim(0, max(1, run.outcome.continued) * 1.15)
+    beside.yaxis.get_major_locator().set_params(integer=True)
+    handles = [*axis.get_lines(), *beside.get_lines()]
+    beside.legend(handles=handles, loc="center left", bbox_to_anchor=(1.03, 0.5), fontsize=8)
 
 
 def _draw_verdicts(axis: Any, run: Run, units: Sequence[str]) -> None:

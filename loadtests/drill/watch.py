@@ -5,6 +5,7 @@ What must stay true: a gate that cannot be asked at the moment is asked again; n
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Watch:
         self._blamed: dict[Blamed, None] = {}
         self._last: dict[tuple[int, str], float] = {}
         self._totals = dict.fromkeys(COUNTERS, 0.0)
+        self._resumed: list[tuple[float, float]] = []
 
     def flips(self) -> list[Flip]:
         """All that were seen, in order of time."""
@@ -63,6 +65,10 @@ class Watch:
         """All links that were avoided."""
         return list(self._blamed)
 
+    def resumed(self) -> list[tuple[float, float]]:
+        """How many streams were resumed until when, by the wall clock."""
+        return list(self._resumed)
+
     def total(self, counter: str) -> int:
         """How much a counter of `COUNTERS` has grown, over all gates and their processes."""
         return int(self._totals[counter])
@@ -71,11 +77,13 @@ class Watch:
         """Counters count from here."""
         self.look()
         self._totals = dict.fromkeys(COUNTERS, 0.0)
+        self._resumed.clear()
 
     def look(self) -> None:
         """Ask each gate that can be asked."""
         for number in range(len(self._gates)):
             self._look(number)
+        self._resumed.append((time.time(), self._totals["continued"]))
 
     def _look(self, number: int) -> None:
         # It is being started anew.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from loadtests.kit.report import columns, machine
 from loadtests.load import target
 from loadtests.load.figures import LoadStep
 from loadtests.load.report import report, seconds
+from loadtests.load.seen import watched
 
 WORKLOADS = ("prefill-heavy", "decode-heavy", "chat")
 USERS = (50, 100, 200)
@@ -40,6 +42,9 @@ STOP_S = 120
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all steps, print a table, leave the report. Returns the exit code."""
     args = _arguments(arguments)
+    if find_spec("locust") is None:
+        print("locust is not installed; type:  make check, or pip install 'cellgate[load]'", file=sys.stderr)
+        return 2
     args.out.mkdir(parents=True, exist_ok=True)
     began_at = time.time()
     try:
@@ -80,13 +85,13 @@ def _step(args: argparse.Namespace, workload: str, users: int) -> LoadStep:
     # If Locust does not start, an earlier run must not speak for this one.
     (folder / "requests.jsonl").unlink(missing_ok=True)
     before = target.failovers(args.admin)
-    with (folder / "locust.log").open("wb") as log:
+    with watched(args.admin) as seen, (folder / "locust.log").open("wb") as log:
         environment = os.environ | {"OPENAI_API_KEY": args.api_key}
         subprocess.run(_command(args, workload, users, folder), stdout=log, stderr=log, env=environment)
     after = target.failovers(args.admin)
     moved = None if before is None or after is None else after - before
     summary = Summary(read(folder / "requests.jsonl"), Goal(args.goal_ttft_s, args.goal_tpot_s))
-    return LoadStep(workload, users, summary, moved)
+    return LoadStep(workload, users, summary, moved, seen)
 
 
 def _command(args: argparse.Namespace, workload: str, users: int, folder: Path) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from loadtests.drill.answers import End
 from loadtests.drill.records import Record
 from loadtests.drill.summary import Summary, percentile
+from loadtests.load.seen import Seen
 
 SHARES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 """Percentiles that are shown: the time that this share of all do not exceed."""
@@ -26,6 +27,7 @@ class LoadStep:
     users: int
     summary: Summary
     failovers: int | None = None
+    seen: Seen = field(default_factory=Seen)
 
     @property
     def failed(self) -> int:
@@ -63,22 +65,27 @@ class LoadStep:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A load over time: lines of points (second, value) by the name of each chart."""
+    """A load over time: lines of points (second, value) by the name of each chart, so many seconds, and what
+    befell units when.
+    """
 
     lines: dict[str, dict[str, Points]]
+    seconds: float = 0.0
+    faults: Sequence[tuple[float, str]] = ()
 
 
-def course(records: Sequence[Record]) -> Course:
-    """How the records went, second by second from the first request on."""
+def course(records: Sequence[Record], seen: Seen | None = None) -> Course:
+    """How the records went, second by second from the first request on, and what the gate said meanwhile."""
     if not records:
         return Course({})
+    seen = seen or Seen()
     start = min(record.sent_at for record in records)
     firsts, gaps = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
-    ends, tokens, change = Counter[int](), Counter[int](), Counter[int]()
+    ends, tokens, change = Counter[tuple[int, End]](), Counter[int](), Counter[int]()
     for record in records:
         change[int(record.sent_at - start)] += 1
         change[int(record.ended_at - start) + 1] -= 1
-        ends[int(record.ended_at - start)] += 1
+        ends[int(record.ended_at - start), record.end] += 1
         if record.first_at is None or record.ttft_s is None:
             continue
         if record.gaps_s:
@@ -91,17 +98,27 @@ def course(records: Sequence[Record]) -> Course:
                 gaps[int(at)].append(gap_s)
     seconds = range(int(max(record.ended_at for record in records) - start) + 1)
     in_flight = accumulate(change[at] for at in seconds)
-    return Course(
-        {
-            "First token, s": _percentiles(firsts),
-            "Between tokens, ms": _percentiles(gaps, 1000.0),
-            "Output tokens a second": {"tokens": [(at, tokens[at]) for at in seconds]},
-            "Requests": {
-                "in flight": list(zip(map(float, seconds), in_flight, strict=True)),
-                "answered in a second": [(at, ends[at]) for at in seconds],
-            },
-        }
-    )
+    failed = sorted({end for _, end in ends} - {End.WHOLE})
+    lines: dict[str, dict[str, Points]] = {
+        "Requests that ended in a second": {
+            str(end): [(at, ends[at, end]) for at in seconds] for end in (End.WHOLE, *failed)
+        },
+        "TTFT, s": _percentiles(firsts),
+    }
+    if seen.rotation:
+        lines["Units in rotation"] = {"units": _since(seen.rotation, start, len(seconds))}
+        lines["Streams resumed so far"] = {"streams": _since(seen.resumed, start, len(seconds))}
+    lines |= {
+        "Between tokens, ms": _percentiles(gaps, 1000.0),
+        "Output tokens a second": {"tokens": [(at, tokens[at]) for at in seconds]},
+        "Requests in flight": {"in flight": list(zip(map(float, seconds), in_flight, strict=True))},
+    }
+    faults = [(max(0.0, at - start), what) for at, what in sorted(seen.faults.items())]
+    return Course(lines, float(len(seconds)), faults)
+
+
+def _since(points: Points, start: float, seconds: int) -> Points:
+    return [(at - start, value) for at, value in points if 0 <= at - start <= seconds]
 
 
 def _percentiles(values: dict[int, list[float]], factor: float = 1.0) -> dict[str, Points]:

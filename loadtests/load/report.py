@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 
 from loadtests.drill.summary import percentile
-from loadtests.load.chart import line_chart
+from loadtests.load.chart import LONG, line_chart
 from loadtests.load.figures import SHARES, LoadStep, course
 
 _STYLE = """
@@ -22,11 +22,14 @@ th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid #ddd 
 th:first-child, td:first-child { text-align: left } thead th { color: #555; font-weight: 600 }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem } .charts svg { flex: 1 1 430px; max-width: 480px }
 svg text { font: 11px system-ui, sans-serif; fill: #444 } svg .title { font-size: 13px; font-weight: 600 }
-svg .grid { stroke: #e4e4e4 }
+svg .grid { stroke: #e4e4e4 } svg line.mark { stroke: #b3261e; stroke-dasharray: 3 3 }
+svg text.mark { fill: #b3261e; font-size: 10px } .course svg { display: block; width: 100% }
 @media print { .charts svg, table { break-inside: avoid } }
 """
 _WORDS = {
-    "first token": "from sending a request to the first token of its answer: how long a user sees nothing.",
+    "first token, TTFT": "from sending a request to the first token: how long a user sees nothing.",
+    "error event": "a stream that broke after a token, and said so. A lost one broke without a word.",
+    "streams resumed": "streams that their unit broke, and the gate continued on another one.",
     "between tokens": "between two pieces of an answer. People read a token in about 200 ms.",
     "whole answer": "from sending a request to the end of its answer.",
     "95 %": "95 of 100 were at least as fast as this.",
@@ -70,9 +73,13 @@ def table(steps: Sequence[LoadStep]) -> str:
 
 
 def charts_over_time(step: LoadStep) -> str:
-    """How a step went, second by second."""
-    lines = course(step.summary.records).lines
-    return f'<div class="charts">{"".join(line_chart(name, each, "s") for name, each in lines.items())}</div>'
+    """How a step went: charts with one time axis, and a mark in each where a unit went out."""
+    found = course(step.summary.records, step.seen)
+    drawn = [
+        line_chart(name, each, "s", marks=found.faults, most_x=found.seconds, width=LONG)
+        for name, each in found.lines.items()
+    ]
+    return f'<div class="course">{"".join(drawn)}</div>'
 
 
 def _cells(step: LoadStep) -> list[str]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import orjson
 
 from loadtests.kit.gate import metric_sum
+from loadtests.load.seen import RESUMED
 from loadtests.wire.blocking import fetch
 from loadtests.wire.messages import bearer
-
-_RESUMED = ("continued", "completed")
 
 
 class TargetError(Exception):
@@ -45,5 +44,5 @@ def failovers(admin: str) -> int | None:
     except OSError:
         return None
     text = reply.body.decode()
-    resumed = sum(metric_sum(text, "cellgate_continuations_total", f'result="{how}"') for how in _RESUMED)
+    resumed = sum(metric_sum(text, "cellgate_continuations_total", f'result="{how}"') for how in RESUMED)
     return int(metric_sum(text, "cellgate_retries_total") + resumed) if reply.status == 200 else None

@@ -25,7 +25,8 @@ from loadtests.load.__main__ import main
 from loadtests.load.chart import line_chart
 from loadtests.load.figures import LoadStep, course
 from loadtests.load.live import PATH
-from loadtests.load.report import report
+from loadtests.load.report import charts_over_time, report
+from loadtests.load.seen import Seen, watched
 from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.wire.blocking import fetch
 
@@ -53,9 +54,27 @@ def test_a_step_counts_what_failed_and_the_tokens_of_all() -> None:
 def test_a_course_puts_each_token_into_the_second_in_which_it_came() -> None:
     lines = course([record(0.0), record(1.0)]).lines
     assert lines["Output tokens a second"]["tokens"] == [(0, 2), (1, 3), (2, 1)]
-    assert lines["First token, s"]["median"] == [(0, 0.25), (1, 0.25)]
+    assert lines["TTFT, s"]["median"] == [(0, 0.25), (1, 0.25)]
     assert lines["Between tokens, ms"]["95 %"] == [(0, 500), (1, 500), (2, 500)]
-    assert lines["Requests"]["in flight"] == [(0, 1), (1, 2), (2, 1)]
+    assert lines["Requests in flight"]["in flight"] == [(0, 1), (1, 2), (2, 1)]
+
+
+def test_a_course_tells_failures_and_what_the_gate_saw_on_the_same_axis() -> None:
+    seen = Seen([(100.0, 2), (101.0, 1)], [(100.0, 0), (101.0, 3)], {100.5: "a <b> down"})
+    found = course([record(0.0), record(0.5, end=End.HONEST)], seen)
+    assert found.lines["Requests that ended in a second"] == {
+        "whole": [(0, 0), (1, 2 - 1)],
+        "error event": [(0, 0), (1, 1)],
+    }
+    assert found.lines["Units in rotation"] == {"units": [(0, 2), (1, 1)]}
+    assert found.lines["Streams resumed so far"] == {"streams": [(0, 0), (1, 3)]}
+    assert (found.seconds, found.faults) == (2, [(0.5, "a <b> down")])
+    one = LoadStep("chat", 1, Summary([record(0.0)], Goal(2.0, 0.1)), 0, seen)
+    charts = ElementTree.fromstring(charts_over_time(one)).findall("svg")
+    assert len(charts) == 7
+    marks = [mark.get("x1") for chart in charts for mark in chart.findall("line[@class='mark']")]
+    assert len(marks) == 7
+    assert len(set(marks)) == 1
 
 
 def test_nothing_has_no_course() -> None:
@@ -87,6 +106,36 @@ def test_who_cannot_be_asked_is_told_in_one_line(capsys: pytest.CaptureFixture[s
         wrong = ["--host", unit.url, "--dataset", str(LOCUSTFILE), "--out", str(tmp_path)]
         assert main(wrong) == 2
     assert "and is none of: Mooncake" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "package"), [("loadtests.load", "locust"), ("loadtests.drill", "matplotlib")]
+)
+def test_a_package_that_is_not_installed_is_one_line(tool: str, package: str) -> None:
+    code = (
+        "import sys, runpy, importlib.util as u\n"
+        f"sys.modules[{package!r}] = None; found = u.find_spec\n"
+        f"u.find_spec = lambda name, *rest: None if name == {package!r} else found(name, *rest)\n"
+        f"sys.argv[1:] = []; import loadtests; runpy.run_module({tool!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"{package} is not installed")
+
+
+def test_a_gate_is_watched_and_one_that_is_gone_stops_nothing() -> None:
+    with sim_units(["a", "b"]) as units, GateProcess(units) as gate:
+        admin = f"http://127.0.0.1:{gate.admin_port}"
+        with watched(admin) as seen:
+            pass
+    seen.look(admin)
+    assert [value for _, value in seen.rotation] == [2, 2]
+    assert [value for _, value in seen.resumed] == [0, 0]
+    assert seen.faults == {}
+    with watched("") as none:
+        pass
+    assert none.rotation == []
 
 
 def test_the_model_is_asked_of_the_api_with_the_key() -> None:
@@ -131,7 +180,7 @@ def test_locusts_page_has_whole_requests_alone_and_ours_the_rest(tmp_path: Path)
             process.communicate(timeout=60)
     assert {each["method"] for each in stats if each["name"] != "Aggregated"} == {"whole answer"}
     assert '<iframe src="/tokens"' in page
-    assert "First token, s" in tokens
+    assert "TTFT, s" in tokens
     assert "nothing yet" not in tokens
 
 
