@@ -83,7 +83,7 @@ def _configuration(units: Sequence[SimUnit], agents: Agents) -> str:
 def _run_gate(command: list[str], options: argparse.Namespace, units: Sequence[SimUnit]) -> int:
     # The status page's drain buttons need a token, even here: a page in a browser could be anybody's.
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(4)
-    # A group of its own: Ctrl-C comes to us alone, and the gate is told by us, once.
+    # A group of its own: Ctrl-C comes to us alone.
     gate = subprocess.Popen(command, start_new_session=True, env=os.environ | {TOKEN_VARIABLE: token})
     try:
         model = _wait_until_ready(gate, options)
@@ -91,9 +91,12 @@ def _run_gate(command: list[str], options: argparse.Namespace, units: Sequence[S
             _explain(options, units, model, token)
         return gate.wait()
     finally:
-        if gate.poll() is None:
-            os.kill(gate.pid, signal.SIGINT)
-            gate.wait()
+        # At once and without a word: who tries a gate has no streams to finish.
+        with suppress(ProcessLookupError):
+            os.killpg(gate.pid, signal.SIGKILL)
+        gate.wait()
+        for unit in units:
+            unit.kill()
 
 
 def _wait_until_ready(gate: subprocess.Popen[bytes], options: argparse.Namespace) -> str | None:

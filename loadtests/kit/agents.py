@@ -93,5 +93,7 @@ class Agents:
 
     def _stop(self) -> None:
         for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
             processes.stop(process)
         self._folder.cleanup()

@@ -121,9 +121,16 @@ def usual_or_free(port: int) -> int:
 
 
 def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder`, or here, with everything it prints going to `log`."""
+    """Start `command` in `folder`, or here, out of reach of Ctrl-C. What it prints goes to `log`."""
     with log.open("wb") as output:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            start_new_session=True,
+        )
 
 
 @contextmanager

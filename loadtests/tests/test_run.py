@@ -35,7 +35,9 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(tmp_path: Path) 
     command = [sys.executable, "-m", "loadtests.run", "--listen", listen, "--admin", admin]
     environ = {name: value for name, value in os.environ.items() if name != "CELLGATE_ADMIN_TOKEN"}
     with told.open("wb") as output:
-        run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environ)
+        run = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, env=environ, start_new_session=True
+        )
     try:
         assert eventually(lambda: "Ctrl-C stops" in told.read_text()), told.read_text()
         text = told.read_text()
@@ -54,8 +56,13 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(tmp_path: Path) 
         os.kill(int(re.findall(r"kill -STOP (\d+) +# the follower of a1", text)[0]), signal.SIGSTOP)
         assert eventually(lambda: unit(admin, "a1")["verdict"] == "down"), told.read_text()
         assert "agent of node a1-1" in unit(admin, "a1")["why"][1]
-        run.send_signal(signal.SIGINT)
+        before = told.read_text()
+        # As a terminal does it: whoever is in its group is interrupted as well.
+        os.killpg(run.pid, signal.SIGINT)
         assert run.wait(30) == 0, told.read_text()
+        after = told.read_text().removeprefix(before).splitlines()
+        # The access log may be a moment late.
+        assert [line for line in after if '"request_id"' not in line] == []
     finally:
         if run.poll() is None:
             run.terminate()
