@@ -176,65 +176,54 @@ def _ignore(*_: object) -> None:
     """It changes nothing in this state."""
 
 
+def _in_every_state() -> Table:
+    """The rows that are the same wherever the request is: it can be ended, and time passes."""
+    table: Table = {}
+    for state in _S:
+        table[state, _E.LEFT] = Transition(start.leave, _ENDS)
+        table[state, _E.STOPPED] = Transition(start.stop, _ENDS)
+        table[state, _E.TICKED] = Transition(failures.tick, _ANY)
+        table[state, _E.CRASHED] = Transition(start.collapse, _ENDS)
+    # A connection reports its close even after the response has ended, and a body may be parsed off the loop
+    # after its client has left.
+    for event in (_E.LEFT, _E.STOPPED, _E.TICKED, _E.ASKED, _E.SCREENED):
+        table[_S.OVER, event] = Transition(_ignore, _ENDS)
+    return table
+
+
 TABLE: Table = {
+    **_in_every_state(),
     (_S.PARSING, _E.STARTED): Transition(start.start, tuple(ExchangeState)),
     (_S.PARSING, _E.ASKED): Transition(start.read_late, _ANY),
     (_S.PARSING, _E.SCREENED): Transition(start.screened, _ANY),
-    (_S.PARSING, _E.LEFT): Transition(start.leave, _ENDS),
     (_S.PARSING, _E.TICKED): Transition(failures.tick, (_S.PARSING,)),
-    (_S.PARSING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.WAITING, _E.GRANTED): Transition(start.grant, _ANY),
     # Another model may serve it.
     (_S.WAITING, _E.REFUSED): Transition(start.refuse, _ANY),
-    (_S.WAITING, _E.LEFT): Transition(start.leave, _ENDS),
-    (_S.WAITING, _E.TICKED): Transition(failures.tick, _ANY),
-    (_S.WAITING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.HOLDING, _E.REPLIED): Transition(judge_head, _ANY),
     (_S.HOLDING, _E.COMMITTED): Transition(commit, (_S.RELAYING,)),
     (_S.HOLDING, _E.DOUBTED): Transition(second_opinion.doubt, _ANY),
     (_S.HOLDING, _E.FAILED): Transition(failures.try_again, _ANY),
     (_S.HOLDING, _E.EVICTED): Transition(failures.move, _ANY),
-    (_S.HOLDING, _E.LEFT): Transition(start.leave, _ENDS),
-    (_S.HOLDING, _E.TICKED): Transition(failures.tick, _ANY),
-    (_S.HOLDING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.RELAYING, _E.DONE): Transition(finish, _ENDS),
     (_S.RELAYING, _E.FAILED): Transition(failures.break_stream, _ANY),
     # A unit that shuts down gracefully continues its streams; a stall shows when it does not.
     (_S.RELAYING, _E.EVICTED): Transition(_ignore, (_S.RELAYING,)),
-    (_S.RELAYING, _E.LEFT): Transition(start.leave, _ENDS),
-    (_S.RELAYING, _E.TICKED): Transition(failures.tick, _ANY),
-    (_S.RELAYING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.PREFILLING, _E.PREFILLED): Transition(start.prefilled, _ANY),
     # A decoder that needs the other unit cannot go on without it.
     (_S.PREFILLING, _E.FAILED): Transition(failures.try_again, _ANY),
     (_S.PREFILLING, _E.EVICTED): Transition(failures.move, _ANY),
-    (_S.PREFILLING, _E.LEFT): Transition(start.leave, _ENDS),
     (_S.PREFILLING, _E.TICKED): Transition(start.tick, _ANY),
-    (_S.PREFILLING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.PROVING, _E.PROVEN): Transition(start.resume, _ANY),
     (_S.PROVING, _E.CONCLUDED): Transition(failures.conclude, _ENDS),
     (_S.PROVING, _E.UNPROVEN): Transition(failures.give_up, _ENDS),
     (_S.PROVING, _E.FAILED): Transition(failures.try_again, _ANY),
     (_S.PROVING, _E.EVICTED): Transition(failures.move, _ANY),
-    (_S.PROVING, _E.LEFT): Transition(start.leave, _ENDS),
-    (_S.PROVING, _E.TICKED): Transition(failures.tick, _ANY),
-    (_S.PROVING, _E.STOPPED): Transition(start.stop, _ENDS),
     (_S.RESUMED, _E.REPLIED): Transition(judge_head, _ANY),
     (_S.RESUMED, _E.COMMITTED): Transition(commit, (_S.RELAYING,)),
     (_S.RESUMED, _E.DOUBTED): Transition(failures.doubt_end, _ANY),
     (_S.RESUMED, _E.FAILED): Transition(failures.try_again, _ANY),
     (_S.RESUMED, _E.EVICTED): Transition(failures.move, _ANY),
-    (_S.RESUMED, _E.LEFT): Transition(start.leave, _ENDS),
-    (_S.RESUMED, _E.TICKED): Transition(failures.tick, _ANY),
-    (_S.RESUMED, _E.STOPPED): Transition(start.stop, _ENDS),
-    # A body may be parsed off the loop after its client has left.
-    (_S.OVER, _E.ASKED): Transition(_ignore, _ENDS),
-    (_S.OVER, _E.SCREENED): Transition(_ignore, _ENDS),
-    # A connection always reports its close, even after the response has ended.
-    (_S.OVER, _E.LEFT): Transition(_ignore, _ENDS),
-    (_S.OVER, _E.TICKED): Transition(_ignore, _ENDS),
-    (_S.OVER, _E.STOPPED): Transition(_ignore, _ENDS),
-    **{(state, _E.CRASHED): Transition(start.collapse, _ENDS) for state in ExchangeState},
 }
 
 _STARTED_ONCE = "a request starts once"

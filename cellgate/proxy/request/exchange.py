@@ -1,4 +1,4 @@
-"""The states of an exchange, and the events that lead from one to the next (see table.py)."""
+"""The states of an exchange, and the events that lead from one to the next (the table: answers.py)."""
 
 from __future__ import annotations
 
@@ -111,23 +111,36 @@ Table = dict[tuple[ExchangeState, ExchangeEvent], Transition]
 # One request's life: from a whole request to the end of its response.
 #
 # It is a state machine of synchronous callbacks, so that no cancellation can come between two of its steps.
-# The
-# table (request/answers.py) says what each event does in each state. Policy is elsewhere: routes.py has the
-# kinds
-# of paths, the dispatcher chooses units, failure.py has the meaning of failures, continuation.py the end of
-# broken streams. Rules:
+# The table (request/answers.py) says what each event does in each state. Policy is elsewhere: routes.py has
+# the kinds of paths, the dispatcher chooses units, http/errors.py has the meaning of failures,
+# continuation.py the end of broken streams. Rules:
 # 1. Each lease is released exactly once, before anything else follows from its end.
-# 2. No exception leaves it: callers use `guarded` (see defects.py), and `crashed` then ends the exchange.
+# 2. No exception leaves it: callers use `guarded` (observe/log.py), and `crashed` then ends the exchange.
 # 3. After the commit (`lease.committed`) the request is not sent again: another unit resumes the stream
-# where
-# the text ends, or the client gets an error.
+#    where the text ends, or the client gets an error.
 
 
 # A member of an enum is a slow attribute on CPython 3.11.
 PARSING = ExchangeState.PARSING
-STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(ExchangeEvent)[:7]
-FAILED, EVICTED, PREFILLED, PROVEN, CONCLUDED, UNPROVEN = tuple(ExchangeEvent)[7:13]
-LEFT, CRASHED, TICKED, STOPPED, SCREENED, DOUBTED = tuple(ExchangeEvent)[13:]
+STARTED = ExchangeEvent.STARTED
+ASKED = ExchangeEvent.ASKED
+GRANTED = ExchangeEvent.GRANTED
+REFUSED = ExchangeEvent.REFUSED
+REPLIED = ExchangeEvent.REPLIED
+COMMITTED = ExchangeEvent.COMMITTED
+DONE = ExchangeEvent.DONE
+FAILED = ExchangeEvent.FAILED
+EVICTED = ExchangeEvent.EVICTED
+PREFILLED = ExchangeEvent.PREFILLED
+PROVEN = ExchangeEvent.PROVEN
+CONCLUDED = ExchangeEvent.CONCLUDED
+UNPROVEN = ExchangeEvent.UNPROVEN
+LEFT = ExchangeEvent.LEFT
+CRASHED = ExchangeEvent.CRASHED
+TICKED = ExchangeEvent.TICKED
+STOPPED = ExchangeEvent.STOPPED
+SCREENED = ExchangeEvent.SCREENED
+DOUBTED = ExchangeEvent.DOUBTED
 
 
 class Exchange:
@@ -201,7 +214,7 @@ class Exchange:
         self.stop_reading: Callable[[], None] | None = None
         self.was_stale = self.is_slow = self.is_held = False
 
-    # -- events: states.py says what each means, the table what is done -------------------------------------
+    # -- events: ExchangeEvent says what each means, the table what is done -------------------------------
 
     def start(self) -> None:
         self.table[self.state, STARTED].action(self)
