@@ -45,6 +45,9 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
     def resume_reading(self) -> None:
         """Nothing was paused."""
 

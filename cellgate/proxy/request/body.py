@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from array import array
 from math import inf
 from typing import Any, NamedTuple
@@ -115,12 +116,15 @@ MEDIA_BYTES = 2048
 """An image, a sound or a video counts as this many bytes, whatever the size of its file."""
 _MORE_PIECES = (b"",) * (MEDIA_BYTES // 64 - 1)
 """It counts as so many pieces more than the one it is: to hash these bytes takes as long."""
+_JSON_PIECES = (b"", b"")
+"""So does what is written as JSON, or as token ids: each takes as long as some texts."""
 _ROOMY_BYTES = 1024
 _SORTED_MOST = 16
 """Fields of a message beyond role and content that are put in order: of more, clients keep their own."""
 
 _RECORD, _FIELD = b"\x1e", b"\x1f"
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
+_MEDIA_NAMES = frozenset(_MEDIA)
 _PLAIN = frozenset(("role", "content"))
 
 
@@ -167,7 +171,7 @@ def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> tuple[tupl
 
 def more_of(data: dict[str, Any], names: tuple[str, ...]) -> bytes:
     """These fields, which are no part of the prompt."""
-    return _bytes_of({name: data[name] for name in names})
+    return _bytes_of(data if len(names) == len(data) else {name: data[name] for name in names})
 
 
 def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
@@ -216,7 +220,10 @@ def _several_prompts(prompts: list[Any], out: list[bytes]) -> None:
         if len(out) > LIMITS.prompt_pieces:
             _rest([each, *following], out)
             return
-        out += (_RECORD, _token_ids(each) if isinstance(each, list) else _bytes_of(each))
+        if isinstance(each, list):
+            out += (_RECORD, _token_ids(each), *_JSON_PIECES)
+        else:
+            out += (_RECORD, _bytes_of(each))
 
 
 def _rest(pieces: list[Any], out: list[bytes]) -> None:
@@ -255,7 +262,7 @@ def _beside(message: dict[str, Any], out: list[bytes]) -> None:
     rest = {name: value for name, value in message.items() if value and name not in _PLAIN}
     if rest:
         order = orjson.OPT_SORT_KEYS if len(rest) <= _SORTED_MOST else 0
-        out += (_FIELD, _small(orjson.dumps(rest, option=order)))
+        out += (_FIELD, _small(orjson.dumps(rest, option=order)), *_JSON_PIECES)
 
 
 def _content(content: Any, out: list[bytes]) -> None:
@@ -281,12 +288,13 @@ def _part(part: Any, out: list[bytes]) -> None:
     if isinstance(text, str):
         out.append(text.encode())
         return
-    for name in _MEDIA:
-        if thing := part.get(name):
-            out.append(_media(thing))
-            out += _MORE_PIECES
-            return
-    out.append(_bytes_of(part))
+    if not _MEDIA_NAMES.isdisjoint(part):
+        for name in _MEDIA:
+            if thing := part.get(name):
+                out.append(_media(thing))
+                out += _MORE_PIECES
+                return
+    out += (_bytes_of(part), *_JSON_PIECES)
 
 
 def _media(thing: Any) -> bytes:
@@ -332,6 +340,7 @@ _NAME_CHARS = LIMITS.name_chars
 _NOBODY: tuple[str | None, str, int] = (None, "", 0)
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_NUMBERS = (b"NaN", b"Infinity")
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 _NOT_READ = object()
 _BACKSLASH = ord("\\")
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
@@ -439,9 +448,11 @@ def _as_python(body: bytes) -> Any:
     ):
         return _NOT_READ
     try:
-        data = json.loads(body)
+        text = body.decode(json.detect_encoding(body))
+        data = json.loads(text)
         # Half a character in an escape, which engines refuse as text, and which cannot be hashed.
-        json.dumps(data, ensure_ascii=False).encode()
+        if _HALVES.search(text):
+            json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return _NOT_READ
     return data

@@ -10,7 +10,7 @@ from cellgate.proxy.config.settings import Peers, Settings
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.turns import BodyMemory
+from cellgate.proxy.http.turns import BodyMemory, ReadScheduler
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.beginnings import Beginnings
@@ -215,6 +215,8 @@ class Services(Protocol):
     orphans: Orphans
     beginnings: Beginnings
     """What is known of the bodies of late."""
+    start_scheduler: ReadScheduler
+    """What one turn of the loop may cost in which requests begin."""
     opinions: Opinions
     """Whose fault answers are that are not good."""
     door: Door | None
