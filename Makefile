@@ -40,7 +40,7 @@ up:             ## deploy/compose without Docker: two units, the gate, Redis, HA
 	@$(call install,$(UP_PROGRAMS))
 	@$(BIN)/python -m loadtests.up
 
-test:           ## every test that is deterministic: no programs but Python, scenarios with two seeds each
+test:           ## every test that is deterministic: no programs but Python, scenarios with one seed each
 	$(READY) .venv/dev.ready
 	@$(call install,$(TEST_PROGRAMS))
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not (alone or nightly)" $(TESTS)

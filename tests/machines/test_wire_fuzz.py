@@ -138,7 +138,7 @@ REPLIES = [
 ]
 
 
-@fuzz(1800)
+@fuzz(900)
 @given(st.sampled_from(REPLIES), DAMAGES, st.sampled_from([b"", *WORDS, *REPLIES]), CUTS, st.booleans())
 def test_a_damaged_reply_is_shown_for_what_it_is_or_not_at_all(
     reply: bytes, damages: list[Damage], more: bytes, cuts: Cuts, http10: bool
@@ -397,5 +397,6 @@ def judge_request(request: Received, known: set[str]) -> None:
     assert all("\r" not in value and "\n" not in value and "\0" not in value for _, value in request.fields)
     assert request.get("host")
     assert request.get("transfer-encoding") is None
-    assert request.get("x-request-id") in known
+    # Or it is one of the gate's own: a unit is asked again what it refused.
+    assert request.get("x-request-id") in known or request.get("user-agent") == "cellgate"
     _ = request.get("content-length")

@@ -117,7 +117,7 @@ def one_request(draw: st.DrawFn) -> bytes:
     return draw(TARGETS) + b"".join(draw(st.permutations(parts))) + b"\r\n" + body
 
 
-@fuzz(1500)
+@fuzz(600)
 @given(
     st.lists(st.tuples(one_request(), st.one_of(st.just([]), DAMAGES)), min_size=1, max_size=4),
     st.none() | CUTS,
@@ -254,7 +254,7 @@ def reads_of_a_reply(draw: st.DrawFn) -> list[bytes]:
     return [data for data in (head + end, *chunks) if data]
 
 
-@fuzz(2500)
+@fuzz(800)
 @given(st.lists(reads_of_a_reply(), min_size=1, max_size=3), st.booleans(), st.booleans())
 def test_replies_are_the_same_with_and_without_the_parser(
     exchanges: list[list[bytes]], to_head: bool, taken: bool

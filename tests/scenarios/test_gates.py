@@ -50,7 +50,7 @@ def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> Non
     assert len(stage.gates) == 4
 
 
-@pytest.mark.parametrize("units", [1, 3])
+@pytest.mark.parametrize("units", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_idle_gates_that_share_send_as_many_canaries_as_one(units: int) -> None:
     """One gate's canary spares the other its own, as soon as it has heard of it."""
     stage, seconds = GatesStage(3, units), 160.0

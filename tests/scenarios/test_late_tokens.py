@@ -44,8 +44,13 @@ async def burst_s(stage: Stage, deadline_s: float) -> float:
     return max(visit.reply.event_times_s[0] - visit.reply.sent_s for visit in visits)
 
 
-@pytest.mark.parametrize("draw", [alike, mixed])
-@pytest.mark.parametrize("users", [1, 6])
+@pytest.mark.parametrize(
+    ("users", "draw"),
+    [
+        (1, mixed),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((1, alike), (6, alike), (6, mixed))),
+    ],
+)
 def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
     draw: Callable[[Random], dict[str, Any]], users: int
 ) -> None:

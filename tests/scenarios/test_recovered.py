@@ -148,6 +148,7 @@ def test_a_gate_that_is_cut_off_for_long_shoots_nobody(units: int) -> None:
     assert kinds.count("recovery_held") == 1
 
 
+@pytest.mark.nightly
 def test_a_healthy_fleet_sees_no_recovery() -> None:
     stage = Stage(units=3)
     medic = Medic(stage, Remedy("audit", RunCommand(("recover",)), after_s=0.1, backoff_s=0.1))

@@ -18,6 +18,7 @@ ROUNDS_A_CROWD = 6
 """Long answers are over after so many rounds; then others begin."""
 
 
+@pytest.mark.nightly
 def test_a_thousand_requests_of_16_clients_are_not_mixed_up() -> None:
     stage = Stage(units=4, timing=SLOW, roles="ppdd")
 

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 from typing import Any
 
+import pytest
+
 from cellgate.proxy.admin.views import Moment
 from cellgate.proxy.admin.why import explain
 from cellgate.router.nouns import Verdict
@@ -53,6 +55,7 @@ def test_the_rank_that_never_entered_the_collective_is_named() -> None:
     stage.play(scenario())
 
 
+@pytest.mark.nightly
 def test_agents_that_lie_change_no_verdict() -> None:
     """Of a unit that works they say all the time that its ranks and links fail, each time in other words."""
     stage = Stage(followers=1, agents=True)

@@ -120,6 +120,7 @@ def test_a_restarted_unit_gets_no_requests_before_it_agrees_with_the_others(is_g
     assert down(stage) == ["c"]
 
 
+@pytest.mark.nightly
 def test_ten_minutes_of_busy_healthy_units_give_no_false_alarm() -> None:
     stage = Stage(units=3)
 
