@@ -1,4 +1,4 @@
-"""How cost grows: with streams, with units, with the size of prompts; as JSON and as plots.
+"""How cost grows: with streams, units, the size of prompts, and of agents' turns; as JSON and as plots.
 
 `python -m loadtests.bench.growth` measures all, a fresh process for each point, and writes both;
 `--draw` only draws what has been measured before.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from loadtests.bench.figures import Figure, Point
-from loadtests.bench.loads import Load, Requests, Streams, most_streams
+from loadtests.bench.loads import Agents, Load, Requests, Streams, most_streams
 from loadtests.bench.measure import measured
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
@@ -22,9 +22,10 @@ from loadtests.kit.routers import ROOT
 
 DATA = ROOT / "docs" / "data" / "growth.json"
 PICTURE = ROOT / "docs" / "images" / "growth.png"
-BESIDE = ("haproxy", "sglang-router", SUBJECT)
+BESIDE = ("haproxy", "sglang-router", "smg", SUBJECT)
 STREAMS = (100, 300, 1000, 3000, 10_000)
 UNITS = (2, 10, 30, 100, 300, 1000)
+TURN_BYTES = (80_000, 200_000, 600_000, 1_200_000)
 PROMPT_BYTES = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
 IDLE_S = 5.0
 _PROMPTS_BYTES = 40_000_000
@@ -86,7 +87,12 @@ def _by_prompt() -> Iterator[tuple[int, Load, int]]:
         yield size, Requests(f"requests of {size} bytes", size, count / 4_000), 2
 
 
-SWEEPS = {"streams": _by_streams, "units": _by_units, "prompt": _by_prompt}
+def _by_turn() -> Iterator[tuple[int, Load, int]]:
+    for size in TURN_BYTES:
+        yield size, Agents(f"an agent's turns of {size} bytes", size, 0.04), 2
+
+
+SWEEPS = {"streams": _by_streams, "units": _by_units, "prompt": _by_prompt, "agents": _by_turn}
 
 
 def _point(sweep: str, at: int, name: str, load: Load, units: int) -> Point:

@@ -24,6 +24,7 @@ _PANELS: tuple[tuple[str, str, str, Callable[[Point], float]], ...] = (
         "CPU a request, us, without that",
         lambda each: each.net_us,
     ),
+    ("agents", "bytes of an agent's turn", "CPU a turn, us", lambda each: each.figure.cpu_us),
 )
 
 
@@ -38,9 +39,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
         panel.set(xlabel=x, ylabel=y, xscale="log", ylim=(0, None))
         panel.grid(alpha=0.3)
     panels[2].set(yscale="log", ylim=(10, None))
-    panels[-1].axis("off")
-    handles, labels = panels[0].get_legend_handles_labels()
-    panels[-1].legend(handles, labels, loc="center", frameon=False)
+    panels[-1].set(xscale="linear")
+    panels[-1].legend(loc="upper left", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
