@@ -46,8 +46,9 @@ def test_every_load_comes_at_its_rate(load: str) -> None:
     requests = requests_of(load, 20.0, 2000)
     everything = follow(requests)
     assert sorted(r.number for r in everything) == list(range(2000))
-    # Those that follow up come when the ones before them have ended.
-    assert 2000 / max(r.at for r in requests) == pytest.approx(20.0, rel=0.4)
+    # Those that follow up come when the ones before them have ended, and up to four sub-agents of a session
+    # stand behind it and begin later.
+    assert 2000 / min(r.at for r in requests[-5:]) == pytest.approx(20.0, rel=0.4)
     assert all(r.prompt.size // BLOCK_BYTES == len(r.prompt.blocks) for r in everything)
 
 
