@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtests.abuse.admin import ADMIN
 from loadtests.abuse.bodies import BODIES
 from loadtests.abuse.connections import CONNECTIONS
+from loadtests.abuse.extras import EXTRAS
 from loadtests.abuse.heads import HEADS
 from loadtests.abuse.names import NAMES
 from loadtests.abuse.nouns import Abuse
@@ -22,4 +23,5 @@ CATALOG: tuple[Abuse, ...] = (
     *STREAMS,
     *REPLIES,
     *ADMIN,
+    *EXTRAS,
 )

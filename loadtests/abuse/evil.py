@@ -14,10 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from loadtests.bench.engine_pages import PAGES, Counters
 from loadtests.kit.gate import Named
-from loadtests.wire.messages import whole
+from loadtests.wire.messages import SSE_HEAD, chunk, whole
 from loadtests.wire.scripted import Request, listen, port_of
 
 MODEL = "evil"
+FOREIGN = b"foreign.example"
+"""An address that only a client would name."""
+_STATE = b'{"cellgate_agent":1,"state":"ok","reason":"it runs","epoch":"a"}\n'
+_BEAT = b'{"cellgate_agent":1}\n'
+_FLOOD_BEATS = 4000
+_SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
 _MISDEED = re.compile(rb"evil:([a-z0-9-]+)")
 _MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]}
 _TOKEN = {
@@ -35,7 +41,8 @@ Misdeed = Callable[[Request], Awaitable[None]]
 
 class EvilUnits:
     """Some of them, that share what they do. `targets` counts what they were asked, `pages` holds replies in
-    the place of those that probes get, `done` counts the misdeeds.
+    the place of those that probes get, `done` counts the misdeeds, and requests with `FOREIGN` in their body.
+    Each is the agent of its node as well, which `floods` its gate or not.
     """
 
     def __init__(self, misdeeds: dict[bytes, Misdeed]) -> None:
@@ -43,6 +50,7 @@ class EvilUnits:
         self.targets: Counter[bytes] = Counter()
         self.done: Counter[str] = Counter()
         self.pages: dict[bytes, bytes] = {}
+        self.floods = False
         self._misdeeds = misdeeds
         self._servers: list[asyncio.Server] = []
 
@@ -60,12 +68,18 @@ class EvilUnits:
 
     async def _answer(self, asked: Request) -> None:
         self.targets[asked.target] += 1
+        self.done["foreign"] += FOREIGN in asked.body
         misdeed = _MISDEED.search(asked.body) if asked.target.startswith(b"/v1/") else None
         if misdeed:
             self.done[misdeed[1].decode()] += 1
             await self._misdeeds[misdeed[1]](asked)
         elif asked.target in self.pages:
             await asked.send(self.pages[asked.target])
+        elif asked.target == b"/watch":
+            await self._beat(asked)
+        elif asked.target.startswith(b"/v1/realtime"):
+            await asked.send(_SWITCHED)
+            await asked.until_gone()
         elif asked.target == b"/v1/models":
             await asked.send(whole(json.dumps(_MODELS).encode()))
         elif page := PAGES.get(asked.target):
@@ -75,6 +89,12 @@ class EvilUnits:
             await asked.send(whole(json.dumps(_TOKEN).encode()))
         else:
             await asked.send(whole(b"{}", status=b"404 Not Found"))
+
+    async def _beat(self, asked: Request) -> None:
+        await asked.send(SSE_HEAD + chunk(_STATE))
+        while not asked.is_gone:
+            await asked.send(chunk(_BEAT * (_FLOOD_BEATS if self.floods else 1)))
+            await asyncio.sleep(0.001 if self.floods else 0.1)
 
 
 def prompt(misdeed: str, number: int = 0, **more: object) -> bytes:

@@ -25,6 +25,8 @@ INTERIMS = 100_000
 TINY_CHUNKS = 200_000
 FLOOD_S = 30.0
 LARGE_EVENT = 20_000
+FORBIDDEN = b"swordfish"
+"""What the guardrail denies."""
 _PIECE = 1 << 16
 
 
@@ -149,6 +151,21 @@ async def byte_order_mark(asked: Request) -> None:
     await asked.send(SSE_HEAD + chunk(b"\xef\xbb\xbf" + event("first")) + END)
 
 
+async def forbidden(asked: Request) -> None:
+    """A forbidden word, in one of the places in which an engine may write it."""
+    word = FORBIDDEN.decode()
+    places: tuple[object, ...] = (
+        {"text_output": word},
+        {"choices": [{"index": 0, "delta": {"content": word}}]},
+        {"choices": [{"index": 0, "delta": {"reasoning_content": word}}]},
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"name": word}}]}}]},
+        {"choices": [{"index": 0, "delta": {"x": {"y": word}}}]},
+    )
+    number = int(asked.body.partition(b"evil:forbidden ")[2][:1])
+    told = json.dumps(places[number % len(places)]).encode()
+    await asked.send(SSE_HEAD + chunk(event("a")) + chunk(b"data: %b\n\n" % told) + END)
+
+
 async def break_off(asked: Request) -> None:
     """A token, then the connection is lost; whoever is asked to go on does."""
     await _broken(asked, event("a"))
@@ -187,6 +204,7 @@ MISDEEDS: dict[bytes, Misdeed] = {
         garbage,
         carriage_returns,
         byte_order_mark,
+        forbidden,
         break_off,
         break_off_large,
     )

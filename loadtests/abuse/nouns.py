@@ -26,22 +26,25 @@ NO_ANSWER_POSSIBLE = ANSWERED + r"|closed|reset"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an abuse is done."""
+    """Where an abuse is done. `kv_port`: where the gate expects the KV events of an evil unit."""
 
     gate: GateProcess
     evil: EvilUnits
+    kv_port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """How a gate is started for an abuse that needs its own. `files`: the most descriptors it may have;
     `unread_log`: what it prints goes into a pipe that nobody reads; `bodies_bytes`: the memory for all
-    bodies, as on a machine with four times as much.
+    bodies, as on a machine with four times as much; `uses`: what is off by default and on here, of "agents",
+    "guardrail", "kv_events", "realtime" and "roles" (evil units give and take KV blocks).
     """
 
     files: int | None = None
     unread_log: bool = False
     bodies_bytes: int | None = None
+    uses: str = ""
 
 
 DEFAULT = Surroundings()

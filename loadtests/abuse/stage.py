@@ -10,13 +10,14 @@ from typing import Self
 
 from loadtests.abuse.client import ask
 from loadtests.abuse.evil import EvilUnits
-from loadtests.abuse.misdeeds import MISDEEDS
+from loadtests.abuse.misdeeds import FORBIDDEN, MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
 from loadtests.abuse.nouns import Place, Surroundings
-from loadtests.kit.gate import GateProcess
-from loadtests.kit.processes import put_first, tail
+from loadtests.kit.gate import GateProcess, Named
+from loadtests.kit.processes import free_port, put_first, tail
 from loadtests.simunit.process import SimUnit
-from loadtests.wire.messages import get, post
+from loadtests.wire.messages import get, post, whole
+from loadtests.wire.scripted import Request, listen, port_of
 
 SIM = "sim"
 """The model that abusers ask for, and the neighbour."""
@@ -42,6 +43,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.evil = EvilUnits(MISDEEDS)
+        self._kv_port = free_port()
+        self._guardrail: asyncio.Server | None = None
         self._units: list[SimUnit] = []
         self._gate: GateProcess | None = None
         self._surroundings: Surroundings | None = None
@@ -53,6 +56,7 @@ class Stage:
             for unit in self._units:
                 put_first(unit.pid)
             await self.evil.open(EVIL)
+            self._guardrail = await listen(_judged)
         except BaseException:
             await self._close()
             raise
@@ -65,7 +69,7 @@ class Stage:
     def place(self) -> Place:
         """Where abuses are done."""
         assert self._gate is not None, "start a gate first"
-        return Place(self._gate, self.evil)
+        return Place(self._gate, self.evil, self._kv_port)
 
     @property
     def neighbour(self) -> Neighbour:
@@ -76,13 +80,22 @@ class Stage:
     async def ready(self, surroundings: Surroundings) -> None:
         """Have a gate in these surroundings that is well: all its units up. Raises RuntimeError if not."""
         self.evil.pages.clear()
+        self.evil.floods = False
         if self._surroundings != surroundings or not await self._is_well():
             await self.fresh(surroundings)
 
     async def fresh(self, surroundings: Surroundings) -> None:
         """Start a gate anew, and have it serve what it has never served before."""
         await self.leave()
-        settings = {} if (size := surroundings.bodies_bytes) is None else {"limits": {"bodies_bytes": size}}
+        settings: dict[str, object] = {}
+        if (size := surroundings.bodies_bytes) is not None:
+            settings["limits"] = {"bodies_bytes": size}
+        if surroundings.uses == "realtime":
+            settings["realtime"] = True
+        elif surroundings.uses == "guardrail":
+            assert self._guardrail is not None
+            url = f"http://127.0.0.1:{port_of(self._guardrail)}/check"
+            settings["guardrail"] = {"url": url, "answer": "windows", "fail": "closed"}
         gate = GateProcess(
             [*self._units, *self.evil.units],
             max_in_flight=SLOTS,
@@ -90,6 +103,11 @@ class Stage:
             access_log="json",
             files=surroundings.files,
             unread_log=surroundings.unread_log,
+            roles=dict(zip(EVIL, ("prefill", "decode"), strict=True))
+            if surroundings.uses == "roles"
+            else None,
+            cell=lambda name: "evil" if name in EVIL else "drill",
+            more={unit.name: self._more(unit, surroundings.uses) for unit in self.evil.units},
         )
         await asyncio.to_thread(gate.__enter__)
         self._gate, self._surroundings = gate, surroundings
@@ -97,6 +115,15 @@ class Stage:
         put_first(gate.pid)
         put_first(self._neighbour.pid)
         await self._warm_up(gate)
+
+    def _more(self, unit: Named, uses: str) -> dict[str, object]:
+        """What else the gate is told of an evil unit."""
+        if uses == "agents":
+            agent = unit.url.removeprefix("http://")
+            return {"nodes": [{"name": unit.name, "role": "leader", "agent": agent}]}
+        if uses == "kv_events" and unit.name == EVIL[0]:
+            return {"kv_events": {"from": "vllm", "endpoint": f"tcp://127.0.0.1:{self._kv_port}"}}
+        return {}
 
     async def leave(self) -> None:
         """End the gate and its neighbour."""
@@ -132,5 +159,13 @@ class Stage:
     async def _close(self) -> None:
         await self.leave()
         self.evil.close()
+        if self._guardrail is not None:
+            self._guardrail.close()
         for unit in self._units:
             await asyncio.to_thread(unit.stop)
+
+
+async def _judged(asked: Request) -> None:
+    """The guardrail: a word is forbidden."""
+    action = b"deny" if FORBIDDEN in asked.body else b"allow"
+    await asked.send(whole(b'{"action":"%b","reason":"a word"}' % action))

@@ -74,7 +74,7 @@ class GateProcess:
     `nodes` gives the `nodes` of a unit by its name, as the gate's file has them; with `agents` they are those
     that have one. `cell` gives a unit's cell; `settings` are keys of that file, and win over those made here;
     `operator` are those of the operator's file.
-    Units with one of `roles` move KV blocks within their cell.
+    Units with one of `roles` move KV blocks within their cell; `more` has other keys of units by their names.
     `files` is the most descriptors it may have; with `unread_log` what it prints goes into a pipe that nobody
     reads. `program` is what the next start runs.
     """
@@ -94,6 +94,7 @@ class GateProcess:
         unread_log: bool = False,
         program: Program = THIS,
         roles: Mapping[str, str] | None = None,
+        more: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
@@ -102,6 +103,7 @@ class GateProcess:
         self._settings = dict(settings or {})
         self._operator = operator
         self._roles = roles or {}
+        self._more = more or {}
         self._access_log = access_log
         self._files = files
         self._unread_log = unread_log
@@ -222,7 +224,7 @@ class GateProcess:
         if unit.name in self._roles:
             entry["role"] = self._roles[unit.name]
         nodes = list(self._nodes(unit.name))
-        return entry | {"nodes": nodes} if nodes else entry
+        return entry | ({"nodes": nodes} if nodes else {}) | dict(self._more.get(unit.name, {}))
 
     def _start(self) -> None:
         command = [*self._limit, *self.program.words, *self._serve]

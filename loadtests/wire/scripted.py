@@ -78,6 +78,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No script speaks another protocol; it may answer and be silent.
+            pass
         except httptools.HttpParserError:
             # Some routers try HTTP/2 first.
             self.transport.close()
