@@ -17,7 +17,7 @@ TIE_S = 0.001
 _cost_s = attrgetter("cost_s")
 
 
-def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+def soonest_first(_ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
     """Ordered by cost, ties at random."""
     if len(candidates) == 1:
         return candidates
@@ -39,6 +39,4 @@ class LeastLoad:
     by_seconds: ClassVar[bool] = True
     by_cache: ClassVar[bool] = False
 
-    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
-        """All candidates, least loaded first."""
-        return soonest_first(candidates, rng)
+    rank = staticmethod(soonest_first)

@@ -5,13 +5,10 @@ Affinity is not a switch beside load: a cached prefix is work that is saved, and
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cellgate.policies.least_load import soonest_first
-from cellgate.router.nouns import Ask, Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +18,4 @@ class PrefixAffinity:
     by_seconds: ClassVar[bool] = True
     by_cache: ClassVar[bool] = True
 
-    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
-        """All candidates, the one that costs least first."""
-        return soonest_first(candidates, rng)
+    rank = staticmethod(soonest_first)

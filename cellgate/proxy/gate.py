@@ -13,9 +13,9 @@ from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.plane import Plane, Publish
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.unit import MakeTls
-from cellgate.proxy.observe.access_log import AccessLog
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.observe.exposition import AccessLogMetrics
+from cellgate.proxy.observe.log import AccessLog
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.large_bodies import ReadBody
 from cellgate.proxy.request.ports import Dispatcher

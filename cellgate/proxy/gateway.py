@@ -18,14 +18,13 @@ from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
 from cellgate.proxy.http.errors import Failure
-from cellgate.proxy.http.fetch import UnitPools
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection, first_to_close
 from cellgate.proxy.http.turns import Backlogs, BodyMemory, ClientExchange, ReadScheduler, ResponseClient
+from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
-from cellgate.proxy.observe.access_log import AccessLog, Finished
-from cellgate.proxy.observe.log import report_defect
+from cellgate.proxy.observe.log import AccessLog, Finished, report_defect
 from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed
 from cellgate.proxy.process.malloc import SmallBlocks
 from cellgate.proxy.process.signals import Ticker
@@ -286,7 +285,13 @@ class Gateway:
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
         """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
-        return self._load_lines.line(request.routing) + self._stop_line if to_trusted else self._stop_line
+        if not to_trusted:
+            return self._stop_line
+        line = self._load_lines.usual
+        for name, value in request.routing:
+            if name == FORMAT_FIELD:
+                line = self._load_lines.line(value)
+        return line + self._stop_line
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""

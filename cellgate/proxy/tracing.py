@@ -59,9 +59,8 @@ from prometheus_client import Metric as Family
 
 from cellgate import VERSION
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
-from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationResult, Metrics
-from cellgate.proxy.observe.log import Level, log_line, report_defect
+from cellgate.proxy.observe.log import Finished, Level, log_line, report_defect
 from cellgate.proxy.request.ports import TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
 from cellgate.router.cost_model import Usage

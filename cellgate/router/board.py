@@ -16,10 +16,10 @@ from math import inf
 from typing import NamedTuple
 
 from cellgate.router import outliers
-from cellgate.router.cost import COSTS, AnswerLengths, Expected, forecast
+from cellgate.router.cost import COSTS, Expected, forecast
 from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere, expected_s
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
-from cellgate.router.learning import Peer, learn_of_peers
+from cellgate.router.learning import AnswerLengths, Peer, learn_of_peers
 from cellgate.router.nouns import (
     UNKNOWN_BUILD,
     Ask,

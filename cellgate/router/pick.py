@@ -16,8 +16,9 @@ from math import inf
 from typing import NamedTuple, cast
 
 from cellgate.router.board import Board
-from cellgate.router.cost import MODELS_MAX, Cost, Expected
+from cellgate.router.cost import Cost, Expected
 from cellgate.router.cost_model import BLOCK_BYTES
+from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
@@ -27,10 +28,8 @@ from cellgate.router.unit_state import Lease, UnitState, Usable
 # The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
 #
 # Units in cooling or slow start are candidates only when no other has room, SUSPECT ones only when no other
-# has
-# a free slot. An ask may wait for a unit with many prompts to compute, because that time can be predicted.
-# It
-# does not wait for one without a free slot while others have one, because the length of answers is unknown.
+# has a free slot. An ask may wait for a unit with many prompts to compute: that time can be predicted.
+# It does not wait for one without a free slot while others have one: the length of answers is unknown.
 
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
@@ -289,8 +288,7 @@ def _first_kind(
 # Sampling: which units are considered for an ask, when there are too many to consider all.
 #
 # 1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds
-# the
-# longest by the reports of other gates.
+#    the longest by the reports of other gates.
 # 2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
 # do not all find the same one.
 # 3. It only proposes units: the caller decides.

@@ -1,7 +1,7 @@
 """The gate in the gym: the product's Board, Router and policy, called as proxy/ calls them.
 
 What proxy/ does between its sockets and the router is repeated here call for call, without the sockets:
-exchange.py and selection.py (an attempt's life), gate.py (close, worked, room, the tick), sync.py (what
+exchange.py (an attempt's life), gate.py (close, worked, room, the tick), sync.py (what
 gates tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
 this has to follow.
 """
@@ -284,7 +284,7 @@ class _Known(Roster):
 
 
 class _Search:
-    """One request's, as in proxy/request/selection.py."""
+    """One request's, as in proxy/request/exchange.py."""
 
     __slots__ = ("ask", "is_moved", "lease", "leg", "ticket", "tried")
 

@@ -28,10 +28,9 @@ from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.continuation import Continuation
-from cellgate.proxy.request.exchange import Exchange, Transition
+from cellgate.proxy.request.exchange import Exchange, Selection, Transition
 from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.request.selection import Selection
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
 from tests.wire.replies import MalformedError

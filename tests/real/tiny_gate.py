@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.http.heads import Fields
 from cellgate.proxy.ingress.haproxy import GATE, Balancers, HaproxyAgent
 from cellgate.proxy.ingress.reports import (
     Orca,
@@ -37,7 +36,7 @@ class TinyGate:
 
     def __init__(self, answer_s: float = 0.0, *, asks_for: bytes = b"") -> None:
         self.answer_s = answer_s
-        self.fields: Fields = [(b"endpoint-load-metrics-format", asks_for)] if asks_for else []
+        self.asks_for = asks_for
         self.board = Board(Rules(slow_start_s=0.001))
         self.board.configure(Fleet(units=(Unit("u", "c", "http://u", max_in_flight=10),)), 0.0)
         self.tell(Sign.GOOD)
@@ -85,7 +84,7 @@ class TinyGate:
             self.served += 1
             if name := fields.get("x-cellgate-unit"):
                 self.asked_for.append(name)
-            return OK % (SHOWN + self.orca.lines.line(self.fields) + response_line(stopping=self.stopping))
+            return OK % (SHOWN + self.orca.lines.line(self.asks_for) + response_line(stopping=self.stopping))
         about = path.removeprefix("/healthz/unit/") if path.startswith("/healthz/unit/") else GATE
         if about == GATE:
             ready, _ = readiness(self.board, self.stopping)

@@ -21,8 +21,8 @@ from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.turns import ClientExchange, ResponseClient
-from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.observe.log import AccessLog, Finished
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.body import read_ask

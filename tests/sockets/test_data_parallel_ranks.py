@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.observe.access_log import Finished, json_line
+from cellgate.proxy.observe.log import Finished, json_line
 from cellgate.router.nouns import Load, RankLoad
 from tests.wire.client import chat
 from tests.wire.stage import Stage, live, stage

@@ -16,7 +16,7 @@ from cellgate.probes import NODE_PROBES, PROBES
 from cellgate.probes.engines import ENGINES
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.observe.access_log import json_line
+from cellgate.proxy.observe.log import json_line
 from tests.documented import PLACES, PROGRAMS, typed
 from tests.house.rooms import ORDER
 from tests.unit.observe.test_access_log import DONE

@@ -20,8 +20,8 @@ from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.observe.access_log import Finished
     from cellgate.proxy.observe.counters import ContinuationResult
+    from cellgate.proxy.observe.log import Finished
     from cellgate.proxy.request.ports import Charge
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.router.cost_model import Usage

@@ -16,7 +16,7 @@ import orjson
 from cellgate.proxy.admission.usage import UsageTotal, rows_of, totals
 from cellgate.proxy.cli.terminal import CommandError, table
 from cellgate.proxy.config.key_file import KeyFileError, keys_in
-from cellgate.proxy.observe.text import utc
+from cellgate.proxy.observe.log import utc
 
 SECRET_BYTES = 32
 """As many as its SHA-256 has: nobody can guess it, so its digest needs no salt."""

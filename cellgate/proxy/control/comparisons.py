@@ -15,8 +15,8 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.probes.known_answer import KnownAnswer
+from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.families import counter, gauge
 from cellgate.router.board import Board, Flip
 from cellgate.router.comparisons import Stacks, conclusions, other_builds
 from cellgate.router.health import shared_fates

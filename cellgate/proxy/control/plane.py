@@ -2,7 +2,7 @@
 from a change of verdict. It has no client connections.
 
 Time comes only from the loop, chance only from the given `random.Random`, and the network only from
-`UnitPools`, so that a simulation can replace all three.
+`Reach`, so that a simulation can replace all three.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.watches import HoldWatch, LinkWatch, RefusedWatch, StallWatch
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.fetch import UnitPools
+from cellgate.proxy.http.fetch import Reach
 from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import Balancers
 from cellgate.proxy.ingress.reports import Orca, as_json, lines, readiness, readyz_headers
@@ -299,8 +299,8 @@ class Plane:
         self.ticker.looks += self._looks()
         self._include_metrics()
 
-    def _make_reach(self, tls: MakeTls | None) -> UnitPools:
-        return UnitPools(
+    def _make_reach(self, tls: MakeTls | None) -> Reach:
+        return Reach(
             self._loop,
             connect_timeout_s=self.settings.timeouts.connect_s,
             tls=tls,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.observe.families import gauge
+from cellgate.proxy.observe.counters import gauge
 from cellgate.router.board import Board
 from cellgate.router.queue import Queue
 from cellgate.router.scaling import (

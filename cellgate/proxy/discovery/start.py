@@ -15,8 +15,8 @@ from cellgate.proxy.config.settings import PACKAGES, RedisSource, Settings
 from cellgate.proxy.discovery import FOLLOW
 from cellgate.proxy.discovery.base import Feed, Found
 from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action
-from cellgate.proxy.observe.families import gauge
 from cellgate.router.nouns import Evidence, Fleet
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.turns import bound_held, bound_unsent
 from cellgate.proxy.http.unit import connect_failure
 from cellgate.proxy.observe.log import Guarded, guarded
+from cellgate.proxy.request.exchange import Selection
 from cellgate.proxy.request.response import Response, head_for_unit
 from cellgate.proxy.request.routes import IN_BODY
-from cellgate.proxy.request.selection import Selection
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 

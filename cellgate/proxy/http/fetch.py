@@ -12,20 +12,23 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Trouble
-from cellgate.probes.engines import CLOSING
-from cellgate.probes.readiness import VIA_GATE, name_there
 from cellgate.probes.runner import Agenda
-from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.config.settings import gates_token
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.heads import RANK_FIELD, TOKEN_FIELD, UNIT_FIELD
+from cellgate.proxy.http.heads import RANK_FIELD
 from cellgate.proxy.http.reply import ReplyHead, UsualReply, usual_reply
 from cellgate.proxy.http.turns import ReadScheduler
-from cellgate.proxy.http.unit import LATE_S, GateStalledError, MakeTls, Pool, UnitConnection, connect_failure
-from cellgate.router.nouns import Unit
+from cellgate.proxy.http.unit import (
+    LATE_S,
+    GateStalledError,
+    MakeTls,
+    Pool,
+    UnitConnection,
+    UnitPools,
+    connect_failure,
+)
 from cellgate.router.unit_state import UnitState
 
 # One request to a server whose whole reply is wanted: callbacks, no task, no timer.
@@ -574,12 +577,6 @@ def _abort(connecting: asyncio.Task[tuple[asyncio.Transport, P]]) -> None:
         connecting.result()[0].abort()
 
 
-# The connections to all units and of their probes: created when first needed, closed with the unit.
-
-
-PURGE_S = 1.0
-
-
 class ProbeTransport(NamedTuple):
     """How the probes of a unit reach it: its own address, and any other."""
 
@@ -587,73 +584,14 @@ class ProbeTransport(NamedTuple):
     net: Net
 
 
-class UnitPools:
-    """Pools by unit. `own_keys`: requests get the unit's own key, because those of clients end at the gate.
-    `token` gives the admin token: units of gates are named with what is made of it.
+class Reach(UnitPools):
+    """The same, with what probes of units and other servers need; its options are those of UnitPools."""
 
-    `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
-    why the gate could not open one.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        connect_timeout_s: float,
-        tls: MakeTls | None,
-        own_keys: bool,
-        token: Callable[[], str | None],
-        on_broken: Callable[[UnitState], None],
-        on_gate_fault: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._connect_timeout_s = connect_timeout_s
-        self.tls = tls
-        self._own_keys = own_keys
-        self._token = token
-        self._on_broken = on_broken
-        self._on_gate_fault = on_gate_fault
-        self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
+    def __init__(self, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        super().__init__(loop, **options)
         self._deadlines = Agenda(loop)
-        self._purge_at = 0.0
-        self._pools: dict[UnitState, Pool] = {}
         self._nets: dict[UnitState | None, UnitNet] = {}
         """By unit; that of None is for servers of no unit."""
-
-    def pool(self, state: UnitState) -> Pool:
-        """The connections to a unit's own address."""
-        pool = self._pools.get(state)
-        if pool is None:
-            pool = Pool(
-                state.unit.url,
-                self._loop,
-                connect_timeout_s=self._connect_timeout_s,
-                tls=self.tls,
-                read_scheduler=self._read_scheduler,
-                on_broken=lambda: self._on_broken(state),
-                on_gate_fault=self._on_gate_fault,
-            )
-            pool.lines = self._lines(pool, state.unit)
-            self._pools[state] = pool
-        # Which engine it is may be found out late, and change.
-        pool.closes_after_stream = state.engine in CLOSING
-        return pool
-
-    def renew(self) -> None:
-        """Units were configured anew: their keys may be others."""
-        for state, pool in self._pools.items():
-            pool.lines = self._lines(pool, state.unit)
-
-    def _lines(self, pool: Pool, unit: Unit) -> bytes:
-        """What the head of each request to the unit begins with."""
-        lines = b"host: %b\r\n" % pool.authority
-        if unit.engine == VIA_GATE:
-            lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(unit).encode())
-            if (token := self._token()) is not None:
-                lines += b"%b: %b\r\n" % (TOKEN_FIELD, gates_token(token).encode())
-        if self._own_keys and unit.api_key:
-            lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
-        return lines
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:
         """How the probes of a unit reach it."""
@@ -683,37 +621,20 @@ class UnitPools:
             self._nets[state] = net
         return net
 
-    def distrust(self, state: UnitState) -> None:
-        """Close idle connections: their process is gone or cannot be trusted."""
-        if state in self._pools:
-            self._pools[state].purge()
-
     def leave(self, state: UnitState) -> None:
         """The unit is no longer configured: keep no connection, but let replies in flight finish."""
+        super().leave(state)
         if (net := self._nets.pop(state, None)) is not None:
             net.close()
-        if state in self._pools:
-            self._pools[state].close()
 
-    def tick(self, now: float) -> None:
-        """Close connections that have been idle for too long, forget unused pools; once a second."""
-        if now < self._purge_at:
-            return
-        self._purge_at = now + PURGE_S
-        for state, pool in list(self._pools.items()):
-            pool.purge(now)
-            if state.retired and not state.leases:
-                del self._pools[state]
+    def purge(self, now: float) -> None:
+        """Close connections that have been idle for too long, forget unused pools."""
+        super().purge(now)
         for net in self._nets.values():
             net.purge(now)
 
     def close(self) -> None:
         """Close all that is idle or being opened."""
-        for pool in self._pools.values():
-            pool.close()
+        super().close()
         for net in self._nets.values():
             net.close()
-
-    def __len__(self) -> int:
-        """How many connections are open to the units' own addresses."""
-        return sum(len(pool.connections) for pool in self._pools.values())

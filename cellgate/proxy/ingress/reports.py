@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -96,13 +96,9 @@ class LoadLines:
         self.usual = b""
         self.others: dict[bytes, bytes] = {}
 
-    def line(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The header line for a request with these fields, with its line end."""
-        line = self.usual
-        for name, value in fields:
-            if name == FORMAT_FIELD:
-                line = self.others.get(value.strip().lower(), self.usual)
-        return line
+    def line(self, carrier: bytes) -> bytes:
+        """The header line for a request that asks for this format, with its line end."""
+        return self.others.get(carrier.strip().lower(), self.usual)
 
 
 class Orca:

@@ -20,13 +20,16 @@ from cellgate import VERSION
 from cellgate.probes.agents import AgentState
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
-from cellgate.proxy.observe.counters import FAMILIES, TALLIES, Metrics, TallyKey
-from cellgate.proxy.observe.families import (
+from cellgate.proxy.observe.counters import (
     DURATION,
+    FAMILIES,
+    TALLIES,
     TTFT,
     Buckets,
     Histogram,
     MetricRow,
+    Metrics,
+    TallyKey,
     counter,
     gap_buckets,
     gauge,

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.observe.families import (
+from cellgate.proxy.observe.counters import (
     TTFT_BOUNDS_S,
     Buckets,
     Exemplars,

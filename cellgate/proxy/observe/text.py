@@ -1,28 +1,13 @@
-"""How times and texts are written, for people and in logs."""
+"""How texts and durations are written, for people and in logs."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import lru_cache
 from urllib.parse import urlsplit
 
 from cellgate.router.nouns import Fleet
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
-_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
-
-
-def utc(timestamp: float) -> str:
-    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
-    second = int(timestamp)
-    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
-
-
-@lru_cache(maxsize=4)
-def _second(timestamp: int) -> str:
-    """Cached: there are many lines in a second, and formatting a date takes as long as the rest of a line."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
 
 
 def one_line(text: str) -> str:

@@ -18,7 +18,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from redis.exceptions import ResponseError
 
-from cellgate.proxy.observe.families import counter, gauge
+from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.redis.commands import (
     EXCHANGE_S,
     SLICE,

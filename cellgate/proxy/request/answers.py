@@ -9,7 +9,6 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request import failures, second_opinion, start
-from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.doubts import outcome_of_doubt
 from cellgate.proxy.request.exchange import ExchangeEvent, ExchangeState, Table, Transition
 from cellgate.proxy.request.failures import give_up, try_again
@@ -17,7 +16,7 @@ from cellgate.proxy.request.response import failure_of, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.second_opinion import served
 from cellgate.proxy.request.start import OF_LINKS, arrived, find_unit
-from cellgate.proxy.resume.eligible import TOKENS
+from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
@@ -134,7 +133,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     stream = STREAMS.get(route)
     response.read_answer(is_typed=stream is not None and route not in PLAIN_ROUTES)
     if stream is not None and (ask := exchange.selection.ask).stream:
-        ways = 0 if why_not(gate, request, ask) else ask.continuable
+        ways = 0 if why_not_resumed(gate.settings.no_continuation, request, ask) else ask.continuable
         response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, stream.shape)
 
 

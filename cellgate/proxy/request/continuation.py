@@ -17,6 +17,7 @@ from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.body import has_more_nodes
 from cellgate.proxy.request.ports import Resumed
 from cellgate.proxy.resume.chat import MakeHead, Resuming
+from cellgate.proxy.resume.eligible import why_not_resumed
 from cellgate.proxy.resume.replay import plain
 from cellgate.proxy.resume.shown import Shown
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, Way
@@ -30,22 +31,11 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import UnitState
 
 
-def why_not(gate: Services, request: Request, ask: Ask) -> str:
-    """Why a stream must not be resumed, apart from its body and its events; empty when it may be."""
-    switched_off = gate.settings.no_continuation
-    if switched_off and ("*" in switched_off or ask.model in switched_off):
-        return "the configuration forbids it (no_continuation)"
-    if request.is_uncontinued:
-        return "its client opted out"
-    limit = LIMITS.json_bytes_on_loop
-    return f"its request is larger than {limit} bytes" if request.body_size > limit else ""
-
-
 def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Way | str:
     """How another unit would resume the stream, or why none can."""
     if response.route not in STREAMS:
         return f"only streams of {', '.join(STREAMS)} can be"
-    if reason := why_not(gate, request, ask):
+    if reason := why_not_resumed(gate.settings.no_continuation, request, ask):
         return reason
     if response.replay is None:
         return "its answer is not a stream of events"

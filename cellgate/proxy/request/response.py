@@ -33,8 +33,8 @@ from cellgate.proxy.http.reply import (
     without,
 )
 from cellgate.proxy.http.sse import WORKING
-from cellgate.proxy.observe.access_log import LEFT_STATUS, Finished
 from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.observe.log import LEFT_STATUS, Finished
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.ports import Observer, ResponseHost
 from cellgate.proxy.request.routes import ENGINES_LINES, OWN_LINES, gate_refusal, is_final

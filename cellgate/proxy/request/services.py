@@ -12,7 +12,7 @@ from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.turns import BodyMemory, ReadScheduler
 from cellgate.proxy.http.unit import Pool
-from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.log import Finished
 from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.large_bodies import WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, ModelChoice

@@ -16,7 +16,6 @@ from cellgate.proxy.request import prefill_decode
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.content_coding import Decoding, unsupported
-from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.doubts import drop, show_first, spared
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.models import (
@@ -43,7 +42,7 @@ from cellgate.proxy.request.routes import (
     with_path_model,
 )
 from cellgate.proxy.request.services import OPEN_ROUTES
-from cellgate.proxy.resume.eligible import TOKENS
+from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.transcript import asking, gives_ids
 from cellgate.router.nouns import LINK_FAILED, TRANSFERRED, UNFIT, Ask, Outcome, SplitStep
 from cellgate.router.retry import Attempts
@@ -177,7 +176,9 @@ def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
     """Whether the unit gives token ids, and they are of use."""
     state = lease.unit_state
     is_known = gives_ids(state.engine, state.build.version)
-    return is_known and not why_not(exchange.gate, exchange.request, exchange.selection.ask)
+    return is_known and not why_not_resumed(
+        exchange.gate.settings.no_continuation, exchange.request, exchange.selection.ask
+    )
 
 
 def resume(exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:

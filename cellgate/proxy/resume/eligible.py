@@ -12,11 +12,15 @@ Stop strings may be long: all here is linear in their length, and that is bounde
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.config.limits import LIMITS
+
+if TYPE_CHECKING:
+    from cellgate.proxy.http.request import Request
+    from cellgate.router.nouns import Ask
 
 # Tokenizers of all kinds begin a token at a space between two words; this finds the last one.
 _LAST_WORD = re.compile(r".*\S( )(?=[^\W\d_])", re.DOTALL)
@@ -179,6 +183,18 @@ _COMPUTED = frozenset(_ANYTHING.split())
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
 SAMPLED = "and its answer is sampled without a seed"
 """Why nothing can be repeated."""
+
+
+def why_not_resumed(switched_off: Collection[str], request: Request, ask: Ask) -> str:
+    """Why a stream must not be resumed, apart from its body and its events; empty when it may be.
+    `switched_off`: the models whose streams are not (no_continuation).
+    """
+    if switched_off and ("*" in switched_off or ask.model in switched_off):
+        return "the configuration forbids it (no_continuation)"
+    if request.is_uncontinued:
+        return "its client opted out"
+    limit = LIMITS.json_bytes_on_loop
+    return f"its request is larger than {limit} bytes" if request.body_size > limit else ""
 
 
 def ways_of(body: dict[str, Any], *, chat: bool) -> int:

@@ -269,16 +269,15 @@ def test_a_gate_that_starts_is_not_weaker_for_having_had_no_unit() -> None:
 def test_a_request_gets_the_carrier_it_asks_for() -> None:
     orca = Clocked().orca
     orca.refresh(0.0)
-    field = b"endpoint-load-metrics-format"
-    assert orca.lines.line([(b"host", b"gate")]) == bin_line(orca.report)
-    assert orca.lines.line([(b"host", b"gate"), (field, b"TEXT")]) == text_line(orca.report)
-    assert orca.lines.line([(field, b" json ")]) == json_line(orca.report)
-    assert orca.lines.line([(field, b"yaml")]) == bin_line(orca.report)
+    assert orca.lines.usual == bin_line(orca.report)
+    assert orca.lines.line(b"TEXT") == text_line(orca.report)
+    assert orca.lines.line(b" json ") == json_line(orca.report)
+    assert orca.lines.line(b"yaml") == bin_line(orca.report)
 
 
 def test_lines_are_rendered_by_the_tick_alone() -> None:
     gate = Clocked()
     gate.orca.refresh(0.0)
-    line = gate.orca.lines.line([])
+    line = gate.orca.lines.usual
     gate.board.open("a", Ask(), 0.0, retry=False)
-    assert gate.orca.lines.line([]) is line
+    assert gate.orca.lines.usual is line

@@ -11,9 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cellgate.proxy.observe import access_log
 from cellgate.proxy.observe import log as log_writer
-from cellgate.proxy.observe.access_log import (
+from cellgate.proxy.observe.log import (
     KEPT,
     TEXT_MAX,
     AccessLog,
@@ -171,7 +170,7 @@ def test_off_writes_nothing_and_starts_no_thread() -> None:
 
 
 def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 60.0)
     sink, said = Stuck(), list[tuple[str, str]]()
     log = AccessLog("json", sink, clock, lambda *line: said.append(line))
     log.write(DONE._replace(request_id="in the sink"))
@@ -196,7 +195,7 @@ def test_close_gives_up_on_a_sink_that_stays_stuck(monkeypatch: pytest.MonkeyPat
     log.write(DONE)
     log.flush()
     assert sink.entered.wait(60.0)
-    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 0.03)
+    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 0.03)
     log.close()
     assert sink.getvalue() == b""
     sink.let_go.set()
@@ -215,7 +214,7 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
     )
     log.flush()
     assert said == [("warning", complaint.format(1))]
-    now[0] = access_log.COMPLAIN_EVERY_S
+    now[0] = log_writer.COMPLAIN_EVERY_S
     log.flush()
     assert said[1:] == [("warning", complaint.format(2))]
     sink.broken = False

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import LAGS_KEPT, Metrics
 from cellgate.proxy.observe.exposition import OWN_ROUTES, Exposition, Traffic
+from cellgate.proxy.observe.log import Finished
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board, DownCause, Flip
 from cellgate.router.nouns import (

@@ -11,9 +11,9 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
-from cellgate.router.cost import COSTS, MODELS_MAX, AnswerLengths, Seats
+from cellgate.router.cost import COSTS, Seats
 from cellgate.router.cost_model import SURE, Usage
-from cellgate.router.learning import StepTimes
+from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import SHARE, Router
 from cellgate.router.queue import ANY, FairRules, Pools, Queue, Ticket

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from cellgate.proxy.admission.limits import Bill, DoorCounts, LimitedDispatcher, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.log import Finished
 from cellgate.proxy.request.ports import PickRequest
 from cellgate.proxy.workers.control_process import WorkerSession, WorkerTotals
 from cellgate.proxy.workers.protocol import ToControl, ToWorker, request_out

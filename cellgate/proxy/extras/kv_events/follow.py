@@ -35,7 +35,7 @@ from cellgate.proxy.extras.kv_events.wire import (
     configured,
     told,
 )
-from cellgate.proxy.observe.families import counter, gauge
+from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.log import log_line
 from cellgate.router.board import Board
 from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons

@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.action_settings import AlbTarget
 from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate_reply
+from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.families import counter, gauge
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.orchestrators.ecs_api import ELB, AwsError, client, told_plainly
 from cellgate.router.board import Board

@@ -26,7 +26,7 @@ from cellgate.proxy.config.action_settings import LeasePlace
 from cellgate.proxy.extras.operator.plan import Acting, Claim, NotActingError
 from cellgate.proxy.extras.operator.recovery import ActingMetrics
 from cellgate.proxy.observe.events import Action
-from cellgate.proxy.observe.text import utc
+from cellgate.proxy.observe.log import utc
 from cellgate.proxy.orchestrators.kubernetes_api import (
     CONFLICT,
     LEASES,

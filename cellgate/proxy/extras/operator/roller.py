@@ -42,7 +42,7 @@ from cellgate.proxy.extras.operator.roll_plan import (
     why_not_now,
 )
 from cellgate.proxy.observe.events import Action, ActionKind
-from cellgate.proxy.observe.text import utc
+from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board
 from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
 from cellgate.router.judge import is_implausible
