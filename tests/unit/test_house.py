@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import rooms
 from tests.house.clocks import of_file
 from tests.house.rules import RULES
-from tests.house.source import Source
+from tests.house.source import Source, uses
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -36,3 +37,13 @@ def test_what_depends_on_the_machine_is_found(folder: str, line: str, reads: int
         source = Source(Path("tests", folder, "test_it.py"))
         source.__dict__["text"] = mark + test
         assert tuple(map(len, of_file(source))) == expected
+
+
+def test_a_circle_of_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    below, above = "cellgate.proxy.http.unit", "cellgate.proxy.control.plane"
+    made = {name: set(used) for name, used in uses().items()}
+    made[below].add(above)
+    monkeypatch.setattr(rooms, "uses", lambda: made)
+    (circle,) = rooms.circles()
+    assert "cellgate/proxy/http/unit.py" in str(circle)
+    assert "cellgate/proxy/control/plane.py" in str(circle)

@@ -446,7 +446,7 @@ class ClientConnection(asyncio.Protocol):
                 self.update_reading()
             elif intake.queue and not self._turn_due:
                 is_alone = len(intake.queue) == 1 and reader.request is None and not reader.unread
-                if is_alone and self._may_begin():
+                if is_alone and self._is_free() and self._host.start_scheduler.has_room(_REQUEST_BYTES):
                     # Most clients wait for the answer before they send more.
                     self._queued_bytes = 0
                     self._begin(intake.queue.pop())
@@ -673,7 +673,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._pumping, intake, served = True, self._intake, 0
         try:
-            while intake.queue and served < LIMITS.pipelined_requests_per_turn and self._may_begin():
+            while intake.queue and served < LIMITS.pipelined_requests_per_turn and self._is_free():
+                if not self._host.start_scheduler.has_room(_REQUEST_BYTES):
+                    break
                 served += 1
                 item = intake.queue.pop(0)
                 if not intake.queue:
@@ -691,10 +693,6 @@ class ClientConnection(asyncio.Protocol):
             self.update_reading()
         elif not self._reading:
             self.update_reading()
-
-    def _may_begin(self) -> bool:
-        """Whether one more request may begin in this turn; it counts then."""
-        return self._is_free() and self._host.start_scheduler.has_room(_REQUEST_BYTES)
 
     def _is_free(self) -> bool:
         if self.exchange is not None or self._write_paused:

@@ -400,7 +400,8 @@ class Response:
         if ended and not lacks_end and self._framing is CHUNKED:
             out += last_chunk(trailers) if trailers else LAST_CHUNK
         if out:
-            self._send(out)
+            self.sent += len(out)
+            self._client.send(out)
         return not lacks_end
 
     @property
