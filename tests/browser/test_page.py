@@ -19,6 +19,7 @@ from cellgate.router.nouns import (
     Strength,
     Unit,
 )
+from cellgate.router.outliers import Outlier
 from tests.browser.stage import FAILED_ROLL, TOKEN, Stage, fleet, leave, show
 
 DESK = (1280, 860)
@@ -60,6 +61,26 @@ def hurt(stage: Stage) -> None:
     stage.now += 75.0
     for number, name in enumerate(("a3", "b1", "a4", "c1", "c1", "c2")):
         stage.board.open(name, Ask(prompt_bytes=12_000 * (number + 1)), stage.now, retry=False)
+
+
+def test_what_is_up_and_not_well_needs_attention_with_the_command_that_helps(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        stage.board.units["a1"].outlier = Outlier(0.5)
+        lost = "agent a2-1:9911 unreachable for 22 s"
+        stage.say("a2", Sign.NEUTRAL, Strength.WEAK, "agent", lost, "a2-1")
+        await opened(stage)
+        shown = await stage.page.run(text("#trouble"))
+        assert "Needs attention: 2 units" in shown
+        assert "up, slow" in shown
+        assert "a token takes 2.0 times as long as on other units of its cell" in shown
+        assert "up, node not watched" in shown
+        assert "agent a2-1:9911 unreachable for 22 s (source agent, node a2-1)" in shown
+        assert "Next: cellgate why a2. You can start the agent of node a2-1 again" in shown
+        told = await stage.page.run(text("#events"))
+        assert "unit a1 (cell a) is up (was starting): one token in 40 ms" in told
+        await stage.photograph("not-well")
+
+    show(tmp_path, fleet(1, 3), check)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -286,7 +307,7 @@ def test_the_last_hour_is_drawn_and_told_in_figures(tmp_path: Path) -> None:
         await stage.page.until("document.querySelectorAll('#past polyline').length === 6")
         shown = await run(text("#past"))
         assert "units in rotation\n11" in shown
-        assert "TTFT, mean\n0.2 s" in shown
+        assert "TTFT, mean\n210 ms" in shown
         line = "document.querySelector('#past polyline.ttft_s').getAttribute('points')"
         assert await run(f"{line}.trim().split(/\\s+/).length") == steps - 5
         await stage.photograph("past")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -10,12 +11,17 @@ import pytest
 
 from cellgate.probes.canary import Canary
 from cellgate.probes.runner import JITTER_MAX_S
+from cellgate.proxy.admin.views import status
 from cellgate.proxy.admin.why import unit_page
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.seeds import seeds
+from tests.scenarios.test_slow_units import DEGRADED_LIMIT_S, TIMING, USERS, long_answers
+from tests.scenarios.users import Users
+from tests.sim import hurt
 from tests.sim.behaviour import Behaviour
+from tests.sim.node import AGENT_PORT
 
 
 def page(stage: Stage, name: str = "a") -> dict[str, Any]:
@@ -118,5 +124,104 @@ def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
         stage.world.net.heal()
         await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
         assert page(stage)["usable"]
+
+    stage.play(scenario())
+
+
+# Six faults: the row of `cellgate units` and of the status page names the present cause, and what helps.
+
+
+def _slow(stage: Stage) -> None:
+    stage.engines["a"].behaviour.slow = 2.0
+
+
+def _hang(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(wedged=True)
+
+
+def _refused(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0, error_status=401)
+
+
+def _leader_killed(stage: Stage) -> None:
+    hurt.kill(stage.engines["a"], 0)
+
+
+def _follower_stopped(stage: Stage) -> None:
+    hurt.stop(stage.engines["a"], 1)
+
+
+def _agent_gone(stage: Stage) -> None:
+    stage.world.net.kill(f"{stage.engines['a'].nodes[1].host}:{AGENT_PORT}")
+
+
+FAULTS = {
+    _slow: ("up", "slow", "slow: a token takes ", "compare clocks, temperatures and links"),
+    _hang: ("down", "", "no token within ", "check its engine's log (http://a:8000); if it hangs"),
+    _refused: ("down", "", "refuses what other units serve: 401 (", "compare its key"),
+    _leader_killed: ("down", "", "the worker is gone (source agent, node a)", "check node a: "),
+    _follower_stopped: ("down", "", "the worker is stopped (source agent, node a-1)", "check node a-1: "),
+    _agent_gone: (
+        "up",
+        "node not watched",
+        "agent a-1:9911 unreachable",
+        "start the agent of node a-1",
+    ),
+}
+
+
+def row(stage: Stage, name: str = "a") -> dict[str, Any]:
+    """What the status page gets of a unit."""
+    shown = status(stage.gate.board, stage.now, waiting=0, stopping=False)
+    return next(unit for unit in shown["units"] if unit["name"] == name)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_present_cause_and_what_helps_come_first(fault: Callable[[Stage], None]) -> None:
+    stage = Stage(timing=TIMING, agents=True, followers=1)
+    verdict, besides, reason, advice = FAULTS[fault]
+
+    def is_told() -> bool:
+        shown = row(stage)
+        return (shown["verdict"], shown["besides"]) == (verdict, besides) and shown["reason"].startswith(
+            reason
+        )
+
+    async def scenario() -> None:
+        users = Users(stage, USERS, long_answers)
+        await asyncio.sleep(15.0)
+        assert (row(stage)["besides"], row(stage)["advice"]) == ("", "")
+        fault(stage)
+        await stage.until(is_told, DEGRADED_LIMIT_S)
+        for later_s in (0.0, 30.0):
+            await asyncio.sleep(later_s)
+            assert is_told(), row(stage)
+            assert row(stage)["advice"].startswith(advice), row(stage)["advice"]
+            assert page(stage)["reason"] == row(stage)["reason"]
+        await users.leave()
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("has_agents", [False, True])
+def test_a_port_that_refused_and_answers_401_now_is_not_said_to_refuse_connections(has_agents: bool) -> None:
+    stage = Stage(agents=has_agents, followers=1)
+
+    async def scenario() -> None:
+        await asyncio.sleep(1.0)
+        engine = stage.engines["a"]
+        engine.die()
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
+        engine.restart()
+        engine.behaviour = Behaviour(error_rate=1.0, error_status=401)
+        await stage.until(lambda: row(stage)["reason"].startswith("the canary was refused: "), BACK_S)
+        await asyncio.sleep(10.0)
+        shown = page(stage)
+        assert "HTTP 401" in shown["reason"]
+        assert shown["why"][1].startswith("Because: the canary was refused: ")
+        assert shown["why"][-1].startswith("You can compare its key")
+        assert not any("connection refused" in line for line in shown["why"])
+        engine.behaviour = Behaviour()
+        await stage.until(stage.all_up, BACK_S)
 
     stage.play(scenario())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from cellgate import VERSION
-from cellgate.proxy.ingress.reports import why
+from cellgate.proxy.ingress.reports import present_reason, shortcomings, unseen_nodes, why
 from cellgate.proxy.observe.text import duration
 from cellgate.router.board import Board
-from cellgate.router.judge import AnswerRecord
-from cellgate.router.nouns import Rules, Sign, Verdict
+from cellgate.router.judge import CANARY_SOURCE, AnswerRecord
+from cellgate.router.nouns import Rules, Sign, Strength, Verdict
+from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
 from cellgate.router.unit_state import UnitState
 
@@ -66,6 +67,63 @@ def rotation_of(state: UnitState, moment: Moment) -> Rotation:
     if state.case.verdict is Verdict.SUSPECT:
         return Rotation.SUSPECT
     return Rotation.FULL if state.in_flight >= state.unit.max_in_flight else Rotation.IN
+
+
+_ADVICE: dict[Rotation, str] = {
+    Rotation.ON_HOLD: "let its engine go on (cellgate engine resume {unit}, or cellgate engine wake {unit}); "
+    "drain it (cellgate drain {unit}) if it needs longer.",
+    Rotation.HELD: "check the network of this gate first: the units may be healthy.",
+    Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
+    Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Rotation.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
+    Rotation.DOWN: "check its engine's log ({url}); if it hangs, restart it on all its nodes. "
+    "cellgate drain {unit} keeps it out meanwhile.",
+}
+_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
+_NODES = (
+    "check node {nodes}: let go on what is stopped there (kill -CONT); if a process has ended, restart the "
+)
+_NODES += "unit on all its nodes. This gate notices by itself."
+_UNWATCHED = "start the agent of node {unwatched} again (cellgate agent); until then, probes alone watch it."
+_REFUSES = "compare its key, its model's name and its command line with those of another unit: "
+_REFUSES += "cellgate units -o wide; docs/4xx.md."
+_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
+_SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
+
+
+def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
+    """What an operator can do, what helps most first; nothing if waiting is all."""
+    nodes, unwatched = sorted({node for node, _ in state.case.faults if node}), sorted(unseen_nodes(state))
+    words = [_SLOW] if state.outlier.degraded else []
+    if unwatched and state.is_usable():
+        words.append(_UNWATCHED)
+    words.append(_main_advice(state, rotation, bool(nodes)))
+    for each in filter(None, words):
+        yield each.format(
+            unit=state.unit.name,
+            url=state.unit.url,
+            nodes=" and ".join(nodes),
+            unwatched=" and ".join(unwatched),
+        )
+
+
+def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -> str:
+    because = present_reason(state)
+    if rotation is Rotation.DRAINED and state.hold is not None:
+        return _ADVICE[Rotation.ON_HOLD]
+    if not state.is_usable() and is_node_at_fault:
+        return _NODES
+    if not state.is_usable() and state.is_out_for_answers():
+        return _WRONG
+    if rotation in (Rotation.DOWN, Rotation.STARTING) and because is not None:
+        if because.source == REFUSING_SOURCE or (
+            because.sign is Sign.NEUTRAL and because.source == CANARY_SOURCE
+        ):
+            return _REFUSES
+        if rotation is Rotation.DOWN and because.strength is Strength.FATAL:
+            return _GONE
+    return _ADVICE.get(rotation, "")
 
 
 def is_held(state: UnitState, board: Board, now: float) -> bool:
@@ -205,13 +263,16 @@ def load_s(state: UnitState, now: float) -> float:
 
 
 def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str, Any]:
-    unit, load = state.unit, state.load
+    unit, load, rotation = state.unit, state.load, rotation_of(state, moment)
+    besides = ", ".join(shortcomings(state))
+    is_well = rotation is Rotation.IN and not besides
     return {
         "name": unit.name,
         "cell": unit.cell,
         "role": unit.role,
         "verdict": state.case.verdict.value,
-        "standing": rotation_of(state, moment).value,
+        "standing": rotation.value,
+        "besides": besides,
         "usable": state.is_usable(),
         "drained": state.drained,
         "hold": None if state.hold is None else state.hold.kind.value,
@@ -220,6 +281,7 @@ def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str
         "remarks": [*remarks(state), *avoided_links],
         "since_s": round(moment.now - state.case.since, 1),
         "reason": why(state),
+        "advice": "" if is_well else next(advice(state, rotation), ""),
         "in_flight": state.in_flight,
         "max_in_flight": unit.max_in_flight,
         "load_s": round(load_s(state, moment.now), 3),
@@ -232,7 +294,7 @@ def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str
 def _nodes(state: UnitState) -> list[dict[str, str]]:
     """`state`: bad when any source reports so, unseen when no source has evidence of the node."""
     faulty = {node for node, _ in state.case.faults}
-    good, bad = set(), {}
+    unseen, good, bad = unseen_nodes(state), set(), {}
     for (node, _), word in state.last_evidence.items():
         if word.sign is Sign.GOOD:
             good.add(node)
@@ -247,7 +309,7 @@ def _nodes(state: UnitState) -> list[dict[str, str]]:
             else "good"
             if node.name in good
             else "unseen",
-            "reason": bad.get(node.name, ""),
+            "reason": bad.get(node.name) or (unseen[node.name].reason if node.name in unseen else ""),
         }
         for node in state.unit.nodes
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -10,6 +9,7 @@ from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.admin.views import (
     Moment,
     Rotation,
+    advice,
     answer_view,
     build_view,
     is_held,
@@ -18,13 +18,13 @@ from cellgate.proxy.admin.views import (
     rotation_of,
     silent_s,
 )
-from cellgate.proxy.ingress.reports import present_reason, why
+from cellgate.proxy.ingress.reports import present_reason, shortcomings, why
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
 from cellgate.router.judge import ANSWER_FAULT
-from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Strength, Verdict
-from cellgate.router.opinions import KNOWN_S
+from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Verdict
+from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 _NEXT: dict[Rotation, str] = {
@@ -42,22 +42,8 @@ _NEXT: dict[Rotation, str] = {
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
 _ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
+_REFUSED = "a request that it refused is sent again every second; when it is served, a canary is sent."
 _FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
-
-_ADVICE: dict[Rotation, str] = {
-    Rotation.ON_HOLD: "let its engine go on (cellgate engine resume {unit}, or cellgate engine wake {unit}); "
-    "drain it (cellgate drain {unit}) if it needs longer.",
-    Rotation.HELD: "check the network of this gate first: the units may be healthy.",
-    Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
-    Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Rotation.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
-    Rotation.DOWN: "check its engine's log ({url}); an engine that hangs must be restarted on all nodes.",
-}
-_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
-_NODES = "check node {nodes} and restart what is missing there; this gate notices by itself."
-_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
-_SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
 def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
@@ -65,7 +51,11 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     rules, faults = moment.rules, sorted(state.case.faults)
     is_held_down = faults and state.hold is None and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
-    words = _NEXT[rotation] if not is_held_down else _ANSWERS if faults == [ANSWER_FAULT] else _FAULTS
+    words = _NEXT[rotation] if not is_held_down else _FAULTS
+    if is_held_down and faults == [ANSWER_FAULT]:
+        words = _ANSWERS
+    elif is_held_down and {source for _, source in faults} == {REFUSING_SOURCE}:
+        words = _REFUSED
     return words.format(
         unit=state.unit.name,
         canary=_canary(moment),
@@ -78,24 +68,6 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
         suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )
-
-
-def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
-    """What an operator can do; nothing if waiting is all."""
-    because, nodes = state.case.because, sorted({node for node, _ in state.case.faults if node})
-    words = _ADVICE.get(rotation, "")
-    if nodes and not state.is_usable():
-        words = _NODES
-    elif state.is_out_for_answers() and not state.is_usable():
-        words = _WRONG
-    elif rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
-        words = _GONE
-    elif rotation is Rotation.DRAINED and state.hold is not None:
-        words = _ADVICE[Rotation.ON_HOLD]
-    if words:
-        yield words.format(unit=state.unit.name, url=state.unit.url, nodes=" and ".join(nodes))
-    if state.outlier.degraded:
-        yield _SLOW
 
 
 def _canary(moment: Moment) -> str:
@@ -140,7 +112,7 @@ _HEADLINES: dict[Rotation, str] = {
     "{cut} ago, and may have restarted.",
     Rotation.SUSPECT: "{unit} is suspect, for {time}: it gets requests only when no other unit has room.",
     Rotation.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
-    Rotation.IN: "{unit} is in rotation, for {time}.",
+    Rotation.IN: "{unit} is in rotation, for {time}{but}.",
     Rotation.STARTING: "{unit} is out of rotation, for {time}: its engine has not proven yet that it works.",
     Rotation.DOWN: "{unit} is out of rotation, for {time}: it is down.",
     Rotation.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
@@ -165,6 +137,7 @@ def explain(state: UnitState, moment: Moment) -> list[str]:
 def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     return _HEADLINES[rotation].format(
         unit=state.unit.name,
+        but=f", but: {words}" if (words := ", ".join(shortcomings(state))) else "",
         verdict=state.case.verdict.value,
         time=moment.ago(state.case.since),
         requests=_requests(state),
@@ -177,7 +150,9 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
 
 def _because(state: UnitState, moment: Moment) -> list[str]:
     because = present_reason(state)
-    return [f"Because: {_said(because, moment) if because is not None else 'no probe has answered yet.'}"]
+    return [
+        f"Because: {_said(because, state, moment) if because is not None else 'no probe has answered yet.'}"
+    ]
 
 
 def _faults(state: UnitState) -> list[str]:
@@ -185,7 +160,7 @@ def _faults(state: UnitState) -> list[str]:
     lines = []
     for node, source in sorted(state.case.faults):
         last = state.last_evidence.get((node or None, source))
-        if last is None or last is not state.case.because:
+        if last is None or last is not present_reason(state):
             said = f": {last.reason}" if last is not None else ""
             lines.append(f"Open fault: {_source(node or None, source)}{said}.")
     return lines
@@ -229,13 +204,13 @@ def _heard(state: UnitState, moment: Moment) -> list[str]:
     faults = ((node or None, source) for node, source in case.faults)
     told = [case.because, present_reason(state), *map(state.last_evidence.get, faults)]
     lines = [
-        f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, moment)}"
+        f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, state, moment)}"
         for word in news
         if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
     ]
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
-        each = (f"{_source(w.node, w.source)} ({moment.ago(w.at)} ago)" for w in good)
+        each = (f"{_source(w.node, w.source)} ({_when(w, state, moment)})" for w in good)
         lines.append(f"Last good evidence: {', '.join(each)}.")
     return lines
 
@@ -254,9 +229,15 @@ def _at(evidence: Evidence) -> float:
     return evidence.at
 
 
-def _said(evidence: Evidence, moment: Moment) -> str:
+def _said(evidence: Evidence, state: UnitState, moment: Moment) -> str:
     who = _source(evidence.node, evidence.source)
-    return f"{evidence.reason} ({who}, {moment.ago(evidence.at)} ago)."
+    return f"{evidence.reason} ({who}, {_when(evidence, state, moment)})."
+
+
+def _when(evidence: Evidence, state: UnitState, moment: Moment) -> str:
+    reborn = state.case.reborn
+    old = ", before its restart" if reborn is not None and evidence.at < reborn[1] else ""
+    return f"{moment.ago(evidence.at)} ago{old}"
 
 
 def _source(node: str | None, source: str) -> str:

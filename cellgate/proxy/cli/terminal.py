@@ -277,10 +277,17 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
 
 
+_BESIDE = {
+    "drained": "drained",
+    "restart_suspected": "restart suspected",
+    "degraded": "slow",
+    "odd_answers": "odd answers",
+}
+
+
 def verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
-    words = ("drained", "restart_suspected", "degraded", "odd_answers")
-    beside = [word.replace("_", " ") for word in words if unit[word]]
+    beside = [said for key, said in _BESIDE.items() if unit[key]]
     hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
     links = [
         f"link {link['prefiller']} to {link['decoder']} avoided" for link in unit["links"] if link["avoided"]

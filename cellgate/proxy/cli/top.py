@@ -123,7 +123,7 @@ def frame(
         *rolled,
         *chain.from_iterable(blocks[:fits]),
         *_rest(units[fits - 1 :]),
-        *([Text("last flips", "dim")] if last else []),
+        *([Text("latest events", "dim")] if last else []),
         *last,
     )
 
@@ -175,10 +175,8 @@ def _blocks(units: Sequence[Glance]) -> list[list[Text]]:
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     blocks = [[_row(row, widths)] for row in rows]
     for unit, block in zip(units, blocks[1:], strict=True):
-        if unit["standing"] != "in":
-            bad = [node["name"] for node in unit["nodes"] if node["state"] == "bad"]
-            where = f"node {', '.join(bad)}: " if bad else ""
-            block.append(_line(Text(f"  {shown(where + unit['reason'])}", "italic")))
+        if unit["standing"] != "in" or unit["besides"]:
+            block.append(_line(Text(f"  {shown(unit['reason'])}", "italic")))
     return blocks
 
 
@@ -228,7 +226,7 @@ def _rest(units: Sequence[Glance]) -> list[Text]:
 def _word(unit: Glance) -> str:
     if unit["standing"] != "in":
         return str(unit["standing"])
-    return "up, odd answers" if unit["odd_answers"] else "up, slow" if unit["degraded"] else "up"
+    return f"up, {unit['besides']}" if unit["besides"] else "up"
 
 
 def _nodes(nodes: Sequence[Glance]) -> Text:

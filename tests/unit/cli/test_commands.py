@@ -149,7 +149,7 @@ def test_units_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_tells_what_else_keeps_requests_away(capsys: pytest.CaptureFixture[str]) -> None:
     with gate(200, [{**UNIT_A1, "restart_suspected": True, "degraded": 0.33}]) as played:
         assert main(["units", "--admin", played.address]) == 0
-    assert "  up, restart suspected, degraded  2h 3m  " in capsys.readouterr().out
+    assert "  up, restart suspected, slow  2h 3m  " in capsys.readouterr().out
 
 
 def test_why_prints_the_sentences_of_a_unit(capsys: pytest.CaptureFixture[str]) -> None:

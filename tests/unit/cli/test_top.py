@@ -66,10 +66,10 @@ def test_trouble_stands_on_top_with_its_node_its_reason_and_its_load() -> None:
     ]
     assert "1m 15s" in lines[2]
     assert lines[2].endswith("b     □─×")
-    assert lines[3] == "  node b2-1: gone: process 4711 (VLLM::Worker_TP1) (source agent)"
+    assert lines[3] == "  gone: process 4711 (VLLM::Worker_TP1) (source agent, node b2-1)"
     assert lines[5] == "  drained by an operator"
     assert "████████   2.0 s  1/256" in lines[6]
-    assert lines[10] == "last flips"
+    assert lines[10] == "latest events"
     assert lines[11].startswith("unit b2 (cell b) up -> down: gone: process 4711")
 
 
@@ -100,7 +100,7 @@ def test_five_hundred_units_fit_into_a_small_terminal() -> None:
 def test_a_terminal_that_is_hardly_there_gets_the_summary(height: int) -> None:
     lines = drawn(Gate(1, 5), height=height, width=20)
     assert lines[0].startswith("Cellgate")
-    assert lines[-6] == "last flips"
+    assert lines[-6] == "latest events"
 
 
 def test_long_names_lose_their_middle_and_narrow_terminals_what_is_last() -> None:
