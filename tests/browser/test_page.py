@@ -159,7 +159,9 @@ def test_a_flip_is_on_the_page_at_once_not_with_the_next_poll(tmp_path: Path) ->
             "clearTimeout(due); look = (old => () => old().then(() => clearTimeout(due)))(look)"
         )
         stage.kill_node("a1", "a1-1")
-        await stage.page.until(f"{text('#events li')}.includes('a1 (cell a) up -> down: gone: process 4711')")
+        await stage.page.until(
+            f"{text('#events li')}.includes('a1 (cell a) is down (was up): gone: process 4711')"
+        )
         await stage.page.until("document.querySelector('.unit.down') !== null")
 
     show(tmp_path, fleet(1, 2), check)

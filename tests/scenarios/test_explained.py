@@ -155,7 +155,7 @@ def _agent_gone(stage: Stage) -> None:
     stage.world.net.kill(f"{stage.engines['a'].nodes[1].host}:{AGENT_PORT}")
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Stage], None], tuple[str, str, str, str]] = {
     _slow: ("up", "slow", "slow: a token takes ", "compare clocks, temperatures and links"),
     _hang: ("down", "", "no token within ", "check its engine's log (http://a:8000); if it hangs"),
     _refused: ("down", "", "refuses what other units serve: 401 (", "compare its key"),

@@ -340,7 +340,7 @@ def unseen_nodes(state: UnitState) -> dict[str, Evidence]:
 def present_reason(state: UnitState) -> Evidence | None:
     """What speaks for the verdict, as it was last said; before the first verdict, what the canary found.
 
-    Of a unit that is out, the first open fault of a node decides. What its source has taken back since (a port that
+    Of a unit that is out, the first open fault of a node decides. What was taken back since (a port that
     refused and answers again) gives way to the newest that speaks against the unit.
     """
     case, last = state.case, state.last_evidence
