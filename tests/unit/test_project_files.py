@@ -84,7 +84,7 @@ def test_commits_are_checked_as_make_check_does() -> None:
         "ruff format",
         "ruff check",
         "mypy",
-        "-m pytest tests/unit/test_imports.py tests/unit/test_house.py",
+        "tests/unit/test_imports.py tests/unit/test_house.py",
     ):
         assert any(tool in entry for entry in entries)
         assert tool in makefile
