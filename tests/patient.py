@@ -10,15 +10,15 @@ from itertools import count
 from typing import Any, NamedTuple, cast
 
 from cellgate.probes.base import (
+    AsyncProbe,
     Fetch,
     FetchError,
+    HttpPageProbe,
     Net,
     P,
-    PageProbe,
     Probe,
     ProbeContext,
     Reply,
-    TalkingProbe,
     Trouble,
 )
 from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
@@ -58,7 +58,7 @@ class FakePatient:
     node: Node | None = None
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
-    life_at: float = 0.0
+    progress_at: float = 0.0
     answered_at: float = 0.0
     is_peers_turn: bool = False
     uses: Sequence[Use] = ()
@@ -75,7 +75,7 @@ class FakePatient:
     seats_shown: int = 0
     occupied: list[float] = field(default_factory=list)
     engine: str = ""
-    reborn: tuple[str, float] | None = None
+    restarted: tuple[str, float] | None = None
     build: Build = field(default_factory=Build)
     urgency: Urgency = Urgency.ROUTINE
     models: frozenset[str] = frozenset({"m"})
@@ -154,13 +154,13 @@ class _FakeNet:
     """The fetch of its patient under other addresses; there is nothing to connect to."""
 
     def __init__(self, context: FakePatient) -> None:
-        self._patient = context
+        self._context = context
 
     def fetch(self, url: str, *, token: str = "") -> Fetch:
-        self._patient.tokens.append(token)
+        self._context.tokens.append(token)
 
         async def fetch(method: str, target: str, **rest: Any) -> Reply:
-            return await self._patient.fetch(method, url + target, **rest)
+            return await self._context.fetch(method, url + target, **rest)
 
         return cast("Fetch", fetch)
 
@@ -175,8 +175,8 @@ class _FakeNet:
 
 async def findings_of(probe: Probe, context: ProbeContext) -> list[Finding]:
     """What one look finds."""
-    if not isinstance(probe, PageProbe):
-        return [finding async for finding in cast("TalkingProbe", probe).look(context)]
+    if not isinstance(probe, HttpPageProbe):
+        return [finding async for finding in cast("AsyncProbe", probe).look(context)]
     page = probe.page(context)
     answer: Reply | FetchError
     try:

@@ -305,7 +305,7 @@ class AgentLink:
     pause_max_s: float = 2.0
     stranger_s: float = 30.0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """No limit: the link itself notices a missing heartbeat."""
         return math.inf
 

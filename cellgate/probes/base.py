@@ -151,7 +151,7 @@ class ProbeContext(Protocol):
     @property
     def in_flight(self) -> int: ...
     @property
-    def life_at(self) -> float:
+    def progress_at(self) -> float:
         """When the unit last made progress."""
         ...
 
@@ -229,7 +229,7 @@ class ProbeContext(Protocol):
         ...
 
     @property
-    def reborn(self) -> tuple[str, float] | None:
+    def restarted(self) -> tuple[str, float] | None:
         """Its last restart, by whom and when it was seen; None: none was."""
         ...
 
@@ -287,7 +287,7 @@ class ProbeContext(Protocol):
 
 
 class Probe(Protocol):
-    """Probes a unit, or one of its nodes, again and again: a TalkingProbe or a PageProbe."""
+    """Probes a unit, or one of its nodes, again and again: a AsyncProbe or a HttpPageProbe."""
 
     @property
     def name(self) -> str: ...
@@ -301,7 +301,7 @@ class Probe(Protocol):
         ...
 
 
-class TalkingProbe(Probe, Protocol):
+class AsyncProbe(Probe, Protocol):
     """Asks as it likes."""
 
     def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
@@ -310,7 +310,7 @@ class TalkingProbe(Probe, Protocol):
 
 
 @runtime_checkable
-class PageProbe(Probe, Protocol):
+class HttpPageProbe(Probe, Protocol):
     """Reads one page in each run. That is what most runs are, and they need not be more expensive."""
 
     def page(self, context: ProbeContext) -> PageGet:

@@ -141,7 +141,7 @@ class ModelList:
     eager_s: float = 1.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """Three fetches: a Triton server is asked last."""
         return 3 * self.timeout_s
 
@@ -373,7 +373,7 @@ class Canary:
         is_doubtful = _timeouts(context) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
-            return max(due, context.life_at + _idle_s(context) + yield_s)
+            return max(due, context.progress_at + _idle_s(context) + yield_s)
         refused: int = context.notes.get(_REFUSED, 0)
         return max(due, last_at + min(self.period_s * (1 << min(refused, 8)) - self.period_s, REFUSED_MAX_S))
 
@@ -387,7 +387,7 @@ class Canary:
         left_until = last_at + min(self.period_s * (1 << repeats), _LEFT_MAX_S)
         if context.hides_work():
             return left_until
-        return min(left_until, context.life_at + _idle_s(context))
+        return min(left_until, context.progress_at + _idle_s(context))
 
     def timeout_s(self, context: ProbeContext) -> float:
         """Short for a unit with requests, long when the first request may have to warm the engine up.
@@ -421,7 +421,7 @@ class Canary:
         if context.is_on_hold:
             return
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
-        life_at, reborn, timeout_s = context.life_at, context.reborn, self.timeout_s(context)
+        progress_at, restarted, timeout_s = context.progress_at, context.restarted, self.timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
         try:
             model = model_of(context)
@@ -434,7 +434,7 @@ class Canary:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
             excused = not isinstance(error, _AloneError) and (
-                context.life_at > life_at
+                context.progress_at > progress_at
                 or context.hides_work(asked_at + _JOINS * timeout_s)
                 or self.timeout_s(context) > timeout_s
             )
@@ -442,9 +442,9 @@ class Canary:
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
-        is_outrun = timed_out and was_idle and context.in_flight == 0 and context.life_at > life_at
+        is_outrun = timed_out and was_idle and context.in_flight == 0 and context.progress_at > progress_at
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
-        if context.reborn != reborn:
+        if context.restarted != restarted:
             # Perhaps the process before has answered, in its last moment.
             fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
         # What it is comes before the evidence: a unit that comes up is known.
@@ -611,7 +611,7 @@ async def _by_pages(context: ProbeContext, why: str, timeout_s: float) -> _Fate:
 
 async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
     """Request one token until the answer is not busy. Raises FetchError."""
-    life_at, busy_at, has_work = context.life_at, inf, True
+    progress_at, busy_at, has_work = context.progress_at, inf, True
     while True:
         asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
         done, reply = await _ask_token(context, kind, deadline)
@@ -623,7 +623,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
         if _is_empty_since(context, busy_at):
             return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(done, reply)}")
         if context.now() + ASK_AGAIN_S >= deadline:
-            busy_s, moved = context.now() - busy_at, context.life_at > life_at
+            busy_s, moved = context.now() - busy_at, context.progress_at > progress_at
             stuck = has_work and not moved and context.load is not None and context.load.sighted
             return _stayed_busy(busy_s, _say(done, reply), stuck=stuck)
         await context.pause(ASK_AGAIN_S)

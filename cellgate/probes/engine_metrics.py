@@ -121,7 +121,7 @@ class EngineMetrics:
     absent_s: float = 30.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """One fetch."""
         return self.timeout_s
 

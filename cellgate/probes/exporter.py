@@ -34,7 +34,7 @@ _SAMPLE = re.compile(rb"[ \t]*(?:\{([ \t]*(?:%s)*)\})?[ \t]*([^ \t\r]+)" % _UNNA
 _ESCAPED = re.compile(r"\\(.)")
 
 
-class TooMuchError(ValueError):
+class TooLargeError(ValueError):
     """The page has too many lines that begin with these metrics' names."""
 
 
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 
 def scan(page: bytes, metrics: Iterable[str]) -> Iterator[Sample]:
-    """The samples of these metrics, one metric after the other. Raises TooMuchError."""
+    """The samples of these metrics, one metric after the other. Raises TooLargeError."""
     page = b"\n" + page
     looked_at = 0
     for metric in metrics:
@@ -63,7 +63,7 @@ def scan(page: bytes, metrics: Iterable[str]) -> Iterator[Sample]:
             end = len(page) if end < 0 else end
             looked_at += end - at
             if looked_at > _LOOKED_AT_MAX:
-                raise TooMuchError(f"more than {_LOOKED_AT_MAX} bytes of lines that begin with {metric}")
+                raise TooLargeError(f"more than {_LOOKED_AT_MAX} bytes of lines that begin with {metric}")
             if end - begin <= _LINE_MAX and page[begin : begin + 1] in (b"{", b" ", b"\t"):
                 yield from _sample(metric, page[begin:end])
             at = page.find(start, end)
@@ -329,7 +329,7 @@ class ExporterProbe(NodePage):
         metrics = sorted({rule.metric for rule in rules})
         try:
             samples = list(scan(reply.body, metrics))
-        except TooMuchError as error:
+        except TooLargeError as error:
             raise FetchError(Trouble.BROKEN, str(error)) from None
         last = context.notes.get(_LAST, {})
         context.notes[_LAST] = {(sample.metric, sample.labels): sample.value for sample in samples}

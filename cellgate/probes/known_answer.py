@@ -133,7 +133,7 @@ def _may_ask(context: ProbeContext) -> bool:
         return False
     if context.verdict not in _USABLE:
         return context.urgency is not Urgency.ROUTINE
-    is_well = context.now() - context.life_at <= FRESH_S
+    is_well = context.now() - context.progress_at <= FRESH_S
     return context.urgency is Urgency.NOW or (is_well and not is_in_use(context))
 
 

@@ -75,11 +75,11 @@ class NodeProbe(ABC):
         """The source of the evidence."""
         return _name(self.kind, self.about)
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """One question."""
         return self.timeout_s
 
-    def due_at(self, _patient: ProbeContext, last_at: float) -> float:
+    def due_at(self, _context: ProbeContext, last_at: float) -> float:
         """One period after the last look."""
         return last_at + self.period_s
 

@@ -15,11 +15,11 @@ from urllib.parse import quote
 from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, is_in_use
 from cellgate.probes.engines import HoldQuestion, engine, parsed
 from cellgate.router.nouns import (
+    EnginePause,
     Evidence,
     Finding,
     HoldKind,
     Node,
-    Quiescence,
     Role,
     Sign,
     Strength,
@@ -27,7 +27,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 
-# Quiescence: whether an engine says that it stands still on purpose: it is paused, asleep or scaling.
+# EnginePause: whether an engine says that it stands still on purpose: it is paused, asleep or scaling.
 #
 # What follows from it is decided in router/health.py. An engine that has never been silent is hardly ever
 # asked, and one without such paths at most once a minute.
@@ -101,7 +101,7 @@ class QuiescenceProbe:
             yield finding
 
 
-async def ask_quiescence(context: ProbeContext) -> list[Quiescence]:
+async def ask_quiescence(context: ProbeContext) -> list[EnginePause]:
     """What explains a bad answer that another probe has got: that the unit stands still on purpose. Empty:
     it does not say so.
     """
@@ -115,11 +115,11 @@ async def ask_quiescence(context: ProbeContext) -> list[Quiescence]:
 _Answers = dict[HoldQuestion, "HoldKind | _Says"]
 
 
-def _findings(context: ProbeContext, said: _Answers) -> list[Quiescence]:
+def _findings(context: ProbeContext, said: _Answers) -> list[EnginePause]:
     kinds = [answer for answer in said.values() if isinstance(answer, HoldKind)]
     if not kinds and _Says.NO not in said.values():
         return []
-    return [Quiescence(context.unit.name, kinds[0] if kinds else None, context.now())]
+    return [EnginePause(context.unit.name, kinds[0] if kinds else None, context.now())]
 
 
 def _refused(context: ProbeContext, source: str, reason: str) -> Evidence:
@@ -194,7 +194,7 @@ class Readiness:
     answered_s: float = 3.0
     timeout_s: float = 3.0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """One timeout for all paths, and as long for a question about a bad answer."""
         return 2.0 * self.timeout_s
 
@@ -311,14 +311,14 @@ class GateHealth:
     quiet_s: float = 4.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         """One fetch."""
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """A period after the last run; for an UP unit not while it makes progress."""
         due = last_at + self.period_s
-        return max(due, context.life_at + self.quiet_s) if context.verdict is Verdict.UP else due
+        return max(due, context.progress_at + self.quiet_s) if context.verdict is Verdict.UP else due
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""

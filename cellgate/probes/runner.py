@@ -22,7 +22,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from cellgate.probes.base import FetchError, PageProbe, PageWait, Probe, ProbeContext, Reply, TalkingProbe
+from cellgate.probes.base import AsyncProbe, FetchError, HttpPageProbe, PageWait, Probe, ProbeContext, Reply
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 # The agenda: calls that are due at their times, with one timer of the loop for all of them.
@@ -49,7 +49,7 @@ SPARE = 64
 _when = attrgetter("when")
 
 
-class Due:
+class Timer:
     """A call that is to be made at a time; `call` is None once it was made or cancelled."""
 
     __slots__ = ("call", "when")
@@ -65,11 +65,11 @@ class Agenda:
     def __init__(self, loop: asyncio.AbstractEventLoop, early_s: float = RESOLUTION_S) -> None:
         self._loop = loop
         self._early_s = early_s
-        self._slots: dict[int, dict[Due, None]] = {}
+        self._slots: dict[int, dict[Timer, None]] = {}
         """Calls by the slot of their time, in the order in which they were added."""
         self._order: list[int] = []
         """A heap of the numbers of these slots."""
-        self._next: deque[Due] = deque()
+        self._next: deque[Timer] = deque()
         """Calls whose time has come."""
         self._count = 0
         """Calls that are neither made nor cancelled."""
@@ -77,9 +77,9 @@ class Agenda:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = inf
 
-    def at(self, when: float, call: Callable[[], None]) -> Due:
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Make this call then; what is returned is for `cancel`."""
-        due, slot, slots = Due(when, call), int(when * SLOTS_PER_S), self._slots
+        due, slot, slots = Timer(when, call), int(when * SLOTS_PER_S), self._slots
         if slot in slots:
             slots[slot][due] = None
         else:
@@ -92,7 +92,7 @@ class Agenda:
             self._wake_at(when)
         return due
 
-    def cancel(self, due: Due) -> None:
+    def cancel(self, due: Timer) -> None:
         """Do not make that call, if it was not made yet."""
         if due.call is None:
             return
@@ -154,7 +154,7 @@ class Agenda:
     def _collect(self, until: float) -> None:
         """Find the calls whose time has come."""
         order, slots, last = self._order, self._slots, int(until * SLOTS_PER_S)
-        found: list[Due] = []
+        found: list[Timer] = []
         while order and order[0] < last:
             found += slots.pop(heappop(order))
         if order and order[0] == last:
@@ -208,13 +208,13 @@ class Runner:
         agenda: Agenda,
     ) -> None:
         self._probe = probe
-        self._page_probe = probe if isinstance(probe, PageProbe) else None
-        self._patient = context
+        self._page_probe = probe if isinstance(probe, HttpPageProbe) else None
+        self._context = context
         self._now = context.now
         self._take = take
         self._rng = rng
         self._agenda = agenda
-        self._due: Due | None = None
+        self._due: Timer | None = None
         """Its call in the agenda, if it has one."""
         self._awaited_at = -math.inf
         """When it was due at the latest, when it began to wait."""
@@ -264,7 +264,7 @@ class Runner:
         if self._nudged:
             return self._last_at + GAP_S
         try:
-            return self._probe.due_at(self._patient, self._last_at)
+            return self._probe.due_at(self._context, self._last_at)
         except Exception as error:
             if not self._is_blind:
                 self._is_blind = True
@@ -278,7 +278,7 @@ class Runner:
         Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
         in the same turn, and must come first.
         """
-        if now < self.looks_since + self._probe.limit_s(self._patient) + GRACE_S:
+        if now < self.looks_since + self._probe.limit_s(self._context) + GRACE_S:
             self._was_late = False
         elif not self._was_late:
             self._was_late = True
@@ -323,7 +323,7 @@ class Runner:
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
-            self._talk(cast("TalkingProbe", self._probe).look(self._patient))
+            self._talk(cast("AsyncProbe", self._probe).look(self._context))
 
     def _end(self) -> None:
         self.looks_since = math.inf
@@ -343,9 +343,9 @@ class Runner:
 
     # -- a run that reads a page ---------------------------------------------------------------------------
 
-    def _ask(self, probe: PageProbe) -> None:
+    def _ask(self, probe: HttpPageProbe) -> None:
         try:
-            page = probe.page(self._patient)
+            page = probe.page(self._context)
             self._pending = page.fetch.get(
                 page.target, self._answered, timeout_s=page.timeout_s, max_bytes=page.max_bytes
             )
@@ -356,7 +356,7 @@ class Runner:
     def _answered(self, answer: Reply | FetchError) -> None:
         assert self._page_probe is not None
         try:
-            findings = self._page_probe.read(self._patient, answer)
+            findings = self._page_probe.read(self._context, answer)
             if isinstance(findings, AsyncGenerator):
                 self._talk(findings)
                 return
@@ -423,11 +423,11 @@ class Runner:
         self._log("the probe failed", error, "this run is not counted")
         reason = f"the probe failed: {error!r}"
         try:
-            unit, name, now = self._patient.unit.name, self._probe.name, self._patient.now()
+            unit, name, now = self._context.unit.name, self._probe.name, self._context.now()
             self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
         except Exception as another:
             self._log("its result could not be recorded", another, "the next run is on schedule")
 
     def _log(self, what: str, error: Exception, then: str) -> None:
-        unit, name = self._patient.unit.name, self._probe.name
+        unit, name = self._context.unit.name, self._probe.name
         _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)

@@ -36,7 +36,7 @@ from cellgate.proxy.request.models import LocalEndpoints, choice_of
 from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, HeaderIgnored, Observer, Reports
 from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
 from cellgate.proxy.request.routes import RoutingHeaders, cors_rules
-from cellgate.proxy.request.services import Door, Orphans, Payer
+from cellgate.proxy.request.services import KeyCheck, Payer, UnclaimedBlocks
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.opinions import Opinions
@@ -90,10 +90,10 @@ class Gateway:
         self.local_endpoints = LocalEndpoints(board, self.models)
         self.pool = unit_pools.pool
         """The connections to a unit."""
-        self.orphans, self.opinions = Orphans(board, self.pool, reports, loop.time), Opinions()
+        self.orphans, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
         self.routing_headers = RoutingHeaders(settings.headers, lambda: reports.send(HeaderIgnored()))
         self.cors = cors_rules(settings.cors)
-        self.door: Door | None = None
+        self.door: KeyCheck | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
@@ -146,7 +146,7 @@ class Gateway:
             fields |= CORS_FIELDS
         return fields if self.door is None else fields | KEY_FIELDS
 
-    def ask_for_keys(self, door: Door) -> None:
+    def ask_for_keys(self, door: KeyCheck) -> None:
         """Let this door ask all clients for keys that come from now on."""
         self.door = door
         self.routing_fields = self._fields()

@@ -106,7 +106,7 @@ def known_of(state: UnitState) -> KnownUnit:
         "verdict": case.verdict.value,
         "since": case.since,
         "epochs": [epoch for epoch in case.epochs if epoch[0] not in _COUNTED_HERE],
-        "reborn": case.reborn,
+        "restarted": case.restarted,
         "passes": case.passes,
         "reason": case.because.reason if case.because is not None else "",
         "drained": state.drained,
@@ -116,8 +116,8 @@ def known_of(state: UnitState) -> KnownUnit:
         "engine": state.engine,
         "build": list(state.build),
         "faults": [list(fault) for fault in case.faults if not fault[0]],
-        "life_at": state.life_at,
-        "risen_at": state.risen_at,
+        "progress_at": state.progress_at,
+        "up_since": state.up_since,
     }
 
 
@@ -145,7 +145,7 @@ class InheritedView:
         states = [board.units[name] for name in self._used if name in board.units]
         if may_come and len(states) < len(self._used):
             return False
-        heard = all(state.heard_at > 0.0 for state in states if state.is_usable())
+        heard = all(state.answered_at > 0.0 for state in states if state.is_usable())
         return heard and any(state.is_usable() for state in board)
 
 
@@ -160,13 +160,15 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     sign = Sign.GOOD if verdict is Verdict.UP else Sign.BAD
     because = Evidence(state.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
     epochs = tuple((reader, reading) for reader, reading in unit["epochs"])
-    reborn = None if unit["reborn"] is None else (unit["reborn"][0], unit["reborn"][1])
+    restarted = None if unit["restarted"] is None else (unit["restarted"][0], unit["restarted"][1])
     # Faults of nodes are reported again by their sources.
     faults = frozenset((node, source) for node, source in unit.get("faults", ()))
-    state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], faults=faults, because=because)
+    state.case = Case(
+        verdict, since, epochs, restarted, passes=unit["passes"], faults=faults, because=because
+    )
     state.drained = unit["drained"]
     state.hold = _hold_of(unit.get("hold"))
-    state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
+    state.progress_at, state.up_since = unit["progress_at"], unit["up_since"]
     # The configuration takes precedence over detected values.
     state.models = state.models or frozenset(unit["models"])
     state.cards = state.cards or unit.get("cards", {})

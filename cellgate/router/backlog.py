@@ -107,7 +107,7 @@ class Prefilled(NamedTuple):
     had_seat: bool = True
 
 
-class Beside(NamedTuple):
+class Concurrency(NamedTuple):
     """What was there while an attempt was decoded: jobs on average, and the uncached tokens of prompts that
     were computed in between.
     """
@@ -116,14 +116,14 @@ class Beside(NamedTuple):
     tokens: int = 0
 
 
-ALONE = Beside()
+ALONE = Concurrency()
 
 QueuedWork = tuple[float, int, float, float, float, float]
 """Of the prompts that have shown nothing: uncached tokens of those behind the first one, less those that the
 latency hides; of the first one, and since when it is computed; how many tokens are computed in a second, what
 each of them costs, and the rate again, or infinity while that is a guess.
 """
-Tariff = tuple[float, float, float, float, float, QueuedWork | None]
+CostInputs = tuple[float, float, float, float, float, QueuedWork | None]
 """What an ask costs beside the jobs that are there: the tokens for which there is room in the KV cache; the
 seconds for any ask, for each token of its answer, and for each uncached one of its prompt; the tokens of a
 byte of prompt; and what is queued before it.
@@ -172,7 +172,7 @@ class Backlog:
         """Uncached tokens of all prompts that were ever shown."""
         self.peak_batch = 0.0
         """The most that were decoded at once, others' included."""
-        self.tariff: Tariff | None = None
+        self.tariff: CostInputs | None = None
         """What the cost model has computed of these jobs; None as soon as they are others."""
 
     @property
@@ -239,7 +239,7 @@ class Backlog:
             job = self._leave_queue(key, now)
             self._decoding[key] = job, now, self._area + self.batch * now, self.computed_tokens
 
-    def close(self, key: Hashable, now: float) -> Beside:
+    def close(self, key: Hashable, now: float) -> Concurrency:
         """The attempt is over, however it ended. Nothing happens the second time.
 
         Returns what was there while it was decoded.
@@ -250,7 +250,7 @@ class Backlog:
             batch: float = self.batch
             if now > shown_at:
                 batch = (self._area + batch * now - area) / (now - shown_at)
-            beside = _new(Beside, (batch, self.computed_tokens - computed))
+            beside = _new(Concurrency, (batch, self.computed_tokens - computed))
         elif key in self._queued:
             job, beside = self._leave_queue(key, now), ALONE
         else:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cellgate.router import outliers
 from cellgate.router.cost import COSTS, Expected, forecast
-from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere, expected_s
+from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
 from cellgate.router.learning import AnswerLengths, Peer, learn_of_peers
 from cellgate.router.nouns import (
@@ -157,7 +157,7 @@ def _watch(states: Iterable[UnitState]) -> None:
             state.costs.rates.steps.learn(speed.gap_s, speed.batch)
 
 
-def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
+def foresee(states: Collection[UnitState], others: Mapping[str, RemoteLoad], now: float) -> None:
     """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
 
     Of a large fleet, units without requests take turns.
@@ -177,7 +177,7 @@ def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now:
         costs.set_forecast(one)
 
 
-def _others_s(states: Iterable[UnitState], others: Mapping[str, Elsewhere], now: float) -> dict[str, float]:
+def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:
     """Seconds of other gates' prompts at each unit that is in rotation."""
     pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
     for state in states:
@@ -246,7 +246,7 @@ class Board:
         """By model: the units for its requests, until anything of that changes (see candidates.py)."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
-        self.elsewhere: dict[str, Elsewhere] = {}
+        self.elsewhere: dict[str, RemoteLoad] = {}
         """Requests of other gates, by unit, as far as they have reported them."""
         self.answer_lengths = AnswerLengths()
         self.shared = SharedPrefixes()
@@ -317,21 +317,21 @@ class Board:
         state.last_evidence[evidence.node, evidence.source] = evidence
         # Weak good evidence (an answer to /health) is not progress: only work is.
         if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
-            state.life_at = max(state.life_at, evidence.at)
+            state.progress_at = max(state.progress_at, evidence.at)
         before = state.case
         after, wants_canary = judge(before, evidence, self.rules)
         falls = after.verdict is Verdict.DOWN and evidence.strength is not Strength.FATAL
         if falls and state.is_usable() and self._panics(state, evidence.at):
             return Consequence(wants_canary=True)
         state.case = after
-        reborn = after.reborn != before.reborn
-        if after.verdict is before.verdict and not reborn:
+        restarted = after.restarted != before.restarted
+        if after.verdict is before.verdict and not restarted:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
-        if reborn:
+        if restarted:
             self._forget(state)
         if after.verdict is Verdict.UP:
             if before.verdict is not Verdict.SUSPECT:
-                state.risen_at = evidence.at
+                state.up_since = evidence.at
                 state.costs.on_up()
             elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
@@ -346,7 +346,7 @@ class Board:
             if state.stalls:
                 # The unit did not recover from this stall by itself.
                 state.stalls.pop()
-        evicted = self._evict(state) if reborn or after.verdict is Verdict.DOWN else ()
+        evicted = self._evict(state) if restarted or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 
     def report(self, load: Load) -> None:
@@ -360,8 +360,8 @@ class Board:
         if load.progress is not None:
             grew = before is not None and before.progress is not None and load.progress > before.progress
             # Tokens of this gate since the last report explain the growth, and have more exact times.
-            if grew and before is not None and state.life_at <= before.at:
-                state.life_at = load.at
+            if grew and before is not None and state.progress_at <= before.at:
+                state.progress_at = load.at
         state.load = load
         state.foreign = load.foreign
         if load.ranks:

@@ -120,7 +120,7 @@ class Expected(NamedTuple):
         return max(self.shared_blocks - held, 0) * (1.0 - self.charged)
 
 
-class Forecast(NamedTuple):
+class CostTerms(NamedTuple):
     """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each
     uncached token, decoding step, and sequence in it; `tokens_s` is its prefill rate;
     `beside_s` is what an uncached token costs each sequence there.
@@ -143,7 +143,7 @@ class Forecast(NamedTuple):
     latency_s: float
 
 
-class Price(NamedTuple):
+class FixedCost(NamedTuple):
     """What of a forecast a total needs, with all that is of others added up.
 
     `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
@@ -206,7 +206,7 @@ Terms = tuple[
 _IDLE = OtherLoad(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
 
-def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None = None) -> list[Forecast]:
+def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None = None) -> list[CostTerms]:
     """The forecasts of units, or only those at the places `due`; they are made together because they stand in
     for each other.
     """
@@ -219,7 +219,7 @@ def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None
 
 
 def terms(
-    unit: Forecast,
+    unit: CostTerms,
     work: Backlog,
     prompt_tokens: float,
     cached_tokens: float,
@@ -260,10 +260,10 @@ def terms(
     return sum(some), *some
 
 
-def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
+def price(unit: CostTerms, rates: Rates, *, is_sure: bool) -> FixedCost:
     """The side of totals that changes slowly. `is_sure`: the prefill rate is no guess."""
     ahead_s, foreign = unit.foreign_tokens * unit.token_s + unit.latency_s, unit.foreign_batch
-    return Price(
+    return FixedCost(
         unit.tokens_s,
         unit.token_s,
         ahead_s + unit.error_s + unit.doubt_s + unit.far_s,
@@ -307,7 +307,7 @@ def _written(units: Sequence[Facts]) -> list[float]:
     return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
 
 
-def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> Forecast:
+def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> CostTerms:
     rates, own = facts.rates, facts.report or usual
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
@@ -315,7 +315,7 @@ def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) 
     tokens_s = rates.prefill_tokens_s.reckoned
     tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
     errors = facts.error_share
-    return Forecast(
+    return CostTerms(
         tokens_s=tokens_s,
         token_s=1.0 / tokens_s,
         step_s=base_s,
@@ -334,7 +334,7 @@ def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) 
     )
 
 
-def _kv_s(unit: Forecast, work: Backlog, needed: float, stay_s: float) -> float:
+def _kv_s(unit: CostTerms, work: Backlog, needed: float, stay_s: float) -> float:
     """How long until enough of the KV cache is free: it is freed evenly over the time of an answer."""
     if needed >= unit.kv_tokens:
         return KV_MAX_S
@@ -343,7 +343,7 @@ def _kv_s(unit: Forecast, work: Backlog, needed: float, stay_s: float) -> float:
     return min(missing * stay_s / used, KV_MAX_S) if missing > 0.0 else 0.0
 
 
-def _seat_s(unit: Forecast, there: float, answer_tokens: float) -> float:
+def _seat_s(unit: CostTerms, there: float, answer_tokens: float) -> float:
     """How long until a decode slot is free: in the time of one answer each slot becomes free once."""
     over = there + 1.0 - unit.seats
     if over <= 0.0:

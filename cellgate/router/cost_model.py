@@ -11,15 +11,15 @@ from collections.abc import Hashable, Sequence
 from math import exp, inf
 from typing import NamedTuple, Protocol
 
-from cellgate.router.backlog import Backlog, Beside, Job, Prefilled, QueuedWork, Tariff
+from cellgate.router.backlog import Backlog, Concurrency, CostInputs, Job, Prefilled, QueuedWork
 from cellgate.router.cost import (
     COSTS,
     Cost,
+    CostTerms,
     Expected,
     Facts,
-    Forecast,
+    FixedCost,
     OtherLoad,
-    Price,
     Seats,
     Terms,
     forecast,
@@ -54,7 +54,7 @@ _NONE = 0.05
 """So few sequences on average are none."""
 
 
-class Elsewhere(NamedTuple):
+class RemoteLoad(NamedTuple):
     """What other gates report of a unit: attempts, those of them whose prompts are to be computed, and the
     tokens of these; and the worst that one of them has seen: the recent share of attempts that failed, how
     much slower than its cell it is, and the usual gap between its tokens (0: unknown); `drained`: an operator
@@ -70,7 +70,7 @@ class Elsewhere(NamedTuple):
     drained: bool = False
 
 
-NOTHING_ELSEWHERE = Elsewhere()
+NOTHING_ELSEWHERE = RemoteLoad()
 
 
 class Line(NamedTuple):
@@ -174,7 +174,7 @@ class Attempted(Hashable, Protocol):
     job: Job
     committed: bool
     opened_at: float
-    beside: Beside
+    beside: Concurrency
 
 
 class CostModel:
@@ -226,13 +226,13 @@ class CostModel:
         if not 0.8 <= self.prefixes.limit / limit <= 1.25:
             self.prefixes.resize(limit)
 
-    def set_forecast(self, one: Forecast) -> None:
+    def set_forecast(self, one: CostTerms) -> None:
         """Set the forecast."""
-        self.forecast: Forecast = one
-        self._price: Price = price(one, self.rates, is_sure=self.is_sure())
+        self.forecast: CostTerms = one
+        self._price: FixedCost = price(one, self.rates, is_sure=self.is_sure())
         self.backlog.tariff = None
 
-    def tariff(self) -> Tariff:
+    def tariff(self) -> CostInputs:
         """What an ask costs here with the work that is there, until that changes, or a tick passes."""
         (
             tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
@@ -351,14 +351,14 @@ class CostModel:
         """Another unit computes the prompt of an attempt."""
         self.backlog.fetch(attempt, now)
 
-    def remove(self, attempt: Attempted, now: float) -> Beside:
+    def remove(self, attempt: Attempted, now: float) -> Concurrency:
         """An attempt is over; returns the jobs while it was decoded."""
         if not attempt.committed and attempt.job.record:
             # It sent nothing, so its prompt may not have been computed.
             self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
         return self.backlog.close(attempt, now)
 
-    def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
+    def streamed(self, tokens: int, stream_s: float, beside: Concurrency) -> None:
         """A stream has sent so many tokens behind its first one in so many seconds, beside others.
 
         While their prompts were computed nothing was decoded; where that was most of the time, what is left
@@ -431,14 +431,14 @@ class CostModel:
         self.backlog.forget_peak()
         self.kv_tokens = 0
 
-    def line(self, told: Elsewhere | None, now: float) -> Line:
+    def line(self, told: RemoteLoad | None, now: float) -> Line:
         """What the unit has to compute, as `told` has it of other gates."""
         tokens_s = self.rates.prefill_tokens_s.reckoned
         own = self.backlog.backlog_tokens(now, tokens_s)
         return Line(own / tokens_s, told.uncached_tokens / tokens_s if told is not None else 0.0)
 
     def learn_facts(
-        self, load: Load | None, told: Elsewhere | None, others_s: float, far_s: float, now: float
+        self, load: Load | None, told: RemoteLoad | None, others_s: float, far_s: float, now: float
     ) -> None:
         """Take down what a forecast is made from; other gates' prompts there will take `others_s`."""
         decoding = self.other_gates.hear(_others_decoding(load, told, others_s), now)
@@ -459,7 +459,7 @@ def _foreign(load: Load | None) -> int:
     return max(load.foreign - 1, 0) if load is not None else 0
 
 
-def _others_decoding(load: Load | None, told: Elsewhere | None, others_s: float) -> float | None:
+def _others_decoding(load: Load | None, told: RemoteLoad | None, others_s: float) -> float | None:
     """What other gates tell; and requests that come to the engine past all gates. Prompts to be computed
     count as such.
     """

@@ -20,7 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellgate.router.learning import ANSWERS, JOINED_S, LARGE_TOKENS, SLOWEST_STEP_S
-from cellgate.router.nouns import Evidence, Hold, HoldKind, Place, Quiescence, Rules, Sign, Strength, Verdict
+from cellgate.router.nouns import EnginePause, Evidence, Hold, HoldKind, Place, Rules, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
     if min(now, asked_at) < state.occupied_until and not state.is_unreachable(now):
         return True
     doubted_at = state.case.since if state.case.verdict is Verdict.SUSPECT else inf
-    if state.life_at > doubted_at:
+    if state.progress_at > doubted_at:
         doubted_at = inf
     # What came to a unit that was in doubt already, or after the canary, explains nothing.
     until = min(doubted_at, asked_at)
@@ -167,7 +167,7 @@ def is_seen_still(state: UnitState, now: float) -> bool:
         return True
     load = state.load
     is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + LATE_S
-    return is_read and load is not None and load.running + load.waiting > 0 and load.at > state.life_at
+    return is_read and load is not None and load.running + load.waiting > 0 and load.at > state.progress_at
 
 
 def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:
@@ -249,7 +249,7 @@ def explains(hold: Hold | None, evidence: Evidence) -> bool:
     return is_on(hold) and evidence.sign is Sign.BAD and not is_fact
 
 
-def hear(state: UnitState, said: Quiescence) -> bool:
+def hear(state: UnitState, said: EnginePause) -> bool:
     """Apply what an engine says of itself; whether a hold began or ended."""
     hold, was_on = state.hold, is_on(state.hold)
     state.can_hold = True
@@ -284,7 +284,7 @@ def pass_time(state: UnitState, now: float, rules: Rules) -> bool:
     if hold is None:
         return False
     if hold.ended_at:
-        if state.life_at > hold.ended_at or now - hold.ended_at > PROOF_S or not _may_return(state):
+        if state.progress_at > hold.ended_at or now - hold.ended_at > PROOF_S or not _may_return(state):
             state.hold = None
         return False
     state.is_hold_spent = now - hold.since >= rules.hold_limit_s
@@ -323,7 +323,7 @@ def _stop_clocks(state: UnitState) -> None:
 LEAST_UNITS = 2
 
 
-class SharedFate(NamedTuple):
+class CommonCause(NamedTuple):
     """A place under which all units are DOWN; they are in the order of their names."""
 
     place: Place
@@ -335,7 +335,7 @@ class SharedFate(NamedTuple):
         return f"all {len(self.units)} units with a node under {'/'.join(self.place)} are DOWN: {names}"
 
 
-def shared_fates(states: Iterable[UnitState]) -> list[SharedFate]:
+def shared_fates(states: Iterable[UnitState]) -> list[CommonCause]:
     """The places that are to blame now, those with most units first. No unit is in two of them."""
     under: dict[Place, set[str]] = defaultdict(set)
     down = set[str]()
@@ -347,10 +347,10 @@ def shared_fates(states: Iterable[UnitState]) -> list[SharedFate]:
                 under[node.place[:depth]].add(state.unit.name)
     blamed = [(place, units) for place, units in under.items() if len(units) >= LEAST_UNITS and units <= down]
     blamed.sort(key=lambda found: (-len(found[1]), -len(found[0]), found[0]))
-    fates: list[SharedFate] = []
+    fates: list[CommonCause] = []
     explained = set[str]()
     for place, units in blamed:
         if not units & explained:
-            fates.append(SharedFate(place, tuple(sorted(units))))
+            fates.append(CommonCause(place, tuple(sorted(units))))
             explained |= units
     return fates

@@ -323,7 +323,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     if evidence.epoch is not None:
         case, is_reborn = _read(case, evidence)
         if is_reborn:
-            fresh = Case(_STARTING, evidence.at, case.epochs, case.reborn, faults=faults, because=evidence)
+            fresh = Case(_STARTING, evidence.at, case.epochs, case.restarted, faults=faults, because=evidence)
             return Judgement(fresh, not faults)
     if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
         return Judgement(case, False)
@@ -343,25 +343,25 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
         case.verdict,
         case.since,
         case.epochs,
-        case.reborn,
+        case.restarted,
         window,
         case.passes,
         faults,
         case.because,
-        case.acquitted,
+        case.cleared,
     )
     if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
         if case.verdict is _PROBATION:
             signal = None
         elif case.verdict is _UP and _is_acquitted(case, evidence):
             # It generates, whatever it says. A canary shows whether that is still so.
-            return Judgement(replace(case, acquitted=(None, evidence.source, evidence.at)), True)
+            return Judgement(replace(case, cleared=(None, evidence.source, evidence.at)), True)
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
         return Judgement(_with_present_reason(case, signal, evidence), False)
     return _move(case, signal, evidence, rules)
 
 
-def nothing_to_learn(case: Case) -> bool:
+def ignores_good_evidence(case: Case) -> bool:
     """True when good evidence would change nothing: the unit is UP without recent bad evidence."""
     return (
         case.verdict is _UP
@@ -391,11 +391,11 @@ def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:
         return case, False
     readings[reader] = evidence.epoch
     case = replace(case, epochs=tuple(readings.items()))
-    first, at = case.reborn or (reader, -ECHO_S)
+    first, at = case.restarted or (reader, -ECHO_S)
     # After the restart of a whole unit several readers see the same new incarnation, one after another.
     if known is None or (reader != first and evidence.at - at < ECHO_S):
         return case, False
-    return replace(case, reborn=(reader, evidence.at)), True
+    return replace(case, restarted=(reader, evidence.at)), True
 
 
 def _is_no_news(case: Case, evidence: Evidence) -> bool:
@@ -433,7 +433,7 @@ def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judge
     # Earlier evidence against the unit is obsolete.
     window = () if verdict is _UP else case.window
     if case.verdict is _SUSPECT and verdict is _UP and case.because is not None:
-        case = replace(case, acquitted=(case.because.node, case.because.source, evidence.at))
+        case = replace(case, cleared=(case.because.node, case.because.source, evidence.at))
     moved = replace(case, verdict=verdict, since=evidence.at, window=window, passes=passes, because=evidence)
     return Judgement(moved, wants_canary)
 
@@ -477,5 +477,5 @@ def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:
 
 def _is_acquitted(case: Case, evidence: Evidence) -> bool:
     """A node with a constant weak fault must not make its working unit suspect every few seconds."""
-    node, source, at = case.acquitted
+    node, source, at = case.cleared
     return (node, source) == (evidence.node, evidence.source) and evidence.at - at < ACQUITTED_S

@@ -115,7 +115,7 @@ class HoldKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Quiescence:
+class EnginePause:
     """What an engine says when it is asked whether it stands still on purpose; `kind` None: it does not."""
 
     unit: str
@@ -497,22 +497,22 @@ class Case:
     """All the judge knows of one unit.
 
     `epochs` are the last readings by reader (a unit has several processes, and several readers);
-    `reborn` is the reader that first saw the new incarnation, and when;
+    `restarted` is the reader that first saw the new incarnation, and when;
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
     `faults` are the (node, source) pairs with an open fatal fault; node "" is the unit as a whole;
-    `because` is the evidence behind the verdict; `acquitted` is the node and the source of the last
+    `because` is the evidence behind the verdict; `cleared` is the node and the source of the last
     suspicion that a canary has cleared, and when.
     """
 
     verdict: Verdict
     since: float
     epochs: tuple[tuple[str, str], ...] = ()
-    reborn: tuple[str, float] | None = None
+    restarted: tuple[str, float] | None = None
     window: tuple[Evidence, ...] = ()
     passes: int = 0
     faults: frozenset[tuple[str, str]] = frozenset()
     because: Evidence | None = None
-    acquitted: tuple[str | None, str, float] = (None, "", 0.0)
+    cleared: tuple[str | None, str, float] = (None, "", 0.0)
 
 
 class RankLoad(NamedTuple):
@@ -588,7 +588,7 @@ class Served:
     at: float
 
 
-Finding = Evidence | Load | Models | Served | Quiescence | Built | Answered | NodeFacts
+Finding = Evidence | Load | Models | Served | EnginePause | Built | Answered | NodeFacts
 """What a probe may find."""
 
 

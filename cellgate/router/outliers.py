@@ -83,9 +83,9 @@ UNREACHABLE_S = 1.5
 """Longer than a period of the probes, and shorter than any way to DOWN without an answer."""
 
 
-def is_unreachable(heard_at: float, now: float) -> bool:
-    """Whether a unit, last heard at `heard_at`, has not answered at all for too long."""
-    return now - heard_at > UNREACHABLE_S
+def is_unreachable(answered_at: float, now: float) -> bool:
+    """Whether a unit, last heard at `answered_at`, has not answered at all for too long."""
+    return now - answered_at > UNREACHABLE_S
 
 
 def hold(unreachable: int, rotation: int, held_s: float, rules: Rules) -> bool:

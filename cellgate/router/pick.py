@@ -381,16 +381,16 @@ LOOK_S = 0.1
 class Explorer:
     """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
 
-    __slots__ = ("_board", "look_at", "purse_s")
+    __slots__ = ("_board", "budget_s", "look_at")
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self.look_at = 0.0
-        self.purse_s = 0.0
+        self.budget_s = 0.0
 
     def choose(self, rows: Iterable[Candidate], best: Candidate, now: float) -> Candidate:
         """`best`, or instead of it an idle unit of its cell that the budget can afford."""
-        self.purse_s = min(self.purse_s, PURSE_MAX_S)
+        self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
         if not best.has_room:
             return best
@@ -403,15 +403,15 @@ class Explorer:
             if idle_s > longest_s and row.has_room and not row.in_flight and state.unit.cell == cell:
                 longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
-        if chosen is best or (regret_s > self.purse_s and not self._is_guessed(chosen, best)):
+        if chosen is best or (regret_s > self.budget_s and not self._is_guessed(chosen, best)):
             return best
-        self.purse_s = max(self.purse_s - max(regret_s, 0.0), 0.0)
+        self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
         return chosen
 
     def _is_guessed(self, row: Candidate, best: Candidate) -> bool:
         """Whether a unit is dearer for its weight alone: it has had no request since it came up."""
         state = self._board.units[row.unit]
-        return state.last_lease_at <= state.risen_at and state.weight < self._board.units[best.unit].weight
+        return state.last_lease_at <= state.up_since and state.weight < self._board.units[best.unit].weight
 
 
 LOOKS = 16
@@ -599,7 +599,7 @@ class Router:
         if ask.deadline_at < inf:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         best, explorer = ranked[0], self._explorer
-        explorer.purse_s += SHARE * best.cost_s
+        explorer.budget_s += SHARE * best.cost_s
         return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:

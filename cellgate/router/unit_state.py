@@ -12,10 +12,10 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from cellgate.router import outliers
-from cellgate.router.backlog import Beside, Job, Prefilled, Unread
-from cellgate.router.cost import Expected, Forecast
+from cellgate.router.backlog import Concurrency, Job, Prefilled, Unread
+from cellgate.router.cost import CostTerms, Expected
 from cellgate.router.cost_model import CostModel
-from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, nothing_to_learn
+from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, ignores_good_evidence
 from cellgate.router.learning import JOINED_S, LARGE_TOKENS, WAIT_LEAST_S, StepTimes
 from cellgate.router.nouns import (
     AGENT,
@@ -55,7 +55,7 @@ def _nobody() -> None:
 
 class InRotation:
     """The part of a unit's state that every request asks for. `on_change` is called when any of it has
-    changed; `is_blameless`: good evidence would change nothing.
+    changed; `is_healthy_unchanged`: good evidence would change nothing.
     """
 
     __slots__ = (
@@ -65,14 +65,14 @@ class InRotation:
         "_models",
         "_restart_suspected_at",
         "_risen_at",
-        "is_blameless",
+        "is_healthy_unchanged",
         "on_change",
         "retired",
     )
 
     def __init__(self, case: Case, models: frozenset[str]) -> None:
         self._case, self._models = case, models
-        self.is_blameless = nothing_to_learn(case)
+        self.is_healthy_unchanged = ignores_good_evidence(case)
         self._drained = self.retired = False
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
@@ -88,7 +88,7 @@ class InRotation:
     def case(self, case: Case) -> None:
         is_other = case.verdict is not self._case.verdict
         self._case = case
-        self.is_blameless = nothing_to_learn(case)
+        self.is_healthy_unchanged = ignores_good_evidence(case)
         if is_other:
             self.on_change()
 
@@ -123,12 +123,12 @@ class InRotation:
         self.on_change()
 
     @property
-    def risen_at(self) -> float:
+    def up_since(self) -> float:
         """When it last came up."""
         return self._risen_at
 
-    @risen_at.setter
-    def risen_at(self, at: float) -> None:
+    @up_since.setter
+    def up_since(self, at: float) -> None:
         self._risen_at = at
         self.on_change()
 
@@ -205,7 +205,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class StandstillReport:
     """A rank with requests that has made no step for `still_s` seconds."""
 
     rank: int
@@ -235,7 +235,7 @@ class Ranks:
             rank.running, rank.waiting = load.running, load.waiting
             rank.foreign = max(0, load.running + load.waiting - rank.in_flight)
 
-    def choose(self, ask: Ask, expected: Expected, prices: Forecast) -> int:
+    def choose(self, ask: Ask, expected: Expected, prices: CostTerms) -> int:
         """The rank where the fewest seconds follow: of equal ones, that with the least requests.
 
         A beginning that many requests share is charged in part only, as for units: else all of them would go
@@ -251,7 +251,7 @@ class Ranks:
             costs.append((prompt_s + beside * expected.answer_tokens * prices.sequence_s, beside, number))
         return min(costs)[2]
 
-    def open(self, lease: Ranked, expected: Expected, prices: Forecast) -> None:
+    def open(self, lease: Ranked, expected: Expected, prices: CostTerms) -> None:
         """Choose the rank of a lease that was just opened; `prices` are those of its unit."""
         lease.rank = self.choose(lease.ask, expected, prices)
         rank = self.ranks[lease.rank]
@@ -279,13 +279,13 @@ class Ranks:
         for rank in self.ranks:
             rank.prefixes.purge()
 
-    def standstill(self, at: float) -> Standstill | None:
+    def standstill(self, at: float) -> StandstillReport | None:
         """The rank with requests that has made no step for longest, as of a report at `at`."""
-        worst: Standstill | None = None
+        worst: StandstillReport | None = None
         for number, rank in enumerate(self.ranks[: self.count]):
             requests, still_s = rank.running + rank.waiting, at - rank.moved_at
             if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
-                worst = Standstill(number, requests, still_s)
+                worst = StandstillReport(number, requests, still_s)
         return worst
 
 
@@ -409,14 +409,14 @@ NO_ENDS = EventEnds((), ())
 class UnitState(InRotation):
     """What the Board keeps of one unit.
 
-    `life_at` is when the unit last made progress, `heard_at` when anything of it last answered, `work_at`
-    since when it has had requests without a break, `counters_at` when its engine's counters were last read
-    (0: never), `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary
-    last cleared it of one. `is_alone`: no other unit of its pool is in rotation. `seats_shown` is the most
-    requests beside which a canary was answered. `fell_unseen`: it last went DOWN because of a time-out of
-    ours, and nothing else spoke against it. `occupied_until`: a probe of the gate keeps it busy until then at
-    most. While `peer_canary_at` is not before the last progress, another gate sends the
-    next canary.
+    `progress_at` is when the unit last made progress, `answered_at` when anything of it last answered,
+    `work_at` since when it has had requests without a break, `counters_at` when its engine's counters
+    were last read (0: never), `stall_reported_at` when a stall was last reported as evidence,
+    `cleared_at` when a canary last cleared it of one. `is_alone`: no other unit of its pool is in
+    rotation. `seats_shown` is the most requests beside which a canary was answered. `fell_unseen`: it
+    last went DOWN because of a time-out of ours, and nothing else spoke against it. `occupied_until`: a
+    probe of the gate keeps it busy until then at most. While `peer_canary_at` is not before the last
+    progress, another gate sends the next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
     recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
@@ -434,6 +434,7 @@ class UnitState(InRotation):
 
     __slots__ = (
         "adapters",
+        "answered_at",
         "answers",
         "asks_next",
         "batch",
@@ -452,7 +453,6 @@ class UnitState(InRotation):
         "foreign",
         "full_until",
         "gaps_ms",
-        "heard_at",
         "held_until",
         "is_alone",
         "is_hold_spent",
@@ -461,7 +461,6 @@ class UnitState(InRotation):
         "last_lease_at",
         "learnt_limit",
         "leases",
-        "life_at",
         "limit",
         "load",
         "meets",
@@ -472,6 +471,7 @@ class UnitState(InRotation):
         "outlier",
         "peer_canary_at",
         "prefilling",
+        "progress_at",
         "ranks",
         "refusals",
         "seats_shown",
@@ -503,8 +503,8 @@ class UnitState(InRotation):
         self.load: Load | None = None
         self.foreign = 0
         self.cool_until = 0.0
-        self.life_at = 0.0
-        self.heard_at = 0.0
+        self.progress_at = 0.0
+        self.answered_at = 0.0
         self.work_at = 0.0
         self.counters_at = 0.0
         self.last_error_at = 0.0
@@ -552,7 +552,7 @@ class UnitState(InRotation):
     @property
     def quiet_since(self) -> float:
         """Since when it has had requests without progress."""
-        return max(self.life_at, self.work_at)
+        return max(self.progress_at, self.work_at)
 
     def gives_blocks(self) -> bool:
         """Whether it computes prompts for others. An engine of SGLang does nothing else, or does not at
@@ -591,11 +591,11 @@ class UnitState(InRotation):
 
     def is_restart_suspected(self) -> bool:
         """True when a restart is suspected and the unit has made no progress since."""
-        return self.restart_suspected_at >= self.life_at
+        return self.restart_suspected_at >= self.progress_at
 
     def is_unreachable(self, now: float) -> bool:
         """True when neither its leader nor any other node answers."""
-        return outliers.is_unreachable(max(self.heard_at, self.life_at), now)
+        return outliers.is_unreachable(max(self.answered_at, self.progress_at), now)
 
     @property
     def steady_weight(self) -> float:
@@ -604,7 +604,7 @@ class UnitState(InRotation):
 
     def ramp(self, now: float, rules: Rules) -> float:
         """The share of requests for which it is a candidate: less than all in slow start."""
-        risen_s = now - self.risen_at
+        risen_s = now - self.up_since
         return max(SLOW_START_LEAST, risen_s / rules.slow_start_s) if risen_s < rules.slow_start_s else 1.0
 
     def share(self, now: float, rules: Rules) -> float:
@@ -674,7 +674,7 @@ class UnitState(InRotation):
 
         Its engine may have just died, and then it answers only errors.
         """
-        again = self.last_error_at > self.life_at and now - self.last_error_at < ERRORS_TOGETHER_S
+        again = self.last_error_at > self.progress_at and now - self.last_error_at < ERRORS_TOGETHER_S
         self.last_error_at = now
         return again
 
@@ -752,7 +752,7 @@ class Lease:
         "was_paused",
     )
 
-    beside: Beside
+    beside: Concurrency
     # From `Ranks.open` on.
     rank_record: int
 

@@ -16,8 +16,8 @@ from cellgate.policies import POLICIES
 from cellgate.proxy.redis.reports import Roster, UnitReport
 from cellgate.proxy.redis.sharing import PrefixSharing
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Elsewhere, Usage
-from cellgate.router.judge import nothing_to_learn
+from cellgate.router.cost_model import RemoteLoad, Usage
+from cellgate.router.judge import ignores_good_evidence
 from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
 from cellgate.router.pick import Router
@@ -50,7 +50,7 @@ class Gate:
         self.board = Board(Rules())
         self.router = Router(self.board, POLICIES[policy](), rng, Queue(FairRules()))
         self.peers: list[Gate] = [self]
-        self.said: dict[str, Elsewhere] = {}
+        self.said: dict[str, RemoteLoad] = {}
         """What this gate told the others last, by unit."""
         self.prefixes: PrefixSharing | None = None
         """What it tells of prefix caches, where there is another gate."""
@@ -80,7 +80,7 @@ class Gate:
         was_shown = lease.committed or call.made > 0
         lease.commit(now)
         if lease.ask.stream:
-            lease.unit_state.life_at = now
+            lease.unit_state.progress_at = now
         if (leg := _search(call).leg) is not None:
             leg.arrived(now)
         self.board.prove(lease)
@@ -124,7 +124,7 @@ class Gate:
         state = self.board.units[self._fleet.places[unit].unit.name]
         gap_ms = int(shown.step_s * 1000)
         state.gaps_ms[gap_ms if gap_ms < GAPS_MS else -1] += shown.steps * shown.decoding[self.number]
-        state.life_at = max(state.life_at, shown.at)
+        state.progress_at = max(state.progress_at, shown.at)
 
     # -- an attempt ----------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Gate:
         """As Gate.worked."""
         request, state, sequence = call.request, lease.unit_state, call.sequence
         assert sequence is not None
-        state.life_at = max(state.life_at, now)
+        state.progress_at = max(state.progress_at, now)
         state.costs.errors.worked(now)
         if lease.ask.stream:
             state.costs.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
@@ -206,7 +206,7 @@ class Gate:
             state.costs.last_plain = lease, usage, now
         times = (lease.opened_at, lease.first_at, now)
         self.served.append(AnsweredRequest(*times, lease.job.uncached_tokens, lease.unit, call.waited_s))
-        if not nothing_to_learn(state.case):
+        if not ignores_good_evidence(state.case):
             self._watch.observe(state, Sign.GOOD, Strength.STRONG, "request", now)
 
     def room(self) -> None:
@@ -238,7 +238,7 @@ class Gate:
         if len(self.peers) == 1:
             return
         self.said = {
-            state.unit.name: Elsewhere(
+            state.unit.name: RemoteLoad(
                 state.in_flight, state.costs.backlog.queued, state.costs.backlog.queued_tokens
             )
             for state in self.board
@@ -249,7 +249,7 @@ class Gate:
         for name in self.board.units:
             told = [said[name] for said in heard if name in said]
             if in_flight := sum(each.in_flight for each in told):
-                others[name] = Elsewhere(
+                others[name] = RemoteLoad(
                     in_flight,
                     sum(each.prefilling for each in told),
                     sum(each.uncached_tokens for each in told),

@@ -64,7 +64,7 @@ class Leg:
         gate, lease, decoder = self._gate, self._lease, self._decoder
         assert lease is not None
         lease.commit(now)
-        lease.unit_state.life_at = now
+        lease.unit_state.progress_at = now
         gate.board.prove(lease)
         gate.board.close(lease, now)
         gate.room()

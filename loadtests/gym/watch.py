@@ -52,7 +52,7 @@ class Watch:
         """As StallWatch.tick; and reports, where they are due."""
         for state in self._board:
             if self._present[self._numbers[state.unit.name]]:
-                state.heard_at = now
+                state.answered_at = now
         self._board.tick(now)
         for state in self._board:
             is_silent = bool(state.leases) and now - state.quiet_since >= HUSH_S

@@ -91,7 +91,7 @@ class Bench:
         board.configure(fleet, now)
         for state in board:
             board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
-            state.risen_at = now - 1e6
+            state.up_since = now - 1e6
             self._connect(state.unit.name)
         board.tick(now)
         self._asked: list[UnitConnection] = []

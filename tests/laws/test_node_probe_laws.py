@@ -59,15 +59,15 @@ class Around:
     """Who is fetched from gives the patient's answer; who is connected to sends its body and hangs up."""
 
     def __init__(self, context: NodePatient) -> None:
-        self._patient = context
+        self._context = context
 
     def fetch(self, _url: str, *, token: str = "") -> Fetch:
-        return self._patient.fetch
+        return self._context.fetch
 
     async def connect(
         self, address: str, factory: Callable[[], P], *, timeout_s: float
     ) -> tuple[asyncio.Transport, P]:
-        answer = self._patient.answer(address)
+        answer = self._context.answer(address)
         if isinstance(answer, Trouble):
             raise FetchError(answer, f"{answer.value}, so it was said")
         protocol, wire = factory(), Wire()
@@ -168,7 +168,7 @@ class Repeats(NodeTalk):
     def about(self) -> str:
         return "words"
 
-    async def ask(self, _patient: ProbeContext) -> NodeReport:
+    async def ask(self, _context: ProbeContext) -> NodeReport:
         return NodeReport(self.words.pop(0), "because")
 
 

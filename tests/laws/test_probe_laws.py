@@ -134,6 +134,6 @@ def test_an_endless_body_is_cut(probe: Probe, line: bytes) -> None:
 @every_probe
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_look_waits_for_nothing_but_signs_of_life(probe: Probe, verdict: Verdict) -> None:
-    context = FakePatient(lambda _: reply(200), verdict=verdict, life_at=-math.inf)
+    context = FakePatient(lambda _: reply(200), verdict=verdict, progress_at=-math.inf)
     assert probe.due_at(context, -math.inf) == -math.inf
     assert context.now_s < probe.due_at(context, context.now_s) < math.inf

@@ -18,7 +18,7 @@ from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.resume.blocks import BlockStitch, BlockTranscript, Dialect, last_of
 from cellgate.proxy.resume.messages import Messages
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay import Passage, ReplayBuffer
+from cellgate.proxy.resume.replay import EventFilter, ReplayBuffer
 from cellgate.proxy.resume.responses import Responses
 from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.streams import STREAMS
@@ -74,7 +74,7 @@ class Client:
         return shown
 
 
-def relay(passage: Passage, client: Client, pieces: Sequence[bytes], *, ended: bool) -> Failure | None:
+def relay(passage: EventFilter, client: Client, pieces: Sequence[bytes], *, ended: bool) -> Failure | None:
     """Pass on what arrives; what is stitched is in the transcript already."""
     for piece in pieces:
         events, failure = passage.feed(piece, ended=False)
@@ -167,7 +167,7 @@ def resume(
 def test_a_continued_answer_is_the_answer_of_one_unit(
     dialect: str, answer: Answer, again: list[bool], data: st.DataObject
 ) -> None:
-    client, passage = Client(dialect), Passage()
+    client, passage = Client(dialect), EventFilter()
     stream = b"".join(events_of(dialect, "unit", answer))
     for is_again in again:
         at = data.draw(st.integers(0, len(stream)), "breaks at")
@@ -175,7 +175,7 @@ def test_a_continued_answer_is_the_answer_of_one_unit(
         following = resume(dialect, client, answer, again=is_again)
         if following is None:
             break
-        passage = Passage()
+        passage = EventFilter()
         passage.stitch, events = following
         stream = b"".join(events)
     else:
@@ -195,7 +195,7 @@ def test_a_unit_that_says_something_else_than_was_shown_is_found_out(
 ) -> None:
     client = Client(dialect)
     stream = b"".join(events_of(dialect, "unit", answer))
-    relay(Passage(), client, [stream[: data.draw(st.integers(0, len(stream) - 1))]], ended=False)
+    relay(EventFilter(), client, [stream[: data.draw(st.integers(0, len(stream) - 1))]], ended=False)
     stitch = BlockStitch(DIALECTS[dialect], client.shown, None)
     try:
         client.sent += stitch.feed(b"".join(events_of(dialect, "unit2", other)))

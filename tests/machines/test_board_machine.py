@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
-from cellgate.router.judge import nothing_to_learn
+from cellgate.router.judge import ignores_good_evidence
 from cellgate.router.nouns import (
     Ask,
     Cell,
@@ -133,14 +133,14 @@ class BoardMachine(RuleBasedStateMachine):
             assert consequence == (None, (), False)
             return
         after = state.case
-        reborn = after.reborn != before.reborn
-        assert (consequence.flip is not None) == (after.verdict is not before.verdict or reborn)
+        restarted = after.restarted != before.restarted
+        assert (consequence.flip is not None) == (after.verdict is not before.verdict or restarted)
         if consequence.flip is not None:
             flip = consequence.flip
             assert (flip.before, flip.after, flip.evidence) == (before.verdict, after.verdict, evidence)
         falls = after.verdict is Verdict.DOWN and before.verdict is not Verdict.DOWN
-        assert list(consequence.evicted) == (mine if falls or reborn else [])
-        assert reborn <= (after.verdict is Verdict.STARTING)
+        assert list(consequence.evicted) == (mine if falls or restarted else [])
+        assert restarted <= (after.verdict is Verdict.STARTING)
         self.evicted += consequence.evicted
 
     # What chance alone would seldom put together.
@@ -166,13 +166,13 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(name=names, running=st.integers(0, 9), own=st.integers(0, 9), progress=st.integers(0, 99))
     def report(self, name: str, running: int, own: int, progress: int) -> None:
         state = self.unit_state(name)
-        life_at = 0.0 if state is None else state.life_at
+        progress_at = 0.0 if state is None else state.progress_at
         load = Load(name, self.now, running=running, own_in_flight=own, progress=float(progress))
         self.board.report(load)
         if state is not None:
             assert state.load == load
             assert state.foreign == max(0, running - own)
-            assert state.life_at in (life_at, self.now)
+            assert state.progress_at in (progress_at, self.now)
 
     @rule(name=names, drained=st.booleans())
     def drain(self, name: str, drained: bool) -> None:
@@ -285,7 +285,7 @@ class BoardMachine(RuleBasedStateMachine):
         for model, prepared in board.usable.items():
             assert prepared == usable_of(board, board.pairs.decoders, model)
         for state in board:
-            assert state.is_blameless == nothing_to_learn(state.case)
+            assert state.is_healthy_unchanged == ignores_good_evidence(state.case)
 
     @invariant()
     def a_unit_stays_known_until_its_last_lease_has_closed(self) -> None:

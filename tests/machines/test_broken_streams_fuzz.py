@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import BOM
-from cellgate.proxy.resume.chat import Stitch, ending
+from cellgate.proxy.resume.chat import StreamJoiner, ending
 from cellgate.proxy.resume.eligible import stops_of, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
-from cellgate.proxy.resume.replay import TAIL_BYTES, Passage, ReplayBuffer, plain
+from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
 from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
@@ -132,7 +132,7 @@ class Gate:
         self.is_honest_end = False
         self.keep = ReplayBuffer(framed=False)
         self.shown = b""
-        self.stitch: Stitch | None = None
+        self.stitch: StreamJoiner | None = None
         self.said = ""
 
     def carry(self, events: list[bytes], data: st.DataObject, *, ended: bool) -> None:
@@ -143,7 +143,7 @@ class Gate:
 
     def relay(self, body: bytes, cuts: Sequence[int] = (), *, ended: bool = False) -> None:
         """Relay this, in reads that end at `cuts`."""
-        passage, has_begun = Passage(), False
+        passage, has_begun = EventFilter(), False
         for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
             piece, is_last = body[start:end], ended and end == len(body)
             if not has_begun:
@@ -185,7 +185,7 @@ class Gate:
             self.is_honest_end = events is None
             self.shown += events or b""
             return None
-        self.stitch = Stitch(self.body, transcript, tokens, start)
+        self.stitch = StreamJoiner(self.body, transcript, tokens, start)
         return extended(self.body, self.said, chat=self.chat) | left | self.stitch.ask_usage()
 
 
@@ -322,7 +322,9 @@ def test_events_of_any_form_are_read_or_are_a_reason_and_never_a_fault(
     plain(replay)
     transcript = Transcript()
     transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "b a"}}]})
-    stitch = Stitch({"stop": "ab a", "stream_options": {"include_usage": True}}, transcript, Tokens(1, 1), 1)
+    stitch = StreamJoiner(
+        {"stop": "ab a", "stream_options": {"include_usage": True}}, transcript, Tokens(1, 1), 1
+    )
     try:
         shown = stitch.feed(events)
     except MismatchError as error:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.resume.chat import Stitch, ending
+from cellgate.proxy.resume.chat import StreamJoiner, ending
 from cellgate.proxy.resume.eligible import BoundaryStops, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.replay import ReplayBuffer, plain
@@ -142,7 +142,7 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
         if transcript.finish or remaining(body, said_before, chat=form.chat, engine="vllm") is None:
             shown += ending(body, transcript, tokens, chat=form.chat) or b""
             break
-        stitch = Stitch(body, transcript, tokens)
+        stitch = StreamJoiner(body, transcript, tokens)
     text, counts, finishes, ids = read(shown)
     assert text == "".join(words)
     assert counts == {
@@ -280,7 +280,7 @@ def test_text_held_back_for_stop_strings_is_said_by_the_next_unit(
     transcript = plain(replay)
     start = token_start(transcript.text, stops)
     before = words_in(transcript.text[:start], words)
-    stitch = Stitch(body, transcript, Tokens(7, before), start)
+    stitch = StreamJoiner(body, transcript, Tokens(7, before), start)
     pieces = held_back(words[before:], stops, done=True)
     for at, text in enumerate(pieces):
         stitch.feed(event(form, "b", text, finish="stop" if at == len(pieces) - 1 else None))
@@ -294,7 +294,7 @@ def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[s
     form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
     replay = ReplayBuffer(framed=False)
     replay.chunks.append(event(form, "a", " one bev"))
-    stitch = Stitch({"stop": "xyz"}, plain(replay), Tokens(7, 1), 4)
+    stitch = StreamJoiner({"stop": "xyz"}, plain(replay), Tokens(7, 1), 4)
     *first, last = other
     stitch.feed(b"".join(event(form, "b", text) for text in first))
     with pytest.raises(MismatchError):

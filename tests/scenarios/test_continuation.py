@@ -16,7 +16,7 @@ import pytest
 
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
-from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.shown import MismatchError
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.seeds import seeds
@@ -273,10 +273,10 @@ def test_without_another_unit_a_stream_ends_in_an_error_and_says_so() -> None:
 def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def differs(self: Stitch, events: bytes) -> bytes:
+    def differs(self: StreamJoiner, events: bytes) -> bytes:
         raise MismatchError("a text that differs from what was sent before")
 
-    monkeypatch.setattr(Stitch, "feed", differs)
+    monkeypatch.setattr(StreamJoiner, "feed", differs)
     stage = Stage(units=2)
 
     async def scenario() -> None:

@@ -143,7 +143,7 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         requests=_requests(state),
         hold=spoken(state.hold) if state.hold is not None else "",
         held=moment.ago(state.hold.since) if state.hold is not None else "",
-        mute=moment.ago(max(state.heard_at, state.life_at)),
+        mute=moment.ago(max(state.answered_at, state.progress_at)),
         cut=moment.ago(state.restart_suspected_at),
     )
 
@@ -188,7 +188,7 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
         for reason, at in state.refusals.values()
         if now - at < KNOWN_S
     ]
-    risen_s = now - state.risen_at
+    risen_s = now - state.up_since
     if state.is_usable() and risen_s < rules.slow_start_s:
         share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s
         lines.append(f"Slow start: it gets {share:.0%} of its share now, all of it in {left_s:.1f} s.")
@@ -235,8 +235,8 @@ def _said(evidence: Evidence, state: UnitState, moment: Moment) -> str:
 
 
 def _when(evidence: Evidence, state: UnitState, moment: Moment) -> str:
-    reborn = state.case.reborn
-    old = ", before its restart" if reborn is not None and evidence.at < reborn[1] else ""
+    restarted = state.case.restarted
+    old = ", before its restart" if restarted is not None and evidence.at < restarted[1] else ""
     return f"{moment.ago(evidence.at)} ago{old}"
 
 

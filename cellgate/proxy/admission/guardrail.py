@@ -18,9 +18,9 @@ import orjson
 from cellgate.proxy.admission.guardrail_client import (
     ALLOWED,
     GuardAction,
+    GuardrailVerdict,
     Hook,
     OnOpinion,
-    Opinion,
     WrittenText,
     denied,
 )
@@ -183,7 +183,7 @@ class Screen:
             self._complete = len(self._held)
         asked, self._asked = self._question(), self._complete
         self._is_asking = True
-        if isinstance(asked, Opinion | Failure):
+        if isinstance(asked, GuardrailVerdict | Failure):
             # Later, because the response is in the middle of its work.
             self._loop.call_soon(self._told, asked)
             return
@@ -196,7 +196,7 @@ class Screen:
         # Later, because the response is in the middle of its work.
         self._loop.call_soon(tell, self._hook.failed(PHASE, "too_large"))
 
-    def _question(self) -> Asked | Opinion | Failure:
+    def _question(self) -> Asked | GuardrailVerdict | Failure:
         """What to ask; or what follows when there is nothing that could be asked about."""
         if not self._exchange.response.is_events:
             return self._about_plain(self._written.plain())
@@ -205,7 +205,7 @@ class Screen:
             return failed
         return self._about_text("".join(written.run), written.beside)
 
-    def _about_plain(self, body: bytes) -> Asked | Opinion | Failure:
+    def _about_plain(self, body: bytes) -> Asked | GuardrailVerdict | Failure:
         if not body:
             return ALLOWED
         try:
@@ -224,19 +224,19 @@ class Screen:
         self._before = (self._before + text)[-CONTEXT_CHARS:]
         return about, "text", orjson.dumps("\n".join((text, *beside)) if beside else text)
 
-    def _unread(self) -> Opinion | Failure:
+    def _unread(self) -> GuardrailVerdict | Failure:
         """It has something that a guardrail cannot read."""
         return self._hook.failed(PHASE, "unreadable")
 
-    def _told(self, opinion: Opinion | Failure) -> None:
+    def _told(self, opinion: GuardrailVerdict | Failure) -> None:
         self._is_asking = False
-        if isinstance(opinion, Opinion) and opinion.action is not GuardAction.DENY:
+        if isinstance(opinion, GuardrailVerdict) and opinion.action is not GuardAction.DENY:
             self._release(self._asked)
             self._go_on()
         else:
-            self._refuse(denied(opinion, "answer") if isinstance(opinion, Opinion) else opinion)
+            self._refuse(denied(opinion, "answer") if isinstance(opinion, GuardrailVerdict) else opinion)
 
-    def _told_begun(self, failed: Opinion | Failure) -> None:
+    def _told_begun(self, failed: GuardrailVerdict | Failure) -> None:
         """One event is too large to be held, so there is no verdict on what has come of it."""
         if isinstance(failed, Failure):
             self._refuse(failed)
@@ -246,7 +246,7 @@ class Screen:
         self._in_event = True
         self._go_on()
 
-    def _told_all(self, failed: Opinion | Failure) -> None:
+    def _told_all(self, failed: GuardrailVerdict | Failure) -> None:
         """The answer cannot be held, so there is no verdict."""
         if isinstance(failed, Failure):
             self._refuse(failed)
@@ -331,7 +331,7 @@ class Guardrail:
         if not self._settings.request or not (is_unknown or (route.kind is GENERATE and route.json)):
             return False
 
-        def tell(opinion: Opinion | Failure) -> None:
+        def tell(opinion: GuardrailVerdict | Failure) -> None:
             exchange.stop_reading = None
             guarded(exchange, exchange.screened, _after(exchange, ask, opinion))
 
@@ -384,7 +384,7 @@ def about_request(exchange: Exchange, ask: Ask) -> dict[str, Any]:
     }
 
 
-def _after(exchange: Exchange, ask: Ask, opinion: Opinion | Failure) -> Ask | Failure:
+def _after(exchange: Exchange, ask: Ask, opinion: GuardrailVerdict | Failure) -> Ask | Failure:
     """The ask after the verdict, or the failure for the client."""
     if isinstance(opinion, Failure):
         return opinion

@@ -41,7 +41,7 @@ class GuardAction(Enum):
     CHANGE = "change"
 
 
-class Opinion(NamedTuple):
+class GuardrailVerdict(NamedTuple):
     """The answer of a guardrail. `reason` is for the client, `body` replaces that of the request."""
 
     action: GuardAction
@@ -49,16 +49,16 @@ class Opinion(NamedTuple):
     body: bytes = b""
 
 
-ALLOWED = Opinion(GuardAction.ALLOW)
+ALLOWED = GuardrailVerdict(GuardAction.ALLOW)
 
 
-def denied(opinion: Opinion, what: str) -> Failure:
+def denied(opinion: GuardrailVerdict, what: str) -> Failure:
     """The failure for the client."""
     reason = opinion.reason or "no reason was given"
     return Failure(FailureKind.GUARDRAIL_DENIED, f"the guardrail of this gate denied the {what}: {reason}")
 
 
-class NonsenseError(ValueError):
+class InvalidReplyError(ValueError):
     """It answered what has no meaning; `str()` says what."""
 
 
@@ -68,24 +68,26 @@ def question(phase: str, about: dict[str, Any], name: str, content: bytes) -> by
     return b'%b,"%b":%b}' % (head[:-1], name.encode(), content)
 
 
-def opinion_of(status: int, answer: bytes, *, may_change: bool) -> Opinion:
-    """What was answered. Raises NonsenseError."""
+def opinion_of(status: int, answer: bytes, *, may_change: bool) -> GuardrailVerdict:
+    """What was answered. Raises InvalidReplyError."""
     if status != 200:
-        raise NonsenseError(f"it answered {status}")
+        raise InvalidReplyError(f"it answered {status}")
     try:
         told = orjson.loads(answer)
         action = GuardAction(told["action"])
     except (ValueError, TypeError, KeyError):
-        raise NonsenseError("its answer is no object with an action of allow, deny, change") from None
+        raise InvalidReplyError("its answer is no object with an action of allow, deny, change") from None
     reason, body = told.get("reason", ""), told.get("body")
     if action is not GuardAction.CHANGE:
-        return Opinion(action, " ".join(reason.split())[:REASON_CHARS] if isinstance(reason, str) else "")
+        return GuardrailVerdict(
+            action, " ".join(reason.split())[:REASON_CHARS] if isinstance(reason, str) else ""
+        )
     if not may_change or not isinstance(body, dict):
-        raise NonsenseError("it changes what it may not change, or into no object")
-    return Opinion(action, body=orjson.dumps(body))
+        raise InvalidReplyError("it changes what it may not change, or into no object")
+    return GuardrailVerdict(action, body=orjson.dumps(body))
 
 
-OnOpinion = Callable[[Opinion | Failure], None]
+OnOpinion = Callable[[GuardrailVerdict | Failure], None]
 FAILED = Failure(
     FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
 )
@@ -165,7 +167,7 @@ class Hook:
             self.calls.remove(call)
             self.bytes -= call.size
 
-    def failed(self, phase: str, how: str) -> Opinion | Failure:
+    def failed(self, phase: str, how: str) -> GuardrailVerdict | Failure:
         """What follows when there is no verdict."""
         tally(GUARDRAIL, phase, how)
         if self._settings.fail == "open":
@@ -221,8 +223,8 @@ class HookCall:
         try:
             opinion = opinion_of(status, body, may_change=bool(self._max_bytes))
             if len(opinion.body) > self._max_bytes:
-                raise NonsenseError("it made the request too large")
-        except NonsenseError:
+                raise InvalidReplyError("it made the request too large")
+        except InvalidReplyError:
             self._fail("nonsense")
             return
         tally(GUARDRAIL, self._phase, _RESULTS[opinion.action])

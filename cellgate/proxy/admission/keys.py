@@ -8,14 +8,14 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
-from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Bill, Period
+from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Period, UsageRecord
 from cellgate.proxy.config.key_file import Key, KeyFileError, KeyRing, read_keys
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.observe.log import report_defect
 from cellgate.proxy.process.signals import Signature, signature
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
-from cellgate.proxy.request.services import OPEN_ROUTES, Visitor
+from cellgate.proxy.request.services import OPEN_ROUTES, KeyedRequest
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ _SHORT_SQUARE = 100.0**2
 """What prompts of less than 100 tokens have in excess is their template's; with longer ones, the text's."""
 
 
-class Habits:
+class TokenEstimator:
     """Of one key, learnt: tokens of its prompts for each one estimated, those that each prompt has besides
     (its engine's template), and those of its longest answers lately.
     """
@@ -190,7 +190,7 @@ _BEHIND_TENANT = _TENANT + 1
 _new = tuple.__new__
 
 
-class Doorway(Protocol):
+class KeyDesk(Protocol):
     """The door that a request came through. `in_flight` has those that were charged."""
 
     accounts: Accounts
@@ -223,7 +223,7 @@ class KeyAdmission:
     )
 
     def __init__(
-        self, door: Doorway, digest: bytes, key: Key, visitor: Visitor, habits: Habits, at: float
+        self, door: KeyDesk, digest: bytes, key: Key, visitor: KeyedRequest, habits: TokenEstimator, at: float
     ) -> None:
         self._door = door
         self.digest = digest
@@ -327,7 +327,7 @@ class KeyAdmission:
         # They hold each other, and would wait for the garbage collector.
         del self.visitor
 
-    def _bill(self, record: Finished, charged: tuple[int, int]) -> Bill:
+    def _bill(self, record: Finished, charged: tuple[int, int]) -> UsageRecord:
         usage, asked, key = self._usage, self._asked, self.key
         if usage is not None:
             prompt = usage.prompt_tokens
@@ -354,7 +354,7 @@ class KeyAdmission:
             completion,
             usage is None,
         )
-        return _new(Bill, bill)
+        return _new(UsageRecord, bill)
 
     def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
         """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
@@ -447,7 +447,7 @@ class KeyDoor:
         self._ring = KeyRing()
         self.closed: dict[tuple[str, str], tuple[float, Failure]] = {}
         """By key and tenant: until when nothing is left of a limit, and what its clients get."""
-        self._habits: dict[tuple[str, str], Habits] = {}
+        self._habits: dict[tuple[str, str], TokenEstimator] = {}
 
     def take(self, ring: KeyRing) -> None:
         """These keys hold from now on."""
@@ -455,7 +455,7 @@ class KeyDoor:
         self.closed.clear()
         known = {(key.name, key.tenant.name) for key in ring.keys.values()}
         known |= {("", tenant) for tenant in ring.tenants}
-        self._habits = {who: self._habits.get(who) or Habits() for who in known}
+        self._habits = {who: self._habits.get(who) or TokenEstimator() for who in known}
 
     def start(self) -> None:
         """Begin to follow what is behind tokens, until `close`."""
@@ -467,7 +467,7 @@ class KeyDoor:
         if self._tokens is not None:
             await self._tokens.close()
 
-    def identify(self, visitor: Visitor) -> KeyAdmission | Failure:
+    def identify(self, visitor: KeyedRequest) -> KeyAdmission | Failure:
         """What the key of a request allows, or why it does not count."""
         shown = take_credentials(visitor.request)
         digest = sha256(shown).digest()

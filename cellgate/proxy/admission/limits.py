@@ -327,7 +327,7 @@ class LimitPlan:
 # What one request has used: what limits are settled with, and what the usage log says.
 
 
-class Bill(NamedTuple):
+class UsageRecord(NamedTuple):
     """What one request was charged with, and what it has used. Tokens are whole numbers.
 
     `model` has answered; `model_charged` is the one whose price it was charged with: another one, if it was
@@ -357,7 +357,7 @@ class Accounts(Protocol):
     def spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
         """The answer of a request that is in flight has so many tokens more than it was charged with."""
 
-    def settle(self, bill: Bill) -> None:
+    def settle(self, bill: UsageRecord) -> None:
         """A request that was charged is over."""
 
     def refused(self, tenant: str, limit: str) -> None:
@@ -391,7 +391,7 @@ class DoorCounts(Collector):
         """Whether limits are shared with other gates now; None: they never are."""
         self.lines_lost: Callable[[], int] = int
 
-    def used(self, bill: Bill) -> None:
+    def used(self, bill: UsageRecord) -> None:
         """A request is over."""
         if bill.prompt_tokens:
             tokens = self._used.get((bill.tenant, bill.model)) or self._used.setdefault(
@@ -470,7 +470,7 @@ _WORDS = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens", Measure.MONEY:
 GIVEN_BACK_S = 5
 """When a request is worth another try that was refused while others of its key are in flight."""
 
-TakeBill = Callable[[Bill, float], None]
+TakeBill = Callable[[UsageRecord, float], None]
 """Takes note of a bill and its cost."""
 
 
@@ -532,7 +532,7 @@ class LimitLedger:
         """A request was refused at the door: of this limit nothing is left."""
         self.counts.refused(tenant, limit)
 
-    def settle(self, bill: Bill) -> None:
+    def settle(self, bill: UsageRecord) -> None:
         """A request that was charged is over."""
         plan = self._plans.get((bill.key, bill.tenant)) or self._plan(bill.key, bill.tenant)
         more_prompt = bill.prompt_tokens - bill.prompt_charged
@@ -550,7 +550,7 @@ class LimitLedger:
         if self._record is not None:
             self._record(bill, self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) / MICRO)
 
-    def settle_unknown(self, bill: Bill) -> None:
+    def settle_unknown(self, bill: UsageRecord) -> None:
         """A request is over that was not charged here: an earlier control process did that, or nobody. It
         gets nothing back, and what it has used is charged now.
         """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import orjson
 
 from cellgate.proxy.admission.keys import KeyDoor, KeyFollower, TokenVerifier
-from cellgate.proxy.admission.limits import Bill, DoorCounts, LimitLedger
+from cellgate.proxy.admission.limits import DoorCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import KeyRing
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.log import LineLog, log_line, utc
@@ -49,7 +49,7 @@ NAMES = (
 class UsageRow(NamedTuple):
     """One request as it is logged: its bill, and its cost in the currency of the prices."""
 
-    bill: Bill
+    bill: UsageRecord
     cost: float
 
 
@@ -208,7 +208,7 @@ class Accounting:
         for problem in problems:
             self._events.add(Action("keys_refused", self._path, detail=problem))
 
-    def _record(self, bill: Bill, cost: float) -> None:
+    def _record(self, bill: UsageRecord, cost: float) -> None:
         if self._usage is not None:
             self._usage.write(UsageRow(bill, cost))
 

@@ -154,13 +154,13 @@ def _number(text: str) -> int | str:
 
 def _address(text: str) -> Address:
     from cellgate.proxy.config.checks import (
-        MisfitError,
+        InvalidValueError,
         address,  # Late, as above.
     )
 
     try:
         return address(text)
-    except MisfitError as error:
+    except InvalidValueError as error:
         where = f" in {ADMIN_VARIABLE}" if text == os.environ.get(ADMIN_VARIABLE) else ""
         raise argparse.ArgumentTypeError(f"expected {error.expected}, found {text!r}{where}") from None
 

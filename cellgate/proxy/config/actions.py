@@ -31,7 +31,7 @@ from cellgate.proxy.config.action_settings import (
     SetImage,
     UnitAction,
 )
-from cellgate.proxy.config.checks import MisfitError, word, words
+from cellgate.proxy.config.checks import InvalidValueError, word, words
 from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
@@ -46,14 +46,14 @@ def program(found: object) -> tuple[str, ...]:
     """A command as a list of words, the first of them a program that can be run now."""
     expected = "a command as a list of words, such as [/usr/local/bin/recover, --now]"
     if isinstance(found, str):
-        raise MisfitError(expected, f"did you mean [{', '.join(found.split())}]? There is no shell")
+        raise InvalidValueError(expected, f"did you mean [{', '.join(found.split())}]? There is no shell")
     if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
-        raise MisfitError(
+        raise InvalidValueError(
             expected,
             "put each word that is not a string in quotes" if isinstance(found, list) and found else "",
         )
     if any("\0" in word for word in found) or shutil.which(found[0]) is None:
-        raise MisfitError("an executable program", found=repr(found[0]))
+        raise InvalidValueError("an executable program", found=repr(found[0]))
     return tuple(found)
 
 
@@ -62,7 +62,9 @@ def webhook_url(found: object) -> str:
     url = checks.page(found)
     if url.startswith("https://") or _LOOPBACK.match(url):
         return url
-    raise MisfitError("https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?")
+    raise InvalidValueError(
+        "https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?"
+    )
 
 
 def run_command(found: object) -> RunCommand:
@@ -79,7 +81,7 @@ def unit_selector(found: object) -> str:
     """Labels that choose the pods of one unit."""
     if isinstance(found, str) and UNIT in found and re.fullmatch(r"[!-~]{1,512}", found):
         return found
-    raise MisfitError(f"labels with {UNIT} for the unit's name, such as app=llama,unit={UNIT}")
+    raise InvalidValueError(f"labels with {UNIT} for the unit's name, such as app=llama,unit={UNIT}")
 
 
 def systemd_service(found: object) -> RestartService:
@@ -88,7 +90,7 @@ def systemd_service(found: object) -> RestartService:
         if shutil.which("systemctl") is None:
             raise ValueError("requires systemctl, which is not on this machine")
         return RestartService(found)
-    raise MisfitError(f"the name of a service with {UNIT} for the unit's name, such as vllm@{UNIT}")
+    raise InvalidValueError(f"the name of a service with {UNIT} for the unit's name, such as vllm@{UNIT}")
 
 
 def installed(key: str, kind: str) -> None:
@@ -222,7 +224,7 @@ def lease_place(found: object) -> LeasePlace:
 def _only_one(keys: Keys, ways: Sequence[str]) -> Any:
     given = {key: way for key in ways if (way := getattr(keys, key)) is not None}
     if len(given) != 1:
-        raise MisfitError(f"one of {', '.join(ways)}", found=" and ".join(given) or "none")
+        raise InvalidValueError(f"one of {', '.join(ways)}", found=" and ".join(given) or "none")
     [way] = given.values()
     return way
 

@@ -1,7 +1,7 @@
 """Checks of single values of a configuration.
 
-Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises MisfitError. YAML's own
-surprises (a bare `off` is false, `name: 1` is a number) are met here.
+Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises InvalidValueError.
+YAML's own surprises (a bare `off` is false, `name: 1` is a number) are met here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST = 1e12
 """No sensible number is larger; keeps infinities and overflows out."""
 
 
-class MisfitError(ValueError):
+class InvalidValueError(ValueError):
     """A value is not what it has to be. `found` replaces a value that must not be shown as it is."""
 
     def __init__(self, expected: str, hint: str = "", found: str = "") -> None:
@@ -67,9 +67,9 @@ def did_you_mean(word: object, choices: Collection[str]) -> str:
 def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], float]:
     def check(found: object) -> float:
         if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise MisfitError(expected, _number_hint(found))
+            raise InvalidValueError(expected, _number_hint(found))
         if not (abs(found) <= _LARGEST and fits(found)):
-            raise MisfitError(expected)
+            raise InvalidValueError(expected)
         return float(found)
 
     return check
@@ -78,7 +78,7 @@ def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], 
 def _whole(expected: str, least: int) -> Callable[[object], int]:
     def check(found: object) -> int:
         if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= _LARGEST:
-            raise MisfitError(expected, _number_hint(found))
+            raise InvalidValueError(expected, _number_hint(found))
         return found
 
     return check
@@ -110,7 +110,7 @@ def size(found: object) -> int:
     match = _SIZE.fullmatch(found) if isinstance(found, str) else None
     if match and int(match[1]) > 0:
         return int(match[1]) * _SIZE_UNITS[match[2]]
-    raise MisfitError("a size: bytes as a whole number, or a string like 64MiB", _size_hint(str(found)))
+    raise InvalidValueError("a size: bytes as a whole number, or a string like 64MiB", _size_hint(str(found)))
 
 
 def _size_hint(text: str) -> str:
@@ -122,7 +122,7 @@ def version(found: object) -> int:
     """The form of the configuration: there is one so far."""
     if found == 1 and not isinstance(found, bool):
         return 1
-    raise MisfitError("version 1 of the configuration, the only one that this gate knows")
+    raise InvalidValueError("version 1 of the configuration, the only one that this gate knows")
 
 
 # Words.
@@ -131,28 +131,28 @@ def version(found: object) -> int:
 def text(found: object) -> str:
     """A text that is looked at only where it is used. Never shown: it may hold a password."""
     if not isinstance(found, str):
-        raise MisfitError("a string")
+        raise InvalidValueError("a string")
     return found
 
 
 def header(found: object) -> str:
     """The name of a header line; lower case is what is compared."""
     if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found):
-        raise MisfitError("a header name, such as x-session-id")
+        raise InvalidValueError("a header name, such as x-session-id")
     return found.lower()
 
 
 def flag(found: object) -> bool:
     """True or false, as YAML has them."""
     if not isinstance(found, bool):
-        raise MisfitError("true or false")
+        raise InvalidValueError("true or false")
     return found
 
 
 def choice(what: str, found: object, choices: Collection[str]) -> str:
     """One of `choices`; `what` says of what kind they are."""
     if not isinstance(found, str) or found not in choices:
-        raise MisfitError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
+        raise InvalidValueError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
     return found
 
 
@@ -196,13 +196,13 @@ def name(found: object) -> str:
     if isinstance(found, str) and _NAME.fullmatch(found):
         return found
     hint = "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes"
-    raise MisfitError("a name of at most 128 letters, digits, '.', '_' and '-'", hint)
+    raise InvalidValueError("a name of at most 128 letters, digits, '.', '_' and '-'", hint)
 
 
 def models(found: object) -> tuple[str, ...]:
     """The names of models, none twice."""
     if not isinstance(found, list) or not all(isinstance(model, str) and model for model in found):
-        raise MisfitError(
+        raise InvalidValueError(
             "a list of model names", f"did you mean [{found}]?" if isinstance(found, str) else ""
         )
     if len(set(found)) != len(found):
@@ -214,7 +214,9 @@ def place(found: object) -> tuple[str, ...]:
     """Where a node stands: the names of layers, from the widest to the narrowest."""
     if isinstance(found, list) and found and all(isinstance(layer, str) and layer for layer in found):
         return tuple(found)
-    raise MisfitError("a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]")
+    raise InvalidValueError(
+        "a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]"
+    )
 
 
 # Places.
@@ -236,28 +238,28 @@ def address(found: object) -> Address:
         return Address(match["host"].strip("[]"), int(match["port"]))
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
     hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
-    raise MisfitError("HOST:PORT, with an IPv6 host in brackets", hint)
+    raise InvalidValueError("HOST:PORT, with an IPv6 host in brackets", hint)
 
 
 def port(found: object) -> int:
     """A port of TCP."""
     if type(found) is int and 0 < found < 65536:
         return found
-    raise MisfitError("a port from 1 to 65535")
+    raise InvalidValueError("a port from 1 to 65535")
 
 
 def redis_username(found: object) -> str:
     """The name of a user in Redis' access control list."""
     if isinstance(found, str) and re.fullmatch(r"[!-~]+", found):
         return found
-    raise MisfitError("a user name of visible ASCII characters")
+    raise InvalidValueError("a user name of visible ASCII characters")
 
 
 def redis_prefix(found: object) -> str:
     """What keys begin with; what means something in a pattern of Redis' access control stays out."""
     if isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9._:/-]{1,64}", found):
         return found
-    raise MisfitError("a prefix of at most 64 letters, digits, '.', '_', ':', '/' and '-'")
+    raise InvalidValueError("a prefix of at most 64 letters, digits, '.', '_', ':', '/' and '-'")
 
 
 def networks(found: object) -> tuple[str, ...]:
@@ -266,14 +268,14 @@ def networks(found: object) -> tuple[str, ...]:
         with contextlib.suppress(ValueError):
             Peers(found)
             return tuple(found)
-    raise MisfitError("a list of networks like 10.0.0.0/8")
+    raise InvalidValueError("a list of networks like 10.0.0.0/8")
 
 
 def target(found: object) -> str:
     """HOST:PORT to connect to."""
     listening = address(found)
     if listening.port == 0:
-        raise MisfitError("HOST:PORT with a port from 1 to 65535")
+        raise InvalidValueError("HOST:PORT with a port from 1 to 65535")
     return str(listening)
 
 
@@ -281,15 +283,15 @@ def page(found: object) -> str:
     """A page of a server: its root and a path, which may have a query."""
     expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH"
     if not isinstance(found, str):
-        raise MisfitError(expected)
+        raise InvalidValueError(expected)
     if "@" in found.partition("?")[0]:
-        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+        raise InvalidValueError(expected, found="a URL with '@' (not shown, it may hold a password)")
     match = _PAGE.fullmatch(found)
     root = _root(match["root"]) if match else None
     if match is None or root is None:
-        raise MisfitError(expected)
+        raise InvalidValueError(expected)
     if match["target"] is None:
-        raise MisfitError(expected, f"add the path, such as '{root}/health' or '{root}/metrics'")
+        raise InvalidValueError(expected, f"add the path, such as '{root}/health' or '{root}/metrics'")
     return root + match["target"]
 
 
@@ -306,7 +308,7 @@ def otlp_metrics(found: object) -> str:
 def _otlp(found: object, path: str) -> str:
     if isinstance(found, str) and (root := _root(found)):
         expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH of a collector"
-        raise MisfitError(expected, f"did you mean '{root}{path}'?")
+        raise InvalidValueError(expected, f"did you mean '{root}{path}'?")
     return page(found)
 
 
@@ -314,12 +316,12 @@ def url(found: object) -> str:
     """The root of a unit's API, without a trailing slash."""
     expected = "http://HOST:PORT or https://HOST:PORT without a path"
     if not isinstance(found, str):
-        raise MisfitError(expected)
+        raise InvalidValueError(expected)
     if "@" in found:
-        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+        raise InvalidValueError(expected, found="a URL with '@' (not shown, it may hold a password)")
     root = _root(found)
     if root is None:
-        raise MisfitError(expected, _url_hint(found))
+        raise InvalidValueError(expected, _url_hint(found))
     return root
 
 
@@ -327,7 +329,7 @@ def zmq_endpoint(found: object) -> str:
     """Where an engine has bound a socket of ZeroMQ."""
     host_port = found.removeprefix("tcp://") if isinstance(found, str) else ""
     if not isinstance(found, str) or host_port == found:
-        raise MisfitError("tcp://HOST:PORT")
+        raise InvalidValueError("tcp://HOST:PORT")
     return f"tcp://{target(host_port)}"
 
 
@@ -361,11 +363,11 @@ def _url_hint(text: str) -> str:
 def readable_file(found: object) -> str:
     """The name of a file that can be opened now."""
     if not isinstance(found, str):
-        raise MisfitError("a file name")
+        raise InvalidValueError("a file name")
     try:
         Path(found).open("rb").close()
     except (OSError, ValueError) as error:
-        raise MisfitError(
+        raise InvalidValueError(
             "a readable file", found=f"{found!r}: {getattr(error, 'strerror', error)}"
         ) from None
     return found
@@ -374,7 +376,7 @@ def readable_file(found: object) -> str:
 def token(text: str) -> str:
     """A token or API key: what can stand in an Authorization header. It is never shown."""
     if not re.fullmatch(r"[!-~]+", text.strip()):
-        raise MisfitError(
+        raise InvalidValueError(
             "a token of visible ASCII characters", found="none" if not text.strip() else "other characters"
         )
     return text.strip()
@@ -387,15 +389,15 @@ def token_in_file(found: object) -> str:
 
 @contextlib.contextmanager
 def pem_errors(expected: str) -> Iterator[None]:
-    """Turns what OpenSSL says of certificate files into MisfitError."""
+    """Turns what OpenSSL says of certificate files into InvalidValueError."""
     try:
         yield
     except ssl.SSLError as error:
-        raise MisfitError(
+        raise InvalidValueError(
             expected, found=f"a file that OpenSSL refuses ({error.reason or 'not PEM, or encrypted'})"
         ) from None
     except OSError as error:
-        raise MisfitError(expected, found=str(error)) from None
+        raise InvalidValueError(expected, found=str(error)) from None
 
 
 # Checks of values about what is let in and shown: guardrail, pages of other sites, header lines.
@@ -413,7 +415,7 @@ def guardrail_url(found: object) -> str:
     """Where a guardrail is asked: a page, or a Unix socket."""
     if isinstance(found, str) and found.startswith("unix:"):
         if not re.fullmatch(r"unix:///[!-~]+", found, re.ASCII):
-            raise MisfitError("unix:///PATH of a socket")
+            raise InvalidValueError("unix:///PATH of a socket")
         return found
     return page(found)
 
@@ -433,7 +435,7 @@ def origins(found: object) -> tuple[str, ...]:
     """Origins of pages (RFC 6454), or `*` alone."""
     listed = isinstance(found, list) and bool(found) and all(isinstance(each, str) for each in found)
     if not listed or not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):  # type: ignore[attr-defined]
-        raise MisfitError('a list of origins like https://app.example.com, without a path, or ["*"]')
+        raise InvalidValueError('a list of origins like https://app.example.com, without a path, or ["*"]')
     return tuple(found)  # type: ignore[arg-type]
 
 
@@ -446,7 +448,7 @@ def word(expected: str) -> Callable[[object], str]:
     def check(found: object) -> str:
         if isinstance(found, str) and re.fullmatch(r"[!-~]{1,255}", found):
             return found
-        raise MisfitError(expected)
+        raise InvalidValueError(expected)
 
     return check
 
@@ -457,7 +459,7 @@ def words(expected: str) -> Callable[[object], tuple[str, ...]]:
     def check(found: object) -> tuple[str, ...]:
         if isinstance(found, list) and found and all(isinstance(word, str) and word for word in found):
             return tuple(found)
-        raise MisfitError(expected, f"did you mean [{found}]?" if isinstance(found, str) else "")
+        raise InvalidValueError(expected, f"did you mean [{found}]?" if isinstance(found, str) else "")
 
     return check
 
@@ -525,9 +527,9 @@ def cgroup_limits(root: Path) -> Iterator[int]:
 def log_file(found: object) -> str:
     """The name of a file that can be appended to, or made."""
     if not isinstance(found, str) or not found:
-        raise MisfitError("a file name")
+        raise InvalidValueError("a file name")
     path = Path(found)
     is_other = path.exists() and not path.is_file()
     if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise MisfitError("a writable file in an existing directory", found=repr(found))
+        raise InvalidValueError("a writable file in an existing directory", found=repr(found))
     return found

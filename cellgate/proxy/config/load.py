@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.checks import MisfitError, did_you_mean, token
+from cellgate.proxy.config.checks import InvalidValueError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
@@ -93,7 +93,7 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
     match error["type"]:
         case "value_error":
             wrong = error["ctx"]["error"]
-            return key_path, sentence(wrong, found) if isinstance(wrong, MisfitError) else str(wrong)
+            return key_path, sentence(wrong, found) if isinstance(wrong, InvalidValueError) else str(wrong)
         case "missing":
             return key_path, "required key is missing"
         case "extra_forbidden":
@@ -102,12 +102,12 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
             key = _shown(found)
             return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
         case "list_type":
-            return key_path, sentence(MisfitError("a list", "begin each item with '- '"), found)
+            return key_path, sentence(InvalidValueError("a list", "begin each item with '- '"), found)
         case _:
-            return key_path, sentence(MisfitError("a mapping", _mapping_hint(key_path, found)), found)
+            return key_path, sentence(InvalidValueError("a mapping", _mapping_hint(key_path, found)), found)
 
 
-def sentence(wrong: MisfitError, found: object = None) -> str:
+def sentence(wrong: InvalidValueError, found: object = None) -> str:
     """What was expected, what was found, and what may help."""
     text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
     return f"{text}; {wrong.hint}" if wrong.hint else text
@@ -216,7 +216,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     for variable in _VARIABLES:
         try:
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
-        except MisfitError as error:
+        except InvalidValueError as error:
             problems.append(f"{variable}: {sentence(error)}")
     if file is not None:
         more = (*_shared_addresses(file), *role_misfits(file.cells))

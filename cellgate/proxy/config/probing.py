@@ -7,7 +7,7 @@ import re
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS, RuleError, parse
-from cellgate.proxy.config.checks import MisfitError, choice
+from cellgate.proxy.config.checks import InvalidValueError, choice
 
 
 def engine(found: object) -> str:
@@ -34,23 +34,23 @@ def rule(found: object) -> str:
     """A rule on the samples of an exporter."""
     expected = 'a rule such as node_load1 > 100 or increase(errors_total{type="hardware"}) > 0'
     if not isinstance(found, str):
-        raise MisfitError(expected)
+        raise InvalidValueError(expected)
     try:
         return parse(found).text
     except RuleError as error:
-        raise MisfitError(expected, error.hint) from None
+        raise InvalidValueError(expected, error.hint) from None
 
 
 def service(found: object) -> str:
     """The name of a gRPC service, as its health service knows it."""
     if isinstance(found, str) and re.fullmatch(r"[!-~]{1,256}", found):
         return found
-    raise MisfitError("a service name, such as inference.GRPCInferenceService")
+    raise InvalidValueError("a service name, such as inference.GRPCInferenceService")
 
 
 def statuses(found: object) -> tuple[int, ...]:
     """HTTP statuses."""
     if not isinstance(found, list) or not found or not all(type(s) is int and 200 <= s <= 599 for s in found):
         hint = f"did you mean [{found}]?" if type(found) is int else ""
-        raise MisfitError("a list of HTTP statuses from 200 to 599", hint)
+        raise InvalidValueError("a list of HTTP statuses from 200 to 599", hint)
     return tuple(found)

@@ -3,7 +3,7 @@
 Defaults come from settings.py and router/nouns.py and are stated nowhere else. A new field of Rules,
 Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A key at the top is the
 field of Settings that has its name: without such a field nothing is loaded. A value that is not what it has
-to be raises MisfitError; nothing is converted that could have been meant otherwise.
+to be raises InvalidValueError; nothing is converted that could have been meant otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cellgate.probes import NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS
 from cellgate.proxy.config import checks, probing, units
-from cellgate.proxy.config.checks import MisfitError, check_certificates, quarter_of_memory
+from cellgate.proxy.config.checks import InvalidValueError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
     SOURCES,
@@ -210,7 +210,7 @@ def _some_unit(cells: list[CellKeys], info: ValidationInfo) -> list[CellKeys]:
         if any(cell.units or cell.discover for cell in cells):
             raise ValueError("with discovery: redis, cells must not have units of their own")
     elif not any(cell.units or cell.discover for cell in cells):
-        raise MisfitError(
+        raise InvalidValueError(
             "at least one cell with a unit", "add units to the file, or use --unit URL", found="none"
         )
     return cells

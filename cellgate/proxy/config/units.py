@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks, probing
-from cellgate.proxy.config.checks import MisfitError, choice, weight, word, words
+from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, PACKAGES, SOURCES, Source, Split
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
@@ -93,7 +93,7 @@ def _node_probe(found: object) -> NodeProbe:
     if missing := [name for name, default in fields.items() if default is MISSING and name not in given]:
         raise ValueError(f"probe: {keys.probe} requires {' and '.join(missing)}")
     if "rule" in fields and ("rule" in given) == ("preset" in given):
-        raise MisfitError("either rule or preset", found="both" if "rule" in given else "neither")
+        raise InvalidValueError("either rule or preset", found="both" if "rule" in given else "neither")
     return kind(**given)
 
 
@@ -108,7 +108,7 @@ def _each_of_its_own(probes: list[NodeProbe]) -> list[NodeProbe]:
 def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
     leaders = sum(node.role is Role.LEADER for node in nodes)
     if leaders != 1:
-        raise MisfitError("exactly one node with role: leader", found=str(leaders))
+        raise InvalidValueError("exactly one node with role: leader", found=str(leaders))
     return nodes
 
 
@@ -280,7 +280,7 @@ _SPLIT = "the name of a model, or models with weights such as {v1: 95, v2: 5}"
 def model_names(found: object) -> Mapping[str, Split]:
     """What serves each name. A name may stand for a model of the same name, and not for another name."""
     if not isinstance(found, dict) or not all(isinstance(name, str) and name for name in found):
-        raise MisfitError("a mapping of names, each with " + _SPLIT)
+        raise InvalidValueError("a mapping of names, each with " + _SPLIT)
     splits = {name: _split(name, value) for name, value in found.items()}
     for name, split in splits.items():
         for model, _ in split:
@@ -298,14 +298,14 @@ def _split(name: str, found: object) -> Split:
         raise ValueError(f"{name}: expected {_SPLIT}")
     try:
         return tuple((model, weight(share)) for model, share in found.items())
-    except MisfitError as error:
+    except InvalidValueError as error:
         raise ValueError(f"{name}: expected {error.expected} for each model") from None
 
 
 def fallbacks(found: object) -> Mapping[str, tuple[str, ...]]:
     """The models to try, in order, when no unit can serve a name."""
     if not isinstance(found, dict):
-        raise MisfitError("a mapping of names, each with a list of names to fall back to")
+        raise InvalidValueError("a mapping of names, each with a list of names to fall back to")
     made: dict[str, tuple[str, ...]] = {}
     for name, others in found.items():
         listed = [others] if isinstance(others, str) else others

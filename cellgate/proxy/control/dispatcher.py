@@ -211,8 +211,8 @@ class LocalDispatcher:
         """A generation ended without a failure: it shows progress, and the cost model learns from it."""
         state, ask, job = lease.unit_state, lease.ask, lease.job
         now, costs, opened_at = self._now() if at is None else at, state.costs, lease.opened_at
-        if now > state.life_at:
-            state.life_at = now
+        if now > state.progress_at:
+            state.progress_at = now
         costs.errors.worked(now)
         tokens, is_stream = events, ask.stream
         if usage is not None:
@@ -231,7 +231,7 @@ class LocalDispatcher:
             costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
         self._routing.completed(lease, usage, tokens)
         self._answered((opened_at, lease.first_at, now, job.uncached_tokens, lease.unit))
-        if not state.is_blameless:
+        if not state.is_healthy_unchanged:
             self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
 
     def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:

@@ -32,13 +32,13 @@ from cellgate.router.nouns import (
     Answered,
     Build,
     Built,
+    EnginePause,
     Evidence,
     Finding,
     Load,
     Models,
     Node,
     NodeFacts,
-    Quiescence,
     Rules,
     Served,
     Sign,
@@ -92,8 +92,8 @@ class UnitContext:
         return self.unit_state.in_flight
 
     @property
-    def life_at(self) -> float:
-        return self.unit_state.life_at
+    def progress_at(self) -> float:
+        return self.unit_state.progress_at
 
     @property
     def answered_at(self) -> float:
@@ -101,7 +101,7 @@ class UnitContext:
 
     @property
     def is_peers_turn(self) -> bool:
-        return self.unit_state.peer_canary_at >= self.unit_state.life_at
+        return self.unit_state.peer_canary_at >= self.unit_state.progress_at
 
     @property
     def load(self) -> Load | None:
@@ -149,8 +149,8 @@ class UnitContext:
         return self.unit_state.engine
 
     @property
-    def reborn(self) -> tuple[str, float] | None:
-        return self.unit_state.case.reborn
+    def restarted(self) -> tuple[str, float] | None:
+        return self.unit_state.case.restarted
 
     @property
     def build(self) -> Build:
@@ -171,7 +171,7 @@ class UnitContext:
         return f"{self.rng.getrandbits(40):010x}"
 
     def heard(self) -> None:
-        self.unit_state.heard_at = self.now()
+        self.unit_state.answered_at = self.now()
 
 
 _LOOK_AT: dict[Verdict, str] = {
@@ -224,7 +224,7 @@ class Prober:
         """How much evidence was not counted because the gate lagged."""
         self._agenda: Agenda | None = None
         self._sweep_at = 0.0
-        self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
+        self.on_quiescence: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
         """Takes what engines say of standing still on purpose."""
 
     def start(self, unit: Unit) -> None:
@@ -386,7 +386,7 @@ class Prober:
                 self._board.set_models(_bounded(finding))
             case Served():
                 self._board.set_engine(finding)
-            case Quiescence():
+            case EnginePause():
                 self.on_quiescence(state, finding)
             case Built():
                 state.build = state.build.updated(finding.build)
@@ -401,7 +401,7 @@ class Prober:
         """
         if evidence.node is None or evidence.sign is not Sign.GOOD or evidence.strength is not Strength.WEAK:
             return False
-        if evidence.epoch is not None or not state.is_blameless:
+        if evidence.epoch is not None or not state.is_healthy_unchanged:
             return False
         state.last_evidence[evidence.node, evidence.source] = evidence
         return True

@@ -36,9 +36,9 @@ from cellgate.router.nouns import (
     ORPHANED,
     RELEASED,
     TRANSFERRED,
+    EnginePause,
     Evidence,
     Hold,
-    Quiescence,
     Sign,
     SplitStep,
     Strength,
@@ -138,7 +138,7 @@ class StallWatch:
         one that hangs while later ones are answered.
         """
         name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -BESIDE_S)
-        is_dark = now - state.life_at >= AWAKE_S and now - state.work_at >= QUIET_S
+        is_dark = now - state.progress_at >= AWAKE_S and now - state.work_at >= QUIET_S
         if is_dark and asked_at < state.quiet_since:
             lease = next(iter(state.leases))
         elif now - asked_at >= BESIDE_S:
@@ -151,7 +151,7 @@ class StallWatch:
     def _ask_mute(self, state: UnitState, now: float) -> None:
         """Send a canary to an idle unit that does not answer probes any more, once."""
         name = state.unit.name
-        if self._asked_at.get(name, -1.0) < max(state.heard_at, state.life_at):
+        if self._asked_at.get(name, -1.0) < max(state.answered_at, state.progress_at):
             self._asked_at[name] = now
             self._prober.look_now(name, Canary.name)
 
@@ -247,7 +247,7 @@ class HoldWatch:
         self._evict = evict
         self._changed = changed
 
-    def hear(self, state: UnitState, said: Quiescence) -> None:
+    def hear(self, state: UnitState, said: EnginePause) -> None:
         """An engine has said whether it stands still."""
         has_changed = health.hear(state, said)
         if state.hold is None:
@@ -276,7 +276,7 @@ class HoldWatch:
         """Its engine has been told to go on: the unit has to show work before it gets requests."""
         now = self._now()
         if health.is_on(state.hold):
-            self.hear(state, Quiescence(state.unit.name, None, now))
+            self.hear(state, EnginePause(state.unit.name, None, now))
         else:
             state.hold = health.doubt(now)
             self._prober.look_now(state.unit.name, Canary.name)
@@ -305,7 +305,7 @@ class HoldWatch:
             self._prober.look_now(state.unit.name, Canary.name)
         elif state.hold is None:
             self._changed()
-        elif health.is_on(state.hold) and now - max(state.life_at, before.since) > MOVE_S:
+        elif health.is_on(state.hold) and now - max(state.progress_at, before.since) > MOVE_S:
             self._move(state, now)
 
     def _move(self, state: UnitState, now: float) -> None:

@@ -27,7 +27,7 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.http.server import ClientConnection
-    from cellgate.proxy.request.services import Admission, Door, Services
+    from cellgate.proxy.request.services import Admission, KeyCheck, Services
 
 
 # Bytes of a WebSocket, passed on as they come, with each side's backpressure mirrored to the other.
@@ -225,7 +225,7 @@ class RealtimeSession:
         self.response.model = self.selection.ask.model or ""
         self._find()
 
-    def _enter(self, door: Door) -> bool:
+    def _enter(self, door: KeyCheck) -> bool:
         """Whether the client shows a key that counts."""
         found = door.identify(self)
         if isinstance(found, Failure):

@@ -597,7 +597,7 @@ class Reach(UnitPools):
         """How the probes of a unit reach it."""
 
         def heard() -> None:
-            state.heard_at = self._loop.time()
+            state.answered_at = self._loop.time()
 
         fetch = UnitFetch(self.pool(state), self._loop, heard, self._deadlines, state.unit.api_key)
         return ProbeTransport(fetch, self._net(state, heard))

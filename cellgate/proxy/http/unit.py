@@ -64,7 +64,7 @@ class TokenSink(Protocol):
         """One whole chunk that holds the event of a token and ends it."""
 
 
-class Home(Protocol):
+class ConnectionOwner(Protocol):
     """Where connections come from and go back to: the pool."""
 
     read_scheduler: ReadScheduler
@@ -97,7 +97,7 @@ class UnitConnection(asyncio.Protocol):
         "usual",
     )
 
-    def __init__(self, pool: Home) -> None:
+    def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self._held = self._taken = False
         # What was read, and from where on it has yet to be parsed.
@@ -360,7 +360,7 @@ MakeTls = Callable[[], ssl.SSLContext]
 """The TLS context for the next connection to an https unit; created on first use, as most gates have none."""
 
 
-class Taker(Protocol):
+class ConnectionWaiter(Protocol):
     """Wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
 
     def on_connected(self, conn: UnitConnection) -> None: ...
@@ -405,7 +405,7 @@ class Pool:
         self.read_scheduler = read_scheduler or ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
-        self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
+        self._connecting: dict[asyncio.Task[UnitConnection], ConnectionWaiter | None] = {}
         self.connections: dict[UnitConnection, int] = {}
         # Connections, one after the other, that were closed soon after their first reply; each connection has
         # their number when it was opened. And how many were not kept for that.
@@ -414,7 +414,7 @@ class Pool:
         self.closes_after_stream = False
         """The unit ends a connection with a streamed reply, whatever the head of that says."""
 
-    def take(self, taker: Taker, *, fresh: bool = False) -> None:
+    def take(self, taker: ConnectionWaiter, *, fresh: bool = False) -> None:
         """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
         now = self._loop.time()
         while self._idle and not fresh:
@@ -428,7 +428,7 @@ class Pool:
         self._connecting[task] = taker
         task.add_done_callback(self._settled)
 
-    def cancel(self, taker: Taker) -> None:
+    def cancel(self, taker: ConnectionWaiter) -> None:
         """The taker no longer wants its connection; what is being opened is kept for the next."""
         for task, waiting in self._connecting.items():
             if waiting is taker:
@@ -530,7 +530,7 @@ class Pool:
             if taker is not None:
                 taker.on_failed(Failure(FailureKind.INTERNAL, f"the gate failed on a connection: {error!r}"))
 
-    def _tell(self, task: asyncio.Task[UnitConnection], taker: Taker | None) -> None:
+    def _tell(self, task: asyncio.Task[UnitConnection], taker: ConnectionWaiter | None) -> None:
         if task.cancelled():
             failure: Failure | None = Failure(
                 FailureKind.EVICTED, "the unit was taken out of the configuration"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, replace
 
-from cellgate.proxy.config.checks import MisfitError, check_certificates, files_of
+from cellgate.proxy.config.checks import InvalidValueError, check_certificates, files_of
 from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process import signals
@@ -139,4 +139,8 @@ def _verifying(tls: Tls) -> ssl.SSLContext:
 
 
 def _in_words(error: Exception) -> str:
-    return f"expected {error.expected}, found {error.found}" if isinstance(error, MisfitError) else str(error)
+    return (
+        f"expected {error.expected}, found {error.found}"
+        if isinstance(error, InvalidValueError)
+        else str(error)
+    )

@@ -23,7 +23,7 @@ from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
 from cellgate.router.board import Board, Flip
 from cellgate.router.health import is_on
 from cellgate.router.judge import CANARY_SOURCE
-from cellgate.router.nouns import Case, Cell, Evidence, Load, Quiescence, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import Case, Cell, EnginePause, Evidence, Load, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class FleetEvidence:
         observe: Callable[[Evidence], object],
         drain: Callable[[str, bool], object],
         tell: Callable[[Action], None],
-        hear: Callable[[UnitState, Quiescence], object],
+        hear: Callable[[UnitState, EnginePause], object],
     ) -> None:
         self._board = board
         self._observe = observe
@@ -230,7 +230,7 @@ class FleetEvidence:
             self._observe(evidence)
         if before is not state:
             # It has not restarted, so no slow start is needed.
-            state.risen_at = before.risen_at
+            state.up_since = before.up_since
 
     def keep(self, names: set[str]) -> None:
         """Forget all other units."""
@@ -240,9 +240,9 @@ class FleetEvidence:
 
     def _take_load(self, state: UnitState, fleet_unit: FleetUnit) -> None:
         report, at = fleet_unit.latest.report, fleet_unit.latest.at
-        state.heard_at = max(state.heard_at, at)
+        state.answered_at = max(state.answered_at, at)
         if (lived_at := fleet_unit.latest.lived_at()) is not None:
-            state.life_at = max(state.life_at, lived_at)
+            state.progress_at = max(state.progress_at, lived_at)
         if state.load is not None and state.load.at >= at:
             return
         running = report.running if report.running is not None else fleet_unit.in_flight
@@ -278,7 +278,7 @@ class FleetEvidence:
 
     def _take_hold(self, state: UnitState, report: UnitReport, now: float) -> None:
         if report.hold is not None or is_on(state.hold):
-            self._hear(state, Quiescence(state.unit.name, report.hold, now))
+            self._hear(state, EnginePause(state.unit.name, report.hold, now))
 
 
 def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> Iterator[Evidence]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 import orjson
 
 from cellgate.proxy.config.settings import REDIS_PREFIX
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.health import is_on
 from cellgate.router.nouns import HoldKind, ServingRole, Strength, Verdict
 from cellgate.router.unit_state import UnitState
@@ -192,13 +192,13 @@ def report_of(
     gate: str,
     now: float,
     *,
-    life_at: float = 0.0,
+    progress_at: float = 0.0,
     ttft_s: float | None = None,
     itl_s: float | None = None,
     gate_url: str = "",
     stopping: bool = False,
 ) -> UnitReport:
-    """The report of a gate on a unit now. `life_at` is when the gate itself last saw progress (0: never).
+    """The report of a gate on a unit now. `progress_at` is when the gate itself last saw progress (0: never).
     `ttft_s` and `itl_s` are the recent time to first token and gap between tokens, which are not computed in
     every heartbeat.
     """
@@ -222,7 +222,7 @@ def report_of(
         max_in_flight=unit.max_in_flight,
         models=tuple(sorted(state.models)[:_MODELS_MAX]),
         uncached_tokens=state.costs.backlog.queued_tokens,
-        life_age_s=round(now - life_at, 3) if life_at else None,
+        life_age_s=round(now - progress_at, 3) if progress_at else None,
         load_age_s=round(now - load.at, 3) if load is not None else None,
         running=load.running if load is not None else None,
         waiting=load.waiting if load is not None else None,
@@ -621,11 +621,11 @@ class Roster:
         found = self._units.get(unit, {}).get(gate)
         return found[0] if found is not None else None
 
-    def elsewhere(self, unit: str, now: float) -> Elsewhere:
+    def elsewhere(self, unit: str, now: float) -> RemoteLoad:
         """What the other gates report of it. Old reports do not count."""
         said = self._units.get(unit, {}).items()
         reports = [report for gate, (report, at) in said if now - self._at(gate, at) <= self._patience_s]
-        return Elsewhere(
+        return RemoteLoad(
             sum(report.in_flight for report in reports),
             sum(min(report.prefilling, report.in_flight) for report in reports),
             sum(report.uncached_tokens for report in reports),

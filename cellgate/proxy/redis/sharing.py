@@ -43,7 +43,7 @@ from cellgate.proxy.redis.reports import (
     report_of,
 )
 from cellgate.router.board import Board, Flip
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
+from cellgate.router.cost_model import NOTHING_ELSEWHERE, RemoteLoad
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
@@ -195,10 +195,10 @@ def read(document: Any) -> tuple[str, PrefixDocument] | None:
 
 
 class _Part(NamedTuple):
-    """What was published of one unit in one heartbeat. `reborn`: as its case had it then."""
+    """What was published of one unit in one heartbeat. `restarted`: as its case had it then."""
 
     unit_state: UnitState
-    reborn: tuple[str, float] | None
+    restarted: tuple[str, float] | None
     hashes: list[int]
 
 
@@ -220,12 +220,14 @@ class PrefixSharing:
     def document(self) -> tuple[bytes | None, int]:
         """What to publish in this heartbeat (None: nothing), and how many hashes are new."""
         news, states = self._proven.take(HASHES_A_BEAT, self._now()), self._board.units
-        beat = [_Part(states[u], states[u].case.reborn, hashes) for u, hashes in news.items() if u in states]
+        beat = [
+            _Part(states[u], states[u].case.restarted, hashes) for u, hashes in news.items() if u in states
+        ]
         self._beats = [*self._beats[1 - BEATS :], beat]
         told = PrefixDocument()
         for part in (part for beat in self._beats for part in beat):
             # The cache of an earlier incarnation is gone.
-            if part.unit_state.case.reborn == part.reborn and not part.unit_state.retired:
+            if part.unit_state.case.restarted == part.restarted and not part.unit_state.retired:
                 told.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
         return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
 
@@ -477,7 +479,7 @@ class Sharing:
             source = f"gate {report.gate}"
             self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 
-    def tick(self, now: float) -> dict[str, Elsewhere]:
+    def tick(self, now: float) -> dict[str, RemoteLoad]:
         """Apply the progress seen by others. Returns what else they report of units."""
         others = {}
         for name in self._roster.units() & self._board.units.keys():
@@ -492,16 +494,16 @@ class Sharing:
         """Another gate has seen progress. The gate that saw it last sends the next canary, too; of several at
         the same time, the one whose name is first.
         """
-        if lived_at > state.life_at + NEWS_S:
+        if lived_at > state.progress_at + NEWS_S:
             self._lives[state] = self._own_life_at(state), lived_at
-            state.life_at = state.peer_canary_at = lived_at
-        elif gate < self._gate and lived_at > state.life_at - AT_ONCE_S:
-            state.peer_canary_at = state.life_at
+            state.progress_at = state.peer_canary_at = lived_at
+        elif gate < self._gate and lived_at > state.progress_at - AT_ONCE_S:
+            state.peer_canary_at = state.progress_at
 
     def _own_life_at(self, state: UnitState) -> float:
         """When this gate itself last saw progress of the unit; 0: never."""
         own_at, others_at = self._lives.get(state, (0.0, 0.0))
-        return own_at if state.life_at == others_at else state.life_at
+        return own_at if state.progress_at == others_at else state.progress_at
 
     def _report(self, state: UnitState) -> UnitReport:
         name = state.unit.name
@@ -509,7 +511,7 @@ class Sharing:
             state,
             self._gate,
             self._now(),
-            life_at=self._own_life_at(state),
+            progress_at=self._own_life_at(state),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
             gate_url=self._gate_url(),

@@ -164,7 +164,7 @@ def finish(exchange: Exchange) -> None:
 
 
 _S, _E = ExchangeState, ExchangeEvent
-_SENT = (_S.HOLDING, _S.PROVING, _S.RESUMED)
+_SENT = (_S.BUFFERING, _S.PROVING, _S.RESUMED)
 _LEASED = (_S.PREFILLING, *_SENT)
 # Starting an attempt may fail before it returns; then the exchange has already moved on.
 _ANY = tuple(ExchangeState)[1:]
@@ -199,11 +199,11 @@ TABLE: Table = {
     (_S.WAITING, _E.GRANTED): Transition(start.grant, _ANY),
     # Another model may serve it.
     (_S.WAITING, _E.REFUSED): Transition(start.refuse, _ANY),
-    (_S.HOLDING, _E.REPLIED): Transition(judge_head, _ANY),
-    (_S.HOLDING, _E.COMMITTED): Transition(commit, (_S.RELAYING,)),
-    (_S.HOLDING, _E.DOUBTED): Transition(second_opinion.doubt, _ANY),
-    (_S.HOLDING, _E.FAILED): Transition(failures.try_again, _ANY),
-    (_S.HOLDING, _E.EVICTED): Transition(failures.move, _ANY),
+    (_S.BUFFERING, _E.REPLIED): Transition(judge_head, _ANY),
+    (_S.BUFFERING, _E.COMMITTED): Transition(commit, (_S.RELAYING,)),
+    (_S.BUFFERING, _E.DOUBTED): Transition(second_opinion.doubt, _ANY),
+    (_S.BUFFERING, _E.FAILED): Transition(failures.try_again, _ANY),
+    (_S.BUFFERING, _E.EVICTED): Transition(failures.move, _ANY),
     (_S.RELAYING, _E.DONE): Transition(finish, _ENDS),
     (_S.RELAYING, _E.FAILED): Transition(failures.break_stream, _ANY),
     # A unit that shuts down gracefully continues its streams; a stall shows when it does not.
@@ -250,7 +250,7 @@ IMPOSSIBLE: dict[tuple[ExchangeState, ExchangeEvent], str] = {
     **{(state, event): _HAS_LEASE for state in (*_LEASED, _S.RELAYING) for event in _OF_PICKS},
     **{(state, _E.ASKED): _ASKED_ONCE for state in (_S.WAITING, *_LEASED, _S.RELAYING)},
     **{(state, _E.SCREENED): _ASKED_ONCE for state in (_S.WAITING, *_LEASED, _S.RELAYING)},
-    **{(state, event): _NO_PROOF for state in (_S.HOLDING, _S.RELAYING) for event in _OF_PROOFS},
+    **{(state, event): _NO_PROOF for state in (_S.BUFFERING, _S.RELAYING) for event in _OF_PROOFS},
     **{(_S.RESUMED, event): _NO_PROOF for event in _OF_PROOFS},
     **{(_S.PREFILLING, event): _NO_PROOF for event in _OF_PROOFS},
     **{(_S.PREFILLING, event): _PROMPT_FIRST for event in _OF_REPLIES[:3]},

@@ -24,7 +24,7 @@ from cellgate.proxy.observe.log import guarded
 from cellgate.proxy.request.answer_shape import AnswerShape, are_idle, status_in
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token
-from cellgate.proxy.resume.replay import Passage, ReplayBuffer, Rewriter, are_whole
+from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffer, are_whole
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
@@ -90,7 +90,7 @@ class Attempt:
         self._conn: UnitConnection | None = None
         self._has_head = False
         # Made when a part of a stream has to be held: most reads are whole events.
-        self._passage: Passage | None = None
+        self._passage: EventFilter | None = None
         self._plain = b""
         self._pool: Pool | None = None
         self._events_before = response.events
@@ -169,10 +169,12 @@ class Attempt:
         else:
             self._conn.resume()
 
-    def go_on(self, replay: ReplayBuffer, stitch: Rewriter) -> None:
+    def go_on(self, replay: ReplayBuffer, stitch: EventRewriter) -> None:
         """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
-        passage = self._passage = self._passage or Passage(is_idle=are_idle, may_hold=self._owner.may_hold)
+        passage = self._passage = self._passage or EventFilter(
+            is_idle=are_idle, may_hold=self._owner.may_hold
+        )
         passage.stitch = stitch
 
     def is_mute(self) -> bool:
@@ -301,7 +303,7 @@ class Attempt:
         """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
         if (passage := self._passage) is None:
             is_idle = None if self.shape is None else are_idle
-            passage = self._passage = Passage(
+            passage = self._passage = EventFilter(
                 has_ids=self.has_ids, is_idle=is_idle, may_hold=self._owner.may_hold
             )
         begun = passage.begin(body, ended=conn.reply.ended)
@@ -401,7 +403,9 @@ class Attempt:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
         response, passage, failure = self._response, self._passage, None
         if response.is_events and not (passage is None and are_whole(body)):
-            passage = self._passage = passage or Passage(has_ids=self.has_ids, may_hold=self._owner.may_hold)
+            passage = self._passage = passage or EventFilter(
+                has_ids=self.has_ids, may_hold=self._owner.may_hold
+            )
             body, failure = passage.feed(body, ended=conn.reply.ended)
             response.in_event = passage.in_event
         self._show(data, body, failure, conn)

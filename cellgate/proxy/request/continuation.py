@@ -19,8 +19,8 @@ from cellgate.proxy.request.ports import Resumed
 from cellgate.proxy.resume.chat import MakeHead, Resuming
 from cellgate.proxy.resume.eligible import why_not_resumed
 from cellgate.proxy.resume.replay import plain
-from cellgate.proxy.resume.shown import Shown
-from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, Way
+from cellgate.proxy.resume.shown import SentText
+from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, ResumeMethod
 from cellgate.proxy.resume.transcript import kind_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import UnitState
 
 
-def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Way | str:
+def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> ResumeMethod | str:
     """How another unit would resume the stream, or why none can."""
     if response.route not in STREAMS:
         return f"only streams of {', '.join(STREAMS)} can be"
@@ -49,7 +49,7 @@ def _kind_of(request: Request, response: Response) -> ContinuationKind:
     """The kind of a stream of chat or completions. A request that is too large is not parsed."""
     limits = LIMITS.json_bytes_on_loop, LIMITS.json_nodes_on_loop
     is_large = request.body_size > limits[0] or has_more_nodes(request.body, limits[1])
-    shown = Shown() if response.replay is None else plain(response.replay).shown
+    shown = SentText() if response.replay is None else plain(response.replay).shown
     return kind_of({} if is_large else orjson.loads(request.body), shown)
 
 
@@ -65,7 +65,7 @@ class Continuation:
         self._request = request
         self._response = response
         self._kind = STREAMS[response.route].kind if response.route in STREAMS else ContinuationKind.OTHER
-        self._resumption: Way | None = None
+        self._resumption: ResumeMethod | None = None
         self._broken = ""
         """The unit that broke it, until the result is known."""
 

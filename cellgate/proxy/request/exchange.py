@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
     from cellgate.proxy.request.response import Doubt
     from cellgate.proxy.request.services import Admission, Services
-    from cellgate.proxy.resume.replay import ReplayBuffer, Rewriter
+    from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
     from cellgate.router.opinions import Kind
 
 
@@ -275,7 +275,7 @@ class ExchangeState(IntEnum):
     """It is being parsed."""
     WAITING = auto()
     """It waits for a unit: the result may come at once or through the queue."""
-    HOLDING = auto()
+    BUFFERING = auto()
     """It was sent to a unit; nothing of the answer was passed on yet."""
     RELAYING = auto()
     """The answer of a unit is being passed on."""
@@ -512,7 +512,7 @@ class Exchange:
         """
         self.table[self.state, PREFILLED].action(self, turn)
 
-    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter) -> None:
         self.table[self.state, PROVEN].action(self, target, body, replay, stitch)
 
     def conclude(self, events: bytes) -> None:

@@ -192,7 +192,7 @@ def _continuation(exchange: Exchange) -> Continuation:
 
 
 # A member of an enum is a slow attribute on CPython 3.11.
-WAITING, HOLDING, RELAYING = ExchangeState.WAITING, ExchangeState.HOLDING, ExchangeState.RELAYING
+WAITING, BUFFERING, RELAYING = ExchangeState.WAITING, ExchangeState.BUFFERING, ExchangeState.RELAYING
 PROVING = ExchangeState.PROVING
 
 _PROOF_S = 30.0
@@ -278,9 +278,9 @@ def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     """
     lease = attempt.lease
     state, open_s = lease.unit_state, now - lease.opened_at
-    if exchange.state is not HOLDING or exchange.was_stale or open_s < _MUTE_S or not attempt.is_mute():
+    if exchange.state is not BUFFERING or exchange.was_stale or open_s < _MUTE_S or not attempt.is_mute():
         return False
-    if lease.evicted or now - state.life_at > _MUTE_S or state.life_at <= lease.opened_at + _LIVELY_S:
+    if lease.evicted or now - state.progress_at > _MUTE_S or state.progress_at <= lease.opened_at + _LIVELY_S:
         return False
     shows_head = lease.ask.stream and state.engine in _HEADS_FIRST
     return shows_head or attempt.is_unacked()
@@ -366,7 +366,7 @@ def _is_idle(chunk: bytes) -> bool:
 def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
     """Whether the unit has forgotten this stream, and another one can resume it."""
     limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, exchange.gate.board.rules))
-    if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:
+    if silent_s < limit_s or now - lease.unit_state.progress_at > _LIVELY_S:
         return False
     return _may_go_on(exchange, lease)
 

@@ -428,7 +428,7 @@ class PrefillLeg:
         """Its prompt is computed: its prefill rate is learnt as from the first token of a stream."""
         now = self._gate.now()
         lease.commit(now)
-        lease.unit_state.life_at = max(lease.unit_state.life_at, now)
+        lease.unit_state.progress_at = max(lease.unit_state.progress_at, now)
         self._gate.dispatcher.committed(lease, resumed=True)
 
     def _fail(self, failure: Failure) -> None:

@@ -340,7 +340,7 @@ class Response:
         self.usual_ends = state.usual_ends.chunks if self.is_read else ANY_ENDS
         self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
         self.events += 1
-        state.life_at = at
+        state.progress_at = at
 
     def go_through(self, screen: ResponseClient) -> None:
         """From now on `screen` takes what the client would."""
@@ -359,7 +359,7 @@ class Response:
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-        self.last_at = self._unit_state.life_at = now
+        self.last_at = self._unit_state.progress_at = now
         self.events += 1
         self.sent += len(chunk)
         kept = self._chunks
@@ -374,7 +374,7 @@ class Response:
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-        self.last_at = self._unit_state.life_at = now
+        self.last_at = self._unit_state.progress_at = now
         self.events += events
 
     def pass_on(self, data: bytes, body: bytes) -> None:

@@ -111,13 +111,13 @@ class RouteKind(Enum):
     STICKY = auto()
     LOCAL = auto()
     DENIED = auto()
-    DEVIOUS = auto()
+    AMBIGUOUS_PATH = auto()
     UNLISTED = auto()
 
 
 # A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.LOCAL
-DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
+DENIED, AMBIGUOUS_PATH, UNLISTED = RouteKind.DENIED, RouteKind.AMBIGUOUS_PATH, RouteKind.UNLISTED
 
 
 class ModelPlace(Enum):
@@ -219,7 +219,7 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
     ),
 )
 
-_TWISTED = Route(DEVIOUS, "devious")
+_TWISTED = Route(AMBIGUOUS_PATH, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
 _UNKNOWN = Route(UNLISTED, "unlisted", model=IN_BODY)
 """Nothing says that it is no administration."""
@@ -289,7 +289,7 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
         return Failure(
             FailureKind.DENIED, "the gate does not forward engine administration; call the engine directly"
         )
-    if route.kind is DEVIOUS:
+    if route.kind is AMBIGUOUS_PATH:
         reason = "the path has an empty segment, one of dots, or a backslash; send a normalized path"
         return Failure(FailureKind.BAD_REQUEST, reason)
     if route.kind is UNLISTED and not pass_unlisted:

@@ -33,7 +33,7 @@ OPEN_ROUTES = frozenset({"health", "unit_health"})
 """Routes that need no key: load balancers ask for them."""
 
 
-class Visitor(Protocol):
+class KeyedRequest(Protocol):
     """A request that comes to the door: its exchange."""
 
     request: Request
@@ -70,10 +70,10 @@ class Admission(Observer, Protocol):
         """Whether another model may serve it."""
 
 
-class Door(Protocol):
+class KeyCheck(Protocol):
     """Finds the keys of requests."""
 
-    def identify(self, visitor: Visitor) -> Admission | Failure:
+    def identify(self, visitor: KeyedRequest) -> Admission | Failure:
         """What the key of a request allows, or why it does not count. The key is taken out of the request:
         its unit does not get it.
         """
@@ -100,7 +100,7 @@ HeadFor = Callable[[bytes, int], bytes]
 """The head of a request to a unit, from the lines of its pool and the length of the body."""
 
 
-class Orphans:
+class UnclaimedBlocks:
     """All releases of one gate."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Release:
     call: Call
     until: float
 
-    def __init__(self, orphans: Orphans, reports: Reports, step: SplitStep) -> None:
+    def __init__(self, orphans: UnclaimedBlocks, reports: Reports, step: SplitStep) -> None:
         self._orphans = orphans
         self._reports = reports
         self._step = step
@@ -212,14 +212,14 @@ class Services(Protocol):
     """Which pages of other sites may use the gate; None: none."""
     models: ModelChoice | None
     """The names of models that are the gate's own; None: there are none."""
-    orphans: Orphans
+    orphans: UnclaimedBlocks
     beginnings: Beginnings
     """What is known of the bodies of late."""
     start_scheduler: ReadScheduler
     """What one turn of the loop may cost in which requests begin."""
     opinions: Opinions
     """Whose fault answers are that are not good."""
-    door: Door | None
+    door: KeyCheck | None
     """Who asks clients for keys; None: nobody does."""
     rng: Random
     """The gate's source of randomness."""

@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
     from cellgate.proxy.request.prefill_decode import Handoff, Rendezvous
     from cellgate.proxy.request.routes import ModelPlace
-    from cellgate.proxy.request.services import Door
-    from cellgate.proxy.resume.replay import ReplayBuffer, Rewriter
+    from cellgate.proxy.request.services import KeyCheck
+    from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
 
 
 # Sends a request to a unit, or asks it to resume a stream that another one broke. Actions of the table.
 
 
 # A member of an enum is a slow attribute on CPython 3.11.
-HOLDING, PROVING = ExchangeState.HOLDING, ExchangeState.PROVING
+BUFFERING, PROVING = ExchangeState.BUFFERING, ExchangeState.PROVING
 _NOT_SEARCHED = Failure(
     FailureKind.BAD_JSON,
     "the body names parameters of a transfer of KV blocks, which only the gate may, in a form that cannot be "
@@ -96,13 +96,13 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
             reads_json = exchange.route.json or exchange.route.kind is UNLISTED
             bare = _bare(body) if reads_json else body
             if bare is None:
-                exchange.state = HOLDING
+                exchange.state = BUFFERING
                 exchange.stop(_NOT_SEARCHED)
                 return
             if _begin_leg(exchange, lease, request.target, bare):
                 return
             body = _stripped(bare, lease) if reads_json and bare.lstrip()[:1] == b"{" else bare
-        exchange.state = HOLDING
+        exchange.state = BUFFERING
         attempt.shape = exchange.route.shape
         if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
             body, attempt.has_ids = asking(body), True
@@ -181,7 +181,9 @@ def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
     )
 
 
-def resume(exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+def resume(
+    exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter
+) -> None:
     """The unit has proven that it can resume the stream: send `body` to its path `target`."""
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED
@@ -433,7 +435,7 @@ def read_late(exchange: Exchange, read: Ask | Failure) -> None:
     ask(exchange, read)
 
 
-def _enter(exchange: Exchange, door: Door) -> bool:
+def _enter(exchange: Exchange, door: KeyCheck) -> bool:
     """Whether the request shows a key that counts. If not, the response has ended."""
     found, response = door.identify(exchange), exchange.response
     if isinstance(found, Failure):
@@ -540,7 +542,7 @@ OF_LINKS = (FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.T
 """What a decoder answers that could not fetch the blocks. One that is gone, or busy, answers none of this."""
 FULL_S = 10.0
 """So much longer a transfer may take to a decoder that may be full."""
-_SENT = (ExchangeState.HOLDING, ExchangeState.RESUMED)
+_SENT = (ExchangeState.BUFFERING, ExchangeState.RESUMED)
 
 
 def prefilled(exchange: Exchange, turn: Handoff | Rendezvous | None) -> None:
@@ -555,7 +557,7 @@ def prefilled(exchange: Exchange, turn: Handoff | Rendezvous | None) -> None:
         begin(exchange, lease, fresh=False)
         return
     is_resumed = exchange.continuation is not None
-    exchange.state = ExchangeState.RESUMED if is_resumed else ExchangeState.HOLDING
+    exchange.state = ExchangeState.RESUMED if is_resumed else ExchangeState.BUFFERING
     leg.sent_at = now
     # Of a stream that is resumed, only the end may be missing.
     attempt.needs_token = not is_resumed
@@ -609,7 +611,7 @@ def is_overdue(exchange: Exchange, lease: Lease, now: float) -> bool:
     if split is None or leg is None or not leg.sent_at or exchange.state not in _SENT:
         return False
     over_s = now - leg.sent_at - split.limit_s
-    if over_s <= 0.0 or lease.unit_state.life_at <= leg.sent_at:
+    if over_s <= 0.0 or lease.unit_state.progress_at <= leg.sent_at:
         return False
     return not split.may_wait or over_s > FULL_S or _was_overtaken(lease, leg.sent_at)
 

@@ -61,7 +61,7 @@ class BlockEvent(NamedTuple):
     finish: str = ""
 
 
-class StrangeError(Exception):
+class UnexpectedEventError(Exception):
     """An event that no dialect knows, in words."""
 
 
@@ -90,7 +90,7 @@ class Reader(Protocol):
     """The part of a dialect that reads events."""
 
     def act_of(self, document: dict[str, Any]) -> BlockEvent:
-        """What the event with this object does. Raises StrangeError."""
+        """What the event with this object does. Raises UnexpectedEventError."""
 
     def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
         """The object that a BEGIN, OPEN or CLOSE carries."""
@@ -179,7 +179,7 @@ class BlockTranscript:
         try:
             act = self._reader.act_of(document)
             self._take(act, document)
-        except StrangeError as error:
+        except UnexpectedEventError as error:
             self.unsupported = self.unsupported or str(error)
         number = document.get("sequence_number")
         if type(number) is int:
@@ -191,7 +191,7 @@ class BlockTranscript:
                 self.frame = self._reader.head_of(document)
             case What.OPEN:
                 if act.block != len(self.blocks) or act.block >= MAX_BLOCKS:
-                    raise StrangeError("blocks that do not follow each other")
+                    raise UnexpectedEventError("blocks that do not follow each other")
                 self.blocks.append(Block(act, self._reader.head_of(document)))
             case What.FINISH:
                 self.finish = act.finish
@@ -213,7 +213,7 @@ class BlockTranscript:
 
     def _block(self, number: int) -> Block:
         if number != len(self.blocks) - 1 or self.blocks[number].closed:
-            raise StrangeError("events of a block that is not open")
+            raise UnexpectedEventError("events of a block that is not open")
         return self.blocks[number]
 
     def _grow(self, block: Block, text: str) -> None:
@@ -283,26 +283,26 @@ def object_of(data: bytes) -> dict[str, Any] | None:
 
 
 def field(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object within another one. Raises StrangeError."""
+    """An object within another one. Raises UnexpectedEventError."""
     value = document.get(name)
     if not isinstance(value, dict):
-        raise StrangeError(f"an event without {name}")
+        raise UnexpectedEventError(f"an event without {name}")
     return value
 
 
 def piece(document: dict[str, Any], name: str) -> str:
-    """A text within an object. Raises StrangeError."""
+    """A text within an object. Raises UnexpectedEventError."""
     value = document.get(name)
     if not isinstance(value, str):
-        raise StrangeError(f"an event without {name}")
+        raise UnexpectedEventError(f"an event without {name}")
     return value
 
 
 def number(document: dict[str, Any], name: str) -> int:
-    """The number of a block. Raises StrangeError."""
+    """The number of a block. Raises UnexpectedEventError."""
     value = document.get(name)
     if type(value) is not int or not 0 <= value < MAX_BLOCKS:
-        raise StrangeError(f"an event without {name}")
+        raise UnexpectedEventError(f"an event without {name}")
     return value
 
 
@@ -398,7 +398,7 @@ class BlockStitch:
             act = self._dialect.act_of(document)
             # Each is a part of what was shown before the next is made.
             out = b"".join(write(each, self.transcript) for each in self._news(act, document))
-        except StrangeError as error:
+        except UnexpectedEventError as error:
             raise MismatchError(str(error)) from error
         if out:
             return out

@@ -43,7 +43,7 @@ from cellgate.proxy.resume.proof import (
     remaining,
 )
 from cellgate.proxy.resume.raw import RawChat
-from cellgate.proxy.resume.replay import ReplayBuffer, Rewriter, plain
+from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import (
     REASONING,
     MismatchError,
@@ -92,7 +92,7 @@ _WORKING_EVENTS = 64
 """The client gets a comment for so many events that repeat what it knows."""
 
 
-class Stitch:
+class StreamJoiner:
     """Rewrites the events of one unit. `transcript` is what the client was sent, and grows with them.
 
     The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
@@ -403,7 +403,7 @@ class NextPart(NamedTuple):
 
     target: bytes
     body: bytes
-    stitch: Stitch
+    stitch: StreamJoiner
 
 
 PlainWay = Generator[ProofRequest, dict[str, Any], NextPart | bytes]
@@ -429,7 +429,7 @@ def open_message(stream: BrokenStream) -> PlainWay:
         return _last_events(stream, tokens)
     is_llama_cpp = stream.engine == LLAMA_CPP
     guard = RepeatGuard(given) if stream.chat and is_llama_cpp else None
-    stitch = Stitch(body, transcript, tokens, start, guard=guard)
+    stitch = StreamJoiner(body, transcript, tokens, start, guard=guard)
     # llama.cpp does not count its tokens before the last event.
     counting = {} if is_llama_cpp else stitch.ask_usage()
     longer = orjson.dumps(extended(body, given, chat=stream.chat) | left | counting)
@@ -449,7 +449,7 @@ def open_tokens(stream: BrokenStream) -> PlainWay:
         return _last_events(stream, proven.counts)
     tokens = proven.prompt + proven.ids
     longer = stream.body | given(tokens)
-    stitch = Stitch(stream.body, stream.transcript, proven.counts, prompt=tokens)
+    stitch = StreamJoiner(stream.body, stream.transcript, proven.counts, prompt=tokens)
     counting = stitch.ask_usage()
     return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer | left | counting)), stitch)
 
@@ -463,7 +463,7 @@ def by_tokens(stream: BrokenStream) -> PlainWay:
     if left is None:
         return _last_events(stream, proven.counts)
     body = continued_by_ids(stream.body, proven, left)
-    stitch = Stitch(stream.body, stream.transcript, proven.counts, raw=chat)
+    stitch = StreamJoiner(stream.body, stream.transcript, proven.counts, raw=chat)
     return NextPart(_COMPLETIONS, orjson.dumps(body), stitch)
 
 
@@ -472,7 +472,7 @@ def again(stream: BrokenStream) -> PlainWay:
     yield from ()
     if stream.transcript.tokens is not None:
         stream.transcript.tokens.restart()
-    stitch = Stitch(stream.body, stream.transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True)
     return NextPart(stream.target, stream.asks_ids(stream.sent), stitch)
 
 
@@ -600,7 +600,7 @@ class Questions(Generic[Result]):
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter) -> None:
         """It is proven: send the unit's path `target` this, and stitch its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:

@@ -17,7 +17,7 @@ from cellgate.proxy.resume.blocks import (
     BlockEvent,
     BlockTranscript,
     Dialect,
-    StrangeError,
+    UnexpectedEventError,
     What,
     field,
     number,
@@ -47,7 +47,7 @@ class Messages:
     unstored: ClassVar[dict[str, Any]] = {}
 
     def act_of(self, document: dict[str, Any]) -> BlockEvent:
-        """What the event with this object does. Raises StrangeError."""
+        """What the event with this object does. Raises UnexpectedEventError."""
         match document.get("type"):
             case "message_start":
                 return BlockEvent(What.BEGIN)
@@ -63,7 +63,7 @@ class Messages:
                 return BlockEvent(What.END)
             case "ping":
                 return BlockEvent(What.NOTHING)
-        raise StrangeError("an event of an unknown type")
+        raise UnexpectedEventError("an event of an unknown type")
 
     def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
         """The object that a BEGIN, OPEN or CLOSE carries."""
@@ -121,7 +121,7 @@ def _opened(document: dict[str, Any]) -> BlockEvent:
     block = field(document, "content_block")
     kind = _KINDS.get(piece(block, "type"))
     if kind is None or block.get("text") or block.get("thinking") or block.get("input"):
-        raise StrangeError("a block of an unknown kind")
+        raise UnexpectedEventError("a block of an unknown kind")
     name = piece(block, "name") if kind is CALL else ""
     return BlockEvent(What.OPEN, number(document, "index"), kind, name)
 
@@ -132,7 +132,7 @@ def _grown(document: dict[str, Any]) -> BlockEvent:
     if kind == "signature_delta":
         return BlockEvent(What.MARK, block, kind)
     if kind not in _PIECES:
-        raise StrangeError("a delta of an unknown type")
+        raise UnexpectedEventError("a delta of an unknown type")
     return BlockEvent(What.GROW, block, text=piece(delta, _PIECES[kind]))
 
 

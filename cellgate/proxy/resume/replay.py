@@ -41,7 +41,7 @@ def are_whole(events: bytes) -> bool:
     )
 
 
-class Rewriter(Protocol):
+class EventRewriter(Protocol):
     """Writes the events of a unit that resumes a stream as if the first unit had sent them.
 
     `is_over`: the answer is complete, further events are ignored.
@@ -53,7 +53,7 @@ class Rewriter(Protocol):
         """Complete events in, what the client gets out. Raises MismatchError."""
 
 
-class Passage:
+class EventFilter:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
@@ -102,7 +102,7 @@ class Passage:
         self._idle_bytes = self.idle_events = 0
         self.in_event = False
         self.idle_at = 0.0
-        self.stitch: Rewriter | None = None
+        self.stitch: EventRewriter | None = None
 
     @property
     def is_empty(self) -> bool:

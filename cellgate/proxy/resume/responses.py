@@ -14,7 +14,7 @@ from cellgate.proxy.resume.blocks import (
     THINKING,
     BlockEvent,
     BlockTranscript,
-    StrangeError,
+    UnexpectedEventError,
     What,
     field,
     number,
@@ -53,13 +53,13 @@ class Responses:
     unstored: ClassVar[dict[str, Any]] = {"store": False}
 
     def act_of(self, document: dict[str, Any]) -> BlockEvent:
-        """What the event with this object does. Raises StrangeError."""
+        """What the event with this object does. Raises UnexpectedEventError."""
         kind = piece(document, "type")
         if document.get("content_index"):
-            raise StrangeError("a second part of a message")
+            raise UnexpectedEventError("a second part of a message")
         if kind in _DELTAS:
             if document.get("logprobs"):
-                raise StrangeError("logprobs")
+                raise UnexpectedEventError("logprobs")
             return BlockEvent(What.GROW, number(document, "output_index"), text=piece(document, "delta"))
         if kind in _MARKS:
             return BlockEvent(What.MARK, number(document, "output_index"), kind)
@@ -74,7 +74,7 @@ class Responses:
                 return BlockEvent(What.CLOSE, number(document, "output_index"))
         if kind in _WAITS:
             return BlockEvent(What.NOTHING)
-        raise StrangeError("an event of an unknown type")
+        raise UnexpectedEventError("an event of an unknown type")
 
     def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
         """The object that a BEGIN, OPEN or CLOSE carries."""
@@ -146,7 +146,7 @@ def _opened(document: dict[str, Any]) -> BlockEvent:
     item = field(document, "item")
     kind = _KINDS.get(piece(item, "type"))
     if kind is None or item.get("content") or item.get("arguments") or item.get("summary"):
-        raise StrangeError("an item of an unknown kind")
+        raise UnexpectedEventError("an item of an unknown kind")
     name = piece(item, "name") if kind is CALL else ""
     return BlockEvent(What.OPEN, number(document, "output_index"), kind, name)
 

@@ -72,7 +72,7 @@ class ShownCall:
         self.arguments = GrowingText()
 
 
-class Shown:
+class SentText:
     """All that was shown of the one choice. `logprobs` is of how many tokens log probabilities were sent."""
 
     __slots__ = ("calls", "logprobs", "reasoning", "reasoning_names", "size", "text")
@@ -238,7 +238,7 @@ class Repetition:
 
     __slots__ = ("_calls", "_is_opening", "_logprobs", "_reasoning", "_text")
 
-    def __init__(self, text: str, shown: Shown | None = None) -> None:
+    def __init__(self, text: str, shown: SentText | None = None) -> None:
         self._text = text
         self._reasoning = str(shown.reasoning).removeprefix(THINK) if shown else ""
         self._is_opening = bool(self._reasoning)

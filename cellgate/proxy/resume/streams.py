@@ -141,7 +141,7 @@ class BlockResumption:
 # How the streams of each route are read and resumed: a table.
 
 
-class Way(Protocol):
+class ResumeMethod(Protocol):
     """How one broken stream is resumed."""
 
     @property
@@ -166,7 +166,7 @@ class StreamApi(NamedTuple):
 
     kind: ContinuationKind
     shape: MakeTranscript
-    way: Callable[[Request, ReplayBuffer], Way]
+    way: Callable[[Request, ReplayBuffer], ResumeMethod]
 
 
 _MESSAGES = BlockApi(messages.Messages(), messages.FIELDS, messages.chat_of)

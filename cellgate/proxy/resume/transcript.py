@@ -18,7 +18,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.sse import extra_field, payload, split
 from cellgate.proxy.observe.counters import ContinuationKind
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
-from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
+from cellgate.proxy.resume.shown import GrowingText, SentText, unsupported_in
 
 _ASKED = b'{"return_token_ids":true,'
 # In a text the quotes would be escaped, so these are found as fields only.
@@ -155,7 +155,7 @@ class Transcript:
         self._is_text_only = ways == OPEN
         self.tokens = TokenLog() if ways & TOKENS else None
         """The token ids, if its unit was asked for them."""
-        self.shown = Shown()
+        self.shown = SentText()
         self._tail = b""
         self._template = _NO_TEMPLATE
         self._grown = self.shown.text
@@ -336,7 +336,7 @@ class Transcript:
 _LOGPROBS = ("logprobs", "top_logprobs")
 
 
-def kind_of(body: dict[str, Any], shown: Shown) -> ContinuationKind:
+def kind_of(body: dict[str, Any], shown: SentText) -> ContinuationKind:
     """The kind of an answer to `body` of which this was shown."""
     if shown.calls:
         return ContinuationKind.TOOL_CALL

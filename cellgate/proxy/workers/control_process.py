@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.admission.limits import Bill, LimitedDispatcher, LimitLedger
+from cellgate.proxy.admission.limits import LimitedDispatcher, LimitLedger, UsageRecord
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.plane import Plane
@@ -181,7 +181,7 @@ class Control(Protocol):
     def learn(self, fleet: Message, view: dict[str, Any]) -> None:
         """A worker has the state of the previous control process."""
 
-    def greeted(self) -> None:
+    def hello_received(self) -> None:
         """A worker has reported its open leases."""
 
     def on_accepting(self) -> None:
@@ -347,7 +347,7 @@ class WorkerSession:
             return
         lease.commit(at)
         if lease.ask.stream:
-            lease.unit_state.life_at = max(lease.unit_state.life_at, at)
+            lease.unit_state.progress_at = max(lease.unit_state.progress_at, at)
         self._dispatcher.committed(lease, resumed=resumed)
 
     def _release(self, number: int, outcome: int, at: float) -> None:
@@ -388,7 +388,7 @@ class WorkerSession:
                 # The end of its prefill is not known here, so the cost model does not learn from it.
                 lease.unit_state.costs.show(lease, self._plane.now())
             self._hold(number, lease)
-        self._control.greeted()
+        self._control.hello_received()
 
     def _accepts(self) -> None:
         self.accepting = True
@@ -433,7 +433,7 @@ class WorkerSession:
             self._control.ledger.refused(tenant, limit)
 
     def _settled(self, *plain: Any) -> None:
-        bill = _new(Bill, plain)
+        bill = _new(UsageRecord, plain)
         # One that was cancelled before it was charged, or that the previous control process has charged, has
         # no share in what is charged here.
         who = bill.key, bill.tenant, bill.at
@@ -640,7 +640,7 @@ class ControlProcess:
             for session in self.sessions.values():
                 self._inform(session)
 
-    def greeted(self) -> None:
+    def hello_received(self) -> None:
         """A worker has reported its open leases."""
         self._greeted += 1
         if self._greeted >= self._workers:
@@ -669,7 +669,7 @@ class ControlProcess:
             return
         states = plane.board.units
         for name, at in status.lives:
-            states[name].life_at = max(states[name].life_at, at)
+            states[name].progress_at = max(states[name].progress_at, at)
         for name, gaps in status.gaps:
             counts = states[name].gaps_ms
             for ms, count in gaps:

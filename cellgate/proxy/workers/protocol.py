@@ -63,7 +63,7 @@ class ToControl:
     SPENT = 18
     """Key, tenant, model, tokens: an answer is longer than it was charged with."""
     SETTLED = 19
-    """A `Bill`."""
+    """A `UsageRecord`."""
     REFUSED = 20
     """Tenant, limit: a request was refused at the door."""
 

@@ -17,7 +17,7 @@ from dataclasses import fields
 from math import inf
 from typing import Any, TypeVar
 
-from cellgate.proxy.admission.limits import Bill
+from cellgate.proxy.admission.limits import UsageRecord
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.handover import known_of, take_over, view_of
@@ -406,12 +406,15 @@ class BoardUpdates:
 
     def lives(self) -> list[tuple[str, float]]:
         """Which units have made progress, and when."""
-        before, self._lives = self._lives, {name: state.life_at for name, state in self._board.units.items()}
+        before, self._lives = (
+            self._lives,
+            {name: state.progress_at for name, state in self._board.units.items()},
+        )
         return [(name, at) for name, at in self._lives.items() if before.get(name) != at]
 
     def all(self, now: float) -> list[ReplicaUnit]:
         """The full state of all units."""
-        return [_known(state, now) | {"life_at": state.life_at} for state in self._board]
+        return [_known(state, now) | {"progress_at": state.progress_at} for state in self._board]
 
 
 class BoardReplica:
@@ -445,7 +448,7 @@ class BoardReplica:
         """Units have made progress."""
         for name, at in lives:
             if (state := self.board.units.get(name)) is not None:
-                state.life_at = max(state.life_at, at)
+                state.progress_at = max(state.progress_at, at)
 
     def known(self) -> tuple[Message, dict[str, Any]] | None:
         """Fleet and state for a new control process; None: nothing was received yet."""
@@ -454,9 +457,9 @@ class BoardReplica:
 
 def take(state: UnitState, known: ReplicaUnit) -> None:
     """Apply the received state of a unit."""
-    life_at = state.life_at
-    take_over(state, {"life_at": life_at, **known})
-    state.life_at = max(life_at, state.life_at)
+    progress_at = state.progress_at
+    take_over(state, {"progress_at": progress_at, **known})
+    state.progress_at = max(progress_at, state.progress_at)
     state.models, state.engine = frozenset(known["models"]), known["engine"]
     state.cards = known.get("cards", {})
     state.restart_suspected_at = known["restart_suspected_at"]
@@ -474,7 +477,7 @@ def _is_other(before: Case, after: Case) -> bool:
 
 def _known(state: UnitState, now: float) -> ReplicaUnit:
     known, load = known_of(state), state.load
-    del known["life_at"]
+    del known["progress_at"]
     known["restart_suspected_at"] = state.restart_suspected_at
     known["held_until"] = state.held_until
     known["degraded"] = state.outlier.degraded
@@ -524,7 +527,7 @@ class RemoteAccounts:
         """The answer of a request in flight has so many tokens more than it was charged with."""
         self._control.mention((ToControl.SPENT, key, tenant, model, tokens))
 
-    def settle(self, bill: Bill) -> None:
+    def settle(self, bill: UsageRecord) -> None:
         """A request that was charged is over."""
         self._control.mention((ToControl.SETTLED, *bill))
 
@@ -594,7 +597,9 @@ class StatusReporter:
 
     def _new_lives(self) -> list[tuple[str, float]]:
         known = self._lives
-        lives = [(d.unit.name, d.life_at) for d in self._board if d.life_at > known.get(d.unit.name, 0.0)]
+        lives = [
+            (d.unit.name, d.progress_at) for d in self._board if d.progress_at > known.get(d.unit.name, 0.0)
+        ]
         known.update(lives)
         return lives
 

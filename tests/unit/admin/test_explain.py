@@ -15,11 +15,11 @@ from cellgate.router.judge import open_case
 from cellgate.router.nouns import (
     Ask,
     Cell,
+    EnginePause,
     Evidence,
     Fleet,
     HoldKind,
     Node,
-    Quiescence,
     Role,
     Rules,
     Sign,
@@ -52,7 +52,7 @@ def board(*evidence: Evidence, rules: Rules | None = None) -> Board:
 def up() -> UnitState:
     """A unit that has been UP for long."""
     state = board(PASSED).units["a1"]
-    state.heard_at = 209.9
+    state.answered_at = 209.9
     return state
 
 
@@ -143,7 +143,7 @@ def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
 
 def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
     state = up()
-    state.heard_at = 205.0
+    state.answered_at = 205.0
     text = told(state, panic_at=207.0)
     assert text.startswith("a1 is kept in rotation, although it has not answered for 5.0 s")
     assert "in 27.0 s at the latest" in text
@@ -257,7 +257,7 @@ def test_what_a_unit_refuses_of_late_is_told_though_it_is_in_rotation() -> None:
 
 def test_a_unit_on_hold_says_so_and_what_lets_it_go_on() -> None:
     state = UnitState(Unit("u", "c", "http://u"), Cell("c"), replace(open_case(0.0), verdict=Verdict.UP))
-    hear(state, Quiescence("u", HoldKind.PAUSED, 90.0))
+    hear(state, EnginePause("u", HoldKind.PAUSED, 90.0))
     lines = explain(state, Moment(100.0, Rules(), canary_s=None))
     assert lines[0].startswith("u is out of rotation: its engine is paused, for 10.0 s.")
     assert "590 s at the latest" in next(line for line in lines if line.startswith("Next: "))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from cellgate.proxy.admission.limits import Bill
+from cellgate.proxy.admission.limits import UsageRecord
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.unit import UnitConnection
@@ -57,7 +57,7 @@ class House(Bench):
         key = {"key": "k", "sha256": sha256(KEY.encode()).hexdigest(), "limits": limits or {}}
         file.write_bytes(orjson.dumps(key))
         super().__init__(loop, keys=KeySettings(str(file)))
-        self.bills: list[Bill] = []
+        self.bills: list[UsageRecord] = []
         accounting = self.plane.accounting
         assert accounting is not None
         accounting.begin()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cellgate.proxy.admission import guardrail_client
-from cellgate.proxy.admission.guardrail_client import ALLOWED, Opinion
+from cellgate.proxy.admission.guardrail_client import ALLOWED, GuardrailVerdict
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.http.errors import Failure
@@ -22,7 +22,7 @@ class Stage:
     """A hook whose server never answers."""
 
     def __init__(self, fail: Any = "closed") -> None:
-        self.told: list[Opinion | Failure] = []
+        self.told: list[GuardrailVerdict | Failure] = []
         self.taken = 0
         pool = SimpleNamespace(lines=b"", take=self._take, cancel=lambda _: None)
         handle = SimpleNamespace(cancel=lambda: None)
@@ -51,7 +51,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fail", "verdict"), [("open", ALLOWED), ("closed", guardrail_client.REQUEST_TOO_LARGE)]
 )
-def test_what_is_too_large_has_no_verdict(fail: str, verdict: Opinion | Failure) -> None:
+def test_what_is_too_large_has_no_verdict(fail: str, verdict: GuardrailVerdict | Failure) -> None:
     stage = Stage(fail)
     stage.ask(BOUND)
     assert (stage.taken, stage.told) == (1, [])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.admission.keys import ANSWER_TOKENS_MAX, Habits
-from cellgate.proxy.admission.limits import GIVEN_BACK_S, Bill, DoorCounts, LimitLedger
+from cellgate.proxy.admission.keys import ANSWER_TOKENS_MAX, TokenEstimator
+from cellgate.proxy.admission.limits import GIVEN_BACK_S, DoorCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules, TokenPrice
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.router.nouns import Ask
@@ -30,7 +30,7 @@ class Desk:
 
     def __init__(self, keys: KeyRing) -> None:
         self.now = AT
-        self.bills: list[tuple[Bill, float]] = []
+        self.bills: list[tuple[UsageRecord, float]] = []
         counts = DoorCounts(lambda: frozenset({"m"}))
         self.ledger = LimitLedger(lambda: self.now, counts, lambda *bill: self.bills.append(bill))
         self.ledger.take(keys)
@@ -46,7 +46,7 @@ class Desk:
 
     def settle(self, charged: tuple[int, int], used: tuple[int, int], at: float = AT) -> None:
         """End one."""
-        self.ledger.settle(Bill("r", "k", "t", "m", "m", "chat", 200, at, *charged, *used, False))
+        self.ledger.settle(UsageRecord("r", "k", "t", "m", "m", "chat", 200, at, *charged, *used, False))
 
 
 def test_what_was_charged_too_much_comes_back_and_what_was_too_little_is_taken() -> None:
@@ -112,7 +112,7 @@ def test_a_request_that_may_use_more_than_is_left_is_admitted_alone() -> None:
 
 
 def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
-    desk, habits = Desk(ring(tenant=LimitRules(tokens_per_minute=20_000))), Habits()
+    desk, habits = Desk(ring(tenant=LimitRules(tokens_per_minute=20_000))), TokenEstimator()
     for _ in range(60):
         prompt, completion = habits.expect(5, 1)
         assert desk.kind(prompt=prompt, completion=completion) is None
@@ -127,7 +127,7 @@ def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
 
 
 def test_an_answer_without_a_limit_is_expected_to_be_as_long_as_the_longest_lately() -> None:
-    habits = Habits()
+    habits = TokenEstimator()
     habits.learn(5, 5, 9000)
     assert habits.expect(5, 0)[1] == 9000
     assert habits.expect(5, 100, 40)[1] == 4000
@@ -165,7 +165,7 @@ def test_clients_are_told_the_limit_with_the_least_left() -> None:
 def test_a_fallback_costs_what_it_costs() -> None:
     big, small = TokenPrice(10.0, 10.0), TokenPrice(1.0, 1.0)
     desk = Desk(ring(tenant=LimitRules(cost_per_day=1.0), big=big, m=small))
-    bill = Bill("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
+    bill = UsageRecord("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
     desk.ledger.admit(("k", 40_000, 10_000, desk.now), ASK._replace(model="big"))
     desk.ledger.settle(bill)
     # 0.05 is spent: 900,000 tokens of the cheap model cost 0.9, 960,000 would be too much.
@@ -174,7 +174,7 @@ def test_a_fallback_costs_what_it_costs() -> None:
 
 
 def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
-    habits = Habits()
+    habits = TokenEstimator()
     for _ in range(60):
         habits.learn(1, 40, 5)
     assert habits.expect(1, 0)[0] == 40
@@ -187,7 +187,7 @@ def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
 def test_models_that_no_configuration_names_share_a_label() -> None:
     counts = DoorCounts(lambda: frozenset({"m"}))
     bill: dict[str, Any] = {"model": "m", "prompt_tokens": 1, "completion_tokens": 2}
-    usual = Bill("r", "k", "t", "m", "m", "chat", 200, AT, 0, 0, 1, 2, False)
+    usual = UsageRecord("r", "k", "t", "m", "m", "chat", 200, AT, 0, 0, 1, 2, False)
     for model in ("m", "adapter-1", "adapter-2"):
         counts.used(usual._replace(**bill | {"model": model}))
     rows = {

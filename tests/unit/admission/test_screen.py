@@ -12,7 +12,13 @@ import orjson
 import pytest
 
 from cellgate.proxy.admission.guardrail import Screen
-from cellgate.proxy.admission.guardrail_client import ALLOWED, FAILED, GuardAction, OnOpinion, Opinion
+from cellgate.proxy.admission.guardrail_client import (
+    ALLOWED,
+    FAILED,
+    GuardAction,
+    GuardrailVerdict,
+    OnOpinion,
+)
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.http.errors import Failure
@@ -21,7 +27,7 @@ from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK, unframed
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 LINE_ENDS = (b"\n", b"\r\n", b"\r")
 SECRET = "a secret"
-DENIED = Opinion(GuardAction.DENY, "it is one")
+DENIED = GuardrailVerdict(GuardAction.DENY, "it is one")
 
 
 class Stage:
@@ -33,7 +39,7 @@ class Stage:
         self.asked: list[dict[str, Any]] = []
         self.told: list[dict[str, Any]] = []
         self.is_held = False
-        self.judge: Callable[[dict[str, Any]], Opinion] = lambda _: ALLOWED
+        self.judge: Callable[[dict[str, Any]], GuardrailVerdict] = lambda _: ALLOWED
         self.stopped: Failure | None = None
         self._tells: list[OnOpinion] = []
         self._due: list[Callable[[], None]] = []
@@ -116,7 +122,7 @@ class Stage:
     def _stop(self, failure: Failure) -> None:
         self.stopped = failure
 
-    def _failed(self, _phase: str, _how: str) -> Opinion | Failure:
+    def _failed(self, _phase: str, _how: str) -> GuardrailVerdict | Failure:
         return ALLOWED if self._fail == "open" else FAILED
 
     def _ask(self, _phase: str, about: dict[str, Any], name: str, content: bytes, tell: OnOpinion) -> None:

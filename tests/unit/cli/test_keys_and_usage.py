@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.admission.limits import Bill
+from cellgate.proxy.admission.limits import UsageRecord
 from cellgate.proxy.admission.usage import UsageRow, usage_line
 from cellgate.proxy.cli.main import main
 from cellgate.proxy.config.key_file import read_keys
 
 JULY = 1_751_328_000.0
 """2025-07-01T00:00:00Z."""
-BILL = Bill("r", "alice", "team", "tiny", "tiny", "chat", 200, 0.0, 0, 0, 30, 12, False)
+BILL = UsageRecord("r", "alice", "team", "tiny", "tiny", "chat", 200, 0.0, 0, 0, 30, 12, False)
 
 
 def test_a_new_key_is_shown_once_and_its_line_is_appended(

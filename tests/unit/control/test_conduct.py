@@ -13,7 +13,7 @@ from cellgate.proxy.control.engine_control import ConductError, Conductor, Deed
 from cellgate.proxy.control.watches import HoldWatch
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
-from cellgate.router.nouns import Evidence, Fleet, HoldKind, Quiescence, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import EnginePause, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Unit
 from cellgate.router.unit_state import UnitState
 
 OK = Reply(200, {}, b"{}")
@@ -88,7 +88,7 @@ def test_a_unit_that_goes_on_has_to_show_work_first(deed: Deed, path: str, is_kn
     stage = Stage()
     stage.set_drain("u", True)
     if is_known:
-        stage.watch.hear(stage.state, Quiescence("u", HoldKind.PAUSED, 99.0))
+        stage.watch.hear(stage.state, EnginePause("u", HoldKind.PAUSED, 99.0))
     stage.conduct(deed)
     assert stage.asked == [(path, b"", True)]
     assert not stage.state.drained

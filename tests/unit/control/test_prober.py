@@ -166,7 +166,7 @@ def test_a_working_unit_is_asked_for_none(scene: Scene) -> None:
         await scene.until("b", UP, within_s=1.0)
         scene.engines["a"].tokens_per_s = 50.0
         for _ in range(600):
-            scene.board.units["b"].life_at = scene.now
+            scene.board.units["b"].progress_at = scene.now
             await asyncio.sleep(0.1)
 
     scene.play(scenario())

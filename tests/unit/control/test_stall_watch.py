@@ -95,7 +95,7 @@ def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
 
 def test_a_unit_without_requests_is_left_alone() -> None:
     scene = Round()
-    scene.unit_state().heard_at = NOW + 50.0
+    scene.unit_state().answered_at = NOW + 50.0
     scene.stall_watch.tick(NOW + 50.0, 0.0)
     assert (scene.asked, scene.flips) == ([], [])
 
@@ -153,7 +153,7 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
     assert scene.told() == ["panic"]
     assert "3 units do not answer at all (a, b, c)" in scene.last_line()
     scene.stall_watch.tick(NOW + 4.0, 0.0)
-    scene.unit_state("b").heard_at = NOW + 5.0
+    scene.unit_state("b").answered_at = NOW + 5.0
     scene.stall_watch.tick(NOW + 5.0, 0.0)
     assert scene.told() == ["panic", "panic_over"]
     assert "units were kept in rotation for 2.0 s, until units answered again" in scene.last_line()

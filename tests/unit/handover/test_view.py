@@ -47,13 +47,13 @@ def test_what_was_known_is_known() -> None:
     for name in "abcde":
         before, after = old.units[name], new.units[name]
         assert after.case.verdict is before.case.verdict
-        assert (after.case.since, after.case.epochs, after.case.reborn) == (
+        assert (after.case.since, after.case.epochs, after.case.restarted) == (
             before.case.since,
             before.case.epochs,
-            before.case.reborn,
+            before.case.restarted,
         )
         assert (after.models, after.engine, after.drained) == (before.models, before.engine, before.drained)
-        assert (after.life_at, after.risen_at) == (before.life_at, before.risen_at)
+        assert (after.progress_at, after.up_since) == (before.progress_at, before.up_since)
     assert new.units["b"].case.because is not None
     assert new.units["b"].case.because.reason == "so it is"
     assert drained(new) == ["d"]
@@ -95,9 +95,9 @@ def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used() -> None:
     view = handed(known())
     view.apply(new)
     assert not view.is_warm(new, may_come=False)
-    new.units["a"].heard_at = NOW
+    new.units["a"].answered_at = NOW
     assert not view.is_warm(new, may_come=False), "c is used as well"
-    new.units["c"].heard_at = NOW
+    new.units["c"].answered_at = NOW
     assert view.is_warm(new, may_come=False)
 
 
@@ -105,7 +105,7 @@ def test_a_unit_that_the_successor_finds_down_holds_nothing_up() -> None:
     new = board(*"abcde")
     view = handed(known())
     view.apply(new)
-    new.units["a"].heard_at = NOW
+    new.units["a"].answered_at = NOW
     say(new, "c", Sign.BAD, Strength.FATAL)
     assert view.is_warm(new, may_come=False)
 
@@ -116,7 +116,7 @@ def test_one_that_uses_no_unit_is_not_warm_where_the_gate_before_used_one() -> N
     view.apply(new)
     assert not view.is_warm(new, may_come=False)
     say(new, "z", Sign.GOOD)
-    new.units["z"].heard_at = NOW
+    new.units["z"].answered_at = NOW
     assert view.is_warm(new, may_come=False)
 
 
@@ -125,12 +125,12 @@ def test_units_that_are_yet_to_be_discovered_are_waited_for(may_come: bool) -> N
     new = board("a")
     view = handed(known())
     view.apply(new)
-    new.units["a"].heard_at = NOW
+    new.units["a"].answered_at = NOW
     assert view.is_warm(new, may_come=may_come) is not may_come
     new.configure(Fleet(units=tuple(Unit(name, "c", f"http://h/{name}") for name in "ac")), NOW)
     view.apply(new)
     assert new.units["c"].case.verdict is Verdict.SUSPECT
-    new.units["c"].heard_at = NOW
+    new.units["c"].answered_at = NOW
     assert view.is_warm(new, may_come=may_come)
 
 

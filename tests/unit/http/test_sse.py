@@ -26,7 +26,7 @@ from cellgate.proxy.http.sse import (
     split,
     without_comments,
 )
-from cellgate.proxy.resume.replay import Passage
+from cellgate.proxy.resume.replay import EventFilter
 
 # Whatever matters to the parser, in any order, with and without sense.
 STREAMS = st.lists(
@@ -169,7 +169,7 @@ def test_a_client_is_given_the_events_of_the_unit_however_these_arrive(data: byt
 
 def passed(pieces: list[bytes]) -> bytes:
     """What goes on of these; nothing if no work was shown."""
-    passage, shown, has_begun = Passage(), b"", False
+    passage, shown, has_begun = EventFilter(), b"", False
     for at, piece in enumerate(pieces):
         ended = at == len(pieces) - 1
         if not has_begun:

@@ -22,7 +22,7 @@ from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.redis.link import LinkState, RedisLink, RedisMetrics
 from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.queue import FairRules, Queue
 
@@ -76,7 +76,7 @@ def _shown(families: Iterable[Metric]) -> Iterator[tuple[str, float]]:
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
     board = a_board("u", "v")
-    board.elsewhere = {"u": Elsewhere(7)}
+    board.elsewhere = {"u": RemoteLoad(7)}
     shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7

@@ -33,14 +33,14 @@ class World:
     def __init__(self, names: str = "a", remedy: Remedy = REMEDY) -> None:
         self.remedy = remedy
         self.now = 0.0
-        self.seen = {name: UnitRow(name, "c", UP, 0.0, risen_at=0.0, born_at=-1.0) for name in names}
+        self.seen = {name: UnitRow(name, "c", UP, 0.0, up_since=0.0, born_at=-1.0) for name in names}
         self.courses: Mapping[str, RecoveryState] = {}
         self.look()
 
     def set(self, name: str, verdict: Verdict) -> None:
         row = self.seen[name]._replace(verdict=verdict, since=self.now)
         if verdict is UP:
-            row = row._replace(risen_at=self.now)
+            row = row._replace(up_since=self.now)
         if verdict is STARTING:
             row = row._replace(born_at=self.now)
         self.seen[name] = row

@@ -340,8 +340,8 @@ def test_without_a_successor_after_all_it_goes_on() -> None:
 
 def heard(ward: Ward, *names: str) -> None:
     for state in ward.board:
-        state.heard_at = ward.now if state.unit.name in names else ward.now - 60.0
-        state.life_at = 0.0
+        state.answered_at = ward.now if state.unit.name in names else ward.now - 60.0
+        state.progress_at = 0.0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.extras.operator.roll_plan import OwnRoll, Roll, UnitRoll
 from cellgate.proxy.extras.operator.roller import RollPorts, roll_units, slower_than_cell
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Fleet, Rules, Unit
 
 POLICY = RollPolicy(RunCommand(("roll",)), "audit")
@@ -45,7 +45,7 @@ def board_of(*names: str) -> Board:
 def test_a_unit_that_another_gate_has_drained_is_drained() -> None:
     board = board_of("a", "b", "c")
     board.drain("a", drained=True)
-    board.elsewhere = {"b": Elsewhere(drained=True)}
+    board.elsewhere = {"b": RemoteLoad(drained=True)}
     assert [row.drained for row in ports(board).rows(())] == [True, True, False]
 
 

@@ -51,7 +51,7 @@ def test_a_rank_that_does_not_answer_is_asked_again_and_not_the_next() -> None:
 @pytest.mark.parametrize("answer", [TOKEN, Trouble.REFUSED, reply(500)])
 def test_what_the_process_before_has_answered_proves_nothing_of_the_next(answer: Answer) -> None:
     def restarts(_: str) -> Answer:
-        context.reborn = ("engine_metrics", 100.0)
+        context.restarted = ("engine_metrics", 100.0)
         return answer
 
     context = FakePatient(restarts)
@@ -122,10 +122,10 @@ def test_a_refusal_is_fatal() -> None:
 
 def test_a_timeout_while_the_unit_shows_life_proves_nothing() -> None:
     """Busy is not sick."""
-    context = FakePatient(lambda _: Trouble.TIMEOUT, life_at=90.0)
+    context = FakePatient(lambda _: Trouble.TIMEOUT, progress_at=90.0)
 
     def move(_: str) -> Answer:
-        context.life_at = 101.0
+        context.progress_at = 101.0
         return Trouble.TIMEOUT
 
     assert fly(context).sign is Sign.BAD
@@ -290,7 +290,7 @@ def test_a_canary_that_an_idle_unit_was_too_slow_for_gets_twice_the_time() -> No
     def slow(_: str) -> Answer:
         context.now_s += 2.0
         if timeout_s < 2.0:
-            context.life_at = context.now_s
+            context.progress_at = context.now_s
             return Trouble.TIMEOUT
         return TOKEN
 
@@ -345,7 +345,7 @@ def test_a_busy_unit_is_asked_again_until_it_has_room() -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_unit_that_stays_busy_while_nothing_of_ours_moves_is_stuck(status: int) -> None:
     """Its queue is full because nobody empties it."""
-    context = FakePatient(lambda _: reply(status), rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
+    context = FakePatient(lambda _: reply(status), rules=RULES, load=SIGHTED, in_flight=8, progress_at=99.0)
     evidence = fly(context)
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
     assert "busy, but without progress for 2.25 s" in evidence.reason
@@ -357,10 +357,10 @@ def test_a_unit_that_stays_busy_with_an_excuse_is_busy(excuse: str) -> None:
 
     def busy(_: str) -> Answer:
         if excuse == "moves":
-            context.life_at = context.now_s
+            context.progress_at = context.now_s
         return reply(503)
 
-    context = FakePatient(busy, rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
+    context = FakePatient(busy, rules=RULES, load=SIGHTED, in_flight=8, progress_at=99.0)
     if excuse == "nothing of ours":
         context.in_flight = 0
     if excuse == "counts no steps":
@@ -400,19 +400,19 @@ def test_a_down_unit_gets_twice_the_time_after_each_timeout() -> None:
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.UP])
 def test_it_flies_each_period_while_there_is_doubt(verdict: Verdict) -> None:
     """Signs of life do not answer a suspicion: only a canary does."""
-    context = FakePatient(lambda _: TOKEN, verdict=verdict, life_at=100.0)
+    context = FakePatient(lambda _: TOKEN, verdict=verdict, progress_at=100.0)
     assert Canary(period_s=1.0).due_at(context, 99.5) == 100.5
 
 
 def test_an_up_unit_gets_one_only_after_a_while_without_life() -> None:
     """Work is the better proof, and free."""
-    context = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES, load=replace(SIGHTED, running=0))
+    context = FakePatient(lambda _: TOKEN, progress_at=100.0, rules=RULES, load=replace(SIGHTED, running=0))
     assert Canary().due_at(context, 50.0) == 102.0
-    assert Canary().due_at(replace(context, life_at=10.0), 50.0) == 51.0
+    assert Canary().due_at(replace(context, progress_at=10.0), 50.0) == 51.0
 
 
 def test_one_that_counts_no_steps_gets_it_sooner_because_it_takes_longer_to_fail() -> None:
-    blind = FakePatient(lambda _: TOKEN, life_at=100.0)
+    blind = FakePatient(lambda _: TOKEN, progress_at=100.0)
     counts = replace(blind, load=replace(SIGHTED, running=0))
     due_s, blind_due_s = (Canary().due_at(each, 50.0) - 100.0 for each in (counts, blind))
     assert due_s == 14.0
@@ -423,12 +423,12 @@ def test_one_that_counts_no_steps_gets_it_sooner_because_it_takes_longer_to_fail
 
 @pytest.mark.parametrize("work", [{"in_flight": 1}, {"load": SIGHTED}], ids=["of this gate", "of others"])
 def test_a_unit_with_work_gets_one_after_two_seconds_without_life(work: dict[str, Any]) -> None:
-    assert Canary().due_at(FakePatient(lambda _: TOKEN, life_at=100.0, **work), 50.0) == 102.0
+    assert Canary().due_at(FakePatient(lambda _: TOKEN, progress_at=100.0, **work), 50.0) == 102.0
 
 
 def test_it_flies_a_little_later_where_another_gates_may_spare_it() -> None:
     idle = replace(SIGHTED, running=0)
-    context = FakePatient(lambda _: TOKEN, life_at=100.0, is_peers_turn=True, rules=RULES, load=idle)
+    context = FakePatient(lambda _: TOKEN, progress_at=100.0, is_peers_turn=True, rules=RULES, load=idle)
     assert Canary().due_at(context, 50.0) == 102.75
     # A suspicion is one's own.
     assert Canary().due_at(replace(context, verdict=Verdict.SUSPECT), 101.5) == 102.5
@@ -485,7 +485,7 @@ def test_a_kind_that_alone_hangs_while_others_are_answered_is_a_failure() -> Non
     """Its progress excuses a busy unit; but what came later cannot have been in the way."""
 
     def hangs(target: str) -> Answer:
-        context.life_at = context.now_s + 1.0
+        context.progress_at = context.now_s + 1.0
         return Trouble.TIMEOUT
 
     context = FakePatient(hangs, uses=(WHOLE_CHAT,), notes={"api": ("chat", "m")})

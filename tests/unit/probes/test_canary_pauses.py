@@ -16,7 +16,7 @@ SENT_AT = 100.0
 
 def after_timeouts(number: int, verdict: Verdict = Verdict.SUSPECT) -> FakePatient:
     """A unit at which so many canaries in a row have run out of time, and which has done nothing of late."""
-    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=verdict, life_at=-1000.0)
+    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=verdict, progress_at=-1000.0)
     for _ in range(number):
         look(Canary(), patient)
     return patient
@@ -30,12 +30,12 @@ def test_a_unit_that_makes_progress_gets_fewer_from_one_timeout_to_the_next(
     verdict: Verdict, timeouts: int, pause_s: float
 ) -> None:
     patient = after_timeouts(timeouts, verdict)
-    moving = replace(patient, life_at=SENT_AT + 60.0 if timeouts else 0.0)
+    moving = replace(patient, progress_at=SENT_AT + 60.0 if timeouts else 0.0)
     assert Canary().due_at(moving, SENT_AT) == SENT_AT + pause_s
 
 
 def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -> None:
     patient = replace(after_timeouts(6), rules=Rules(canary_idle_s=3.0))
     idle_s = 3.0 * BLIND_IDLE
-    assert Canary().due_at(replace(patient, life_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
-    assert Canary().due_at(replace(patient, life_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0
+    assert Canary().due_at(replace(patient, progress_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
+    assert Canary().due_at(replace(patient, progress_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0

@@ -53,11 +53,11 @@ def test_a_suspicion_that_its_gate_shares_is_not_cleared() -> None:
 
 
 def test_it_is_asked_while_there_is_doubt_and_when_nothing_is_heard() -> None:
-    probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, life_at=99.0)
+    probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, progress_at=99.0)
     assert probe.due_at(context, -math.inf) == 99.0 + probe.quiet_s
-    context.life_at = 10.0
+    context.progress_at = 10.0
     assert probe.due_at(context, 50.0) == 51.0
-    context.life_at, context.verdict = 99.0, Verdict.DOWN
+    context.progress_at, context.verdict = 99.0, Verdict.DOWN
     assert probe.due_at(context, 99.5) == 100.5
 
 

@@ -41,7 +41,7 @@ def says(choice: dict[str, Any], **more: Any) -> Callable[[str], Answer]:
 
 def well(answer: Callable[[str], Answer], **state: Any) -> FakePatient:
     """A unit that has just shown life."""
-    return FakePatient(answer, **{"life_at": 99.0, **state})
+    return FakePatient(answer, **{"progress_at": 99.0, **state})
 
 
 def tokens(context: FakePatient) -> tuple[AnswerToken, ...] | None:
@@ -124,16 +124,16 @@ def test_only_idle_usable_units_that_generate_are_asked(state: dict[str, Any]) -
 
 
 def test_a_silent_unit_is_not_asked_because_it_may_hang() -> None:
-    assert tokens(well(says(OF_COMPLETIONS), life_at=100.0 - FRESH_S - 0.1)) is None
+    assert tokens(well(says(OF_COMPLETIONS), progress_at=100.0 - FRESH_S - 0.1)) is None
 
 
 def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
     context = well(lambda _: Trouble.TIMEOUT)
     for _ in range(2):
-        context.life_at = context.now_s
+        context.progress_at = context.now_s
         look(PROBE, context)
     assert context.occupied == [110.0, 0.0, 0.0]
-    context.life_at, context.answer = context.now_s, says(OF_COMPLETIONS)
+    context.progress_at, context.answer = context.now_s, says(OF_COMPLETIONS)
     assert tokens(context) == READ
     assert tokens(context) == READ
     assert context.occupied[-2:] == [context.now_s, context.now_s], "it takes no time here"

@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.probes.base import Trouble
 from cellgate.probes.readiness import QuiescenceProbe, Readiness
-from cellgate.router.nouns import Evidence, HoldKind, Quiescence, Sign, Strength
+from cellgate.router.nouns import EnginePause, Evidence, HoldKind, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 
 PROBE = QuiescenceProbe()
@@ -28,7 +28,7 @@ def engine(answers: Mapping[str, dict[str, bool]], name: str = "vllm", **changes
 
 
 def kinds(context: FakePatient) -> list[HoldKind | None]:
-    return [found.kind for found in look(PROBE, context) if isinstance(found, Quiescence)]
+    return [found.kind for found in look(PROBE, context) if isinstance(found, EnginePause)]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_vllm_says_it_by_a_flag(answers: dict[str, dict[str, bool]], kind: HoldK
 def test_an_engine_that_answers_503_everywhere_while_it_scales_has_said_so() -> None:
     assert kinds(FakePatient(lambda _: SCALING, engine="vllm")) == [HoldKind.SCALING]
     explained, evidence = look(Readiness(), FakePatient(lambda _: SCALING, engine="vllm"))
-    assert isinstance(explained, Quiescence)
+    assert isinstance(explained, EnginePause)
     assert isinstance(evidence, Evidence)
 
 

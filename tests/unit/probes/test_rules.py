@@ -17,7 +17,7 @@ from cellgate.probes.exporter import (
     Rule,
     RuleError,
     Sample,
-    TooMuchError,
+    TooLargeError,
     broken,
     growth,
     labels_of,
@@ -213,7 +213,7 @@ def test_a_page_made_to_cost_much_is_given_up_soon(line: bytes) -> None:
     began = time.thread_time()
     gc.disable()
     try:
-        with pytest.raises(TooMuchError):
+        with pytest.raises(TooLargeError):
             deque(scan(page, ["x"]), maxlen=0)
     finally:
         gc.enable()

@@ -31,10 +31,10 @@ class Glance:
     began: list[float] = field(default_factory=list)
     looking: int = 0
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         return 60.0
 
-    def due_at(self, _patient: ProbeContext, last_at: float) -> float:
+    def due_at(self, _context: ProbeContext, last_at: float) -> float:
         return last_at + self.period_s
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
@@ -167,25 +167,25 @@ def test_what_is_due_is_asked_again_after_each_pause() -> None:
     @dataclass
     class Patience(Glance):
         def due_at(self, context: ProbeContext, last_at: float) -> float:
-            return max(last_at + 1.0, context.life_at + 2.0)
+            return max(last_at + 1.0, context.progress_at + 2.0)
 
     probe = Patience()
     context = LoopPatient(lambda _: reply(200))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        context.life_at = loop.time()
+        context.progress_at = loop.time()
         runner = runner_of(probe, lambda finding: None, context)
         runner.start()
         for _ in range(10):
             await asyncio.sleep(1.0)
-            context.life_at = loop.time()
+            context.progress_at = loop.time()
         assert probe.began == []
         await asyncio.sleep(2.5)
         runner.stop()
 
     run(World(1), main())
-    assert context.life_at + 2.0 * (1.0 - JITTER) <= probe.began[0] <= context.life_at + 2.0
+    assert context.progress_at + 2.0 * (1.0 - JITTER) <= probe.began[0] <= context.progress_at + 2.0
 
 
 def test_what_is_not_due_before_a_nudge_waits_for_one() -> None:
@@ -304,7 +304,7 @@ def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Blind(Glance):
-        def due_at(self, _patient: ProbeContext, last_at: float) -> float:
+        def due_at(self, _context: ProbeContext, last_at: float) -> float:
             raise KeyError("u")
 
     probe = Blind()

@@ -64,10 +64,10 @@ class Reading:
     read_error: Exception | None = None
     began: list[float] = field(default_factory=list)
 
-    def limit_s(self, _patient: ProbeContext) -> float:
+    def limit_s(self, _context: ProbeContext) -> float:
         return LIMIT_S
 
-    def due_at(self, _patient: ProbeContext, last_at: float) -> float:
+    def due_at(self, _context: ProbeContext, last_at: float) -> float:
         return last_at + 1.0
 
     def page(self, context: ProbeContext) -> PageGet:

@@ -145,7 +145,7 @@ def test_reached_by_another_way_it_is_the_same_unit() -> None:
     router.hear(20.0, gate="b", gate_url="http://b:1")
     state = router.board.units["u1"]
     assert state is not before
-    assert (state.costs, state.step_times, state.drained, state.risen_at) == (
+    assert (state.costs, state.step_times, state.drained, state.up_since) == (
         before.costs,
         before.step_times,
         True,
@@ -212,7 +212,7 @@ def test_proof_of_life_comes_along() -> None:
     router.hear(10.0)
     router.hear(20.0, age_s=0.25, life_age_s=1.0)
     state = router.board.units["u1"]
-    assert (state.life_at, state.heard_at) == (18.75, 19.75)
+    assert (state.progress_at, state.answered_at) == (18.75, 19.75)
 
 
 def test_a_hold_at_its_gate_is_one_here_until_that_says_it_is_over() -> None:

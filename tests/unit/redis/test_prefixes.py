@@ -47,7 +47,7 @@ class Gate:
         self.router = Router(self.board, POLICIES["prefix_affinity"](), random.Random(seed), queue)
         for unit in units:
             self.start(unit, "1")
-            self.board.units[unit].risen_at = NOW - 1e6
+            self.board.units[unit].up_since = NOW - 1e6
         self.board.tick(NOW)
 
     def start(self, unit: str, epoch: str) -> None:

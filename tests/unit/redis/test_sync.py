@@ -12,7 +12,7 @@ import pytest
 from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
 from cellgate.proxy.redis.sharing import PACE_BEATS, Sharing
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Elsewhere
+from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
 VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
@@ -143,35 +143,35 @@ def test_another_gates_proof_of_life_counts_as_of_when_it_was() -> None:
     gate.hears(age_s=0.25, life_age_s=0.5)
     gate.hears(age_s=0.25, life_age_s=3.0, gate="g3")
     gate.sharing.tick(10.0)
-    assert gate.board.units["u1"].life_at == 9.25
-    assert gate.board.units["u2"].life_at == 1.0
-    gate.board.units["u1"].life_at = 9.5
+    assert gate.board.units["u1"].progress_at == 9.25
+    assert gate.board.units["u2"].progress_at == 1.0
+    gate.board.units["u1"].progress_at = 9.5
     gate.sharing.tick(10.0)
-    assert gate.board.units["u1"].life_at == 9.5
+    assert gate.board.units["u1"].progress_at == 9.5
 
 
 def test_the_gate_that_saw_a_unit_live_last_sends_the_next_canary() -> None:
     gate = Gate()
     state = gate.board.units["u1"]
-    assert state.peer_canary_at < state.life_at
+    assert state.peer_canary_at < state.progress_at
     gate.hears(age_s=0.25, life_age_s=0.5)
     gate.sharing.tick(10.0)
-    assert state.peer_canary_at == state.life_at == 9.25
+    assert state.peer_canary_at == state.progress_at == 9.25
     # It was too late, and has a later one of its own now.
-    state.life_at = 11.5
+    state.progress_at = 11.5
     gate.sharing.tick(12.0)
-    assert state.peer_canary_at < state.life_at
+    assert state.peer_canary_at < state.progress_at
 
 
 @pytest.mark.parametrize(("other", "is_others"), [("g0", True), ("g2", False)])
 def test_of_gates_that_saw_it_at_once_the_first_by_name_does(other: str, is_others: bool) -> None:
     gate = Gate()
     state = gate.board.units["u1"]
-    for life_at in (9.0, 9.9):
-        state.life_at = life_at
+    for progress_at in (9.0, 9.9):
+        state.progress_at = progress_at
         gate.hears(gate=other, age_s=0.0, life_age_s=0.9)
         gate.sharing.tick(10.0)
-        assert (state.peer_canary_at >= state.life_at) is is_others
+        assert (state.peer_canary_at >= state.progress_at) is is_others
 
 
 def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
@@ -179,14 +179,14 @@ def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() ->
     gate.hears(age_s=0.0, life_age_s=3.0)
     gate.sharing.tick(10.0)
     state = gate.board.units["u1"]
-    assert state.life_at == 7.0
+    assert state.progress_at == 7.0
     # Its own last sign of life was at 1.
     assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
     # The same sign of life, by way of a slower writing.
     gate.hears(age_s=0.0, life_age_s=2.9, gate="g3")
     gate.sharing.tick(10.0)
-    assert state.life_at == 7.0
-    state.life_at = 8.5
+    assert state.progress_at == 7.0
+    state.progress_at = 8.5
     assert next(gate.sharing.reports()).life_age_s == 1.5
 
 
@@ -195,7 +195,7 @@ def test_others_requests_add_up() -> None:
     gate.hears(in_flight=3, prefilling=1, uncached_tokens=200)
     gate.hears(in_flight=4, prefilling=9, uncached_tokens=50, gate="g3")
     gate.hears(in_flight=9, unit="u9")
-    assert gate.sharing.tick(10.0) == {"u1": Elsewhere(7, 5, 250)}, "never more prompts than requests"
+    assert gate.sharing.tick(10.0) == {"u1": RemoteLoad(7, 5, 250)}, "never more prompts than requests"
     assert gate.sharing.tick(11.0) == {}
 
 
@@ -241,4 +241,4 @@ def test_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
             "u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors, drained=gate == "g2"
         )
         roster.update(("u1", gate), Seen(report, 0.0), 10.0)
-    assert roster.elsewhere("u1", 10.1) == Elsewhere(errors=0.75, degraded=0.4, itl_s=0.75, drained=True)
+    assert roster.elsewhere("u1", 10.1) == RemoteLoad(errors=0.75, degraded=0.4, itl_s=0.75, drained=True)

@@ -158,7 +158,7 @@ def test_a_desk_is_written_as_it_is() -> None:
     here = board()
     here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
     here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
-    report = report_of(here.units["u1"], "g1", 3.0, life_at=1.0)
+    report = report_of(here.units["u1"], "g1", 3.0, progress_at=1.0)
     assert (report.verdict, report.in_flight, report.uncached_tokens, report.models) == (
         Verdict.UP,
         1,

@@ -53,7 +53,7 @@ KINDS = {
         "/fl%75sh_cache",
         "/%73leep%2f",
     ],
-    RouteKind.DEVIOUS: [
+    RouteKind.AMBIGUOUS_PATH: [
         "/v1/models/../../pause",
         "/v1/models/%2e%2E/..%2fpause",
         "/v1/models/%2e./x",

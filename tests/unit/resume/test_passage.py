@@ -9,9 +9,9 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.request.answer_shape import are_idle
-from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay import TAIL_BYTES, Passage
+from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter
 from cellgate.proxy.resume.transcript import Transcript
 
 KIB = 1024
@@ -26,11 +26,11 @@ def event(text: str, unit: str = "b") -> bytes:
 EMPTY = len(event(""))
 
 
-def stitching() -> Passage:
+def stitching() -> EventFilter:
     """One of a unit that goes on for another."""
-    passage, transcript = Passage(), Transcript()
+    passage, transcript = EventFilter(), Transcript()
     transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
-    passage.stitch = Stitch({}, transcript, Tokens(1, 1))
+    passage.stitch = StreamJoiner({}, transcript, Tokens(1, 1))
     return passage
 
 
@@ -41,7 +41,7 @@ def texts(body: bytes) -> list[str]:
     return said
 
 
-def fed(passage: Passage, pieces: list[bytes]) -> tuple[bytes, Failure | None]:
+def fed(passage: EventFilter, pieces: list[bytes]) -> tuple[bytes, Failure | None]:
     """What comes of them, up to the first failure."""
     shown = b""
     for piece in pieces:
@@ -66,7 +66,7 @@ def test_no_text_vanishes_around_any_bound(bound: int, beside: int, step: int) -
         assert bound == LIMITS.event_bytes
         assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
         assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
-    assert fed(Passage(), pieces) == (sent, None)
+    assert fed(EventFilter(), pieces) == (sent, None)
 
 
 @pytest.mark.parametrize("beside", [-1, 0, 1])
@@ -78,7 +78,7 @@ def test_an_event_of_16_kib_may_be_cut_at_every_byte(beside: int) -> None:
     expected = stitched.stitch.feed(sent)
     for at in range(len(sent)):
         assert fed(stitching(), [sent[:at], sent[at:]]) == (expected, None)
-        assert fed(Passage(), [sent[:at], sent[at:]]) == (sent, None)
+        assert fed(EventFilter(), [sent[:at], sent[at:]]) == (sent, None)
 
 
 def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes_on() -> None:
@@ -88,7 +88,7 @@ def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes
 
 @pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
 def test_what_is_held_before_the_first_event_is_bounded_and_then_shown(kind: bytes) -> None:
-    passage, pieces = Passage(), 0
+    passage, pieces = EventFilter(), 0
     begun = passage.begin(kind, ended=False)
     while begun is None:
         pieces += 1
@@ -98,18 +98,18 @@ def test_what_is_held_before_the_first_event_is_bounded_and_then_shown(kind: byt
 
 
 def test_a_first_event_that_must_be_rewritten_is_not_shown_in_part() -> None:
-    begun = Passage(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
+    begun = EventFilter(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
     assert isinstance(begun, Failure)
     assert begun.kind is FailureKind.NO_MEMORY
 
 
 def test_a_first_event_may_be_as_large_as_any() -> None:
     large = event("x" * (LIMITS.event_bytes - EMPTY))
-    passage = Passage()
+    passage = EventFilter()
     assert passage.begin(large[:-1], ended=False) is None
     assert passage.begin(large[-1:], ended=False) == large
     comments = b": ping\n\n" * 10_000
-    passage = Passage()
+    passage = EventFilter()
     assert all(passage.begin(comments, ended=False) is None for _ in range(20))
     assert passage.is_empty
 
@@ -122,7 +122,7 @@ def test_a_first_event_is_held_as_long_as_there_is_memory(has_ids: bool) -> None
         held[0] += size
         return True
 
-    passage = Passage(has_ids=has_ids, may_hold=may_hold)
+    passage = EventFilter(has_ids=has_ids, may_hold=may_hold)
     pieces = [large[at : at + 1448] for at in range(0, len(large), 1448)]
     assert {passage.begin(piece, ended=False) for piece in pieces[:-1]} == {None}
     assert len(large) - 1448 <= held[0] + LIMITS.event_bytes < len(large)
@@ -146,7 +146,7 @@ DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text
 @pytest.mark.parametrize("size", [64 * KIB, 600_000, 4 << 20])
 @pytest.mark.parametrize("step", [1448, 256 * KIB, 1 << 30])
 def test_what_repeats_the_request_is_held_until_the_first_token(size: int, step: int) -> None:
-    passage = Passage(is_idle=are_idle, may_hold=lambda _: True)
+    passage = EventFilter(is_idle=are_idle, may_hold=lambda _: True)
     begin = created(size) + ADDED
     for at in range(0, len(begin), step):
         assert passage.begin(begin[at : at + step], ended=False) is None
@@ -157,8 +157,8 @@ def test_what_repeats_the_request_is_held_until_the_first_token(size: int, step:
 def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() -> None:
     large = b"data: " + b"x" * (TAIL_BYTES - 5)
     for piece in (b"event: error", b'data: {"error": 1}'):
-        assert fed(Passage(), [large, piece, b"\n\n"]) == (large + piece + b"\n\n", None)
-    shown, failure = fed(Passage(), [large, b'x\n\ndata: {"error": 1}\n\n'])
+        assert fed(EventFilter(), [large, piece, b"\n\n"]) == (large + piece + b"\n\n", None)
+    shown, failure = fed(EventFilter(), [large, b'x\n\ndata: {"error": 1}\n\n'])
     assert (shown, failure and failure.kind) == (large + b"x\n\n", FailureKind.STREAM_ERROR)
 
 
@@ -166,7 +166,7 @@ def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() 
 def test_the_end_of_a_large_event_is_found_wherever_it_was_cut(end: bytes) -> None:
     large = b"data: " + b"x" * TAIL_BYTES
     for at in range(len(end) + 1):
-        passage = Passage()
+        passage = EventFilter()
         pieces = [large + end[:at], end[at:]]
         assert fed(passage, pieces) == (large + end, None)
         assert not passage.in_event
@@ -178,7 +178,7 @@ def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be(
     strange = event("x").replace(b'"content":"x"', b'"audio":{"id":"x"}')
     shown, failure = fed(passage, [event("one") + strange + event("two")])
     assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
-    assert isinstance(passage.stitch, Stitch)
+    assert isinstance(passage.stitch, StreamJoiner)
     assert (passage.stitch.transcript.text, passage.stitch.transcript.why_not) == ("zeroone", "")
 
 
@@ -194,8 +194,8 @@ def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:
 
 def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
     aborted = b'data: {"id":"b","choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
-    shown, failure = Passage().feed(event("one") + aborted, ended=False)
+    shown, failure = EventFilter().feed(event("one") + aborted, ended=False)
     assert (shown, failure and failure.kind) == (event("one"), FailureKind.ABORTED)
-    begun = Passage().begin(aborted, ended=False)
+    begun = EventFilter().begin(aborted, ended=False)
     assert isinstance(begun, Failure)
     assert begun.kind is FailureKind.ABORTED

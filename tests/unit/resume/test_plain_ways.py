@@ -11,7 +11,7 @@ from cellgate.proxy.observe.counters import ContinuationKind
 from cellgate.proxy.resume.chat import BrokenStream, NextPart, by_tokens, open_tokens, ways_for
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
 from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
-from cellgate.proxy.resume.shown import MismatchError, Shown
+from cellgate.proxy.resume.shown import MismatchError, SentText
 from cellgate.proxy.resume.transcript import Transcript, digest_of, kind_of
 from tests.unit.resume.test_repetition import call, event
 
@@ -30,7 +30,7 @@ KINDS: dict[ContinuationKind, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_told_by_what_was_asked_and_shown(kind: ContinuationKind) -> None:
     body, delta = KINDS[kind]
-    shown = Shown()
+    shown = SentText()
     shown.take({"delta": delta})
     assert kind_of(body | {"model": "m", "messages": []}, shown) is kind
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.proof import Tokens, UnprovenError
 from cellgate.proxy.resume.raw import RawChat
@@ -49,7 +49,7 @@ def test_an_answer_broken_anywhere_goes_on_as_one(at: int, sizes: list[int]) -> 
     transcript = Transcript(ways=TOKENS)
     transcript.read([SHOWN[at]])
     chat = RawChat(BODY, transcript, RAW[:at], PROMPT)
-    stitch = Stitch(BODY, transcript, Tokens(9, 4, is_exact=True), raw=chat)
+    stitch = StreamJoiner(BODY, transcript, Tokens(9, 4, is_exact=True), raw=chat)
     out, left = SHOWN[at], RAW[at:]
     for size in sizes * len(RAW):
         out += stitch.feed(completion(left[:size])) if left[:size] else b""
@@ -69,7 +69,7 @@ def test_what_the_engine_has_held_back_comes_first() -> None:
     transcript = Transcript(ways=TOKENS)
     transcript.read([event({"reasoning": "Hm"})])
     chat = RawChat({}, transcript, "<think>Hm so</think>Yes", "")
-    out = Stitch({}, transcript, Tokens(9, 4), raw=chat).feed(completion(", it is"))
+    out = StreamJoiner({}, transcript, Tokens(9, 4), raw=chat).feed(completion(", it is"))
     assert (told(out)["reasoning"], told(out)["content"]) == (" so", "Yes, it is")
 
 
@@ -128,5 +128,5 @@ def test_reasoning_that_is_shown_with_its_marker_is_found_as_well() -> None:
     transcript = Transcript(ways=TOKENS)
     transcript.read([event({"reasoning": "<think>Hm"})])
     chat = RawChat({}, transcript, "<think>Hm", "")
-    out = Stitch({}, transcript, Tokens(9, 4), raw=chat).feed(completion(" so</think>Yes"))
+    out = StreamJoiner({}, transcript, Tokens(9, 4), raw=chat).feed(completion(" so</think>Yes"))
     assert (told(out)["reasoning"], told(out)["content"]) == (" so", "Yes")

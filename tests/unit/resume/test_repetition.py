@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
@@ -104,7 +104,7 @@ def test_an_answer_of_every_kind_broken_twice_anywhere_is_read_as_one(
     for unit, pieces in (("b", two), ("c", three)):
         events = [event(delta, unit) for delta in deltas(unit, pieces)]
         events += [event({}, unit, finish_reason="tool_calls"), usage(unit), b"data: [DONE]\n\n"]
-        stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+        stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
         until = len(events) if unit == "c" else data.draw(st.integers(0, len(events) - 1))
         shown += b"".join(stitch.feed(each) for each in events[:until])
     seen = told(shown)
@@ -138,7 +138,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
 def test_whatever_differs_is_found_out_before_it_is_shown(other: list[dict[str, Any]]) -> None:
     transcript = Transcript()
     transcript.read([b"".join(map(event, SHOWN))])
-    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
     with pytest.raises(MismatchError) as found:
         stitch.feed(b"".join(event(delta, "b") for delta in other))
     assert found.value.shown == b""
@@ -147,7 +147,7 @@ def test_whatever_differs_is_found_out_before_it_is_shown(other: list[dict[str, 
 def test_an_end_before_all_has_come_again_is_found_out() -> None:
     transcript = Transcript()
     transcript.read([b"".join(map(event, SHOWN))])
-    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
     with pytest.raises(MismatchError):
         stitch.feed(b"".join(event(delta, "b") for delta in SHOWN[:3]) + event({}, "b", finish_reason="stop"))
 
@@ -162,7 +162,7 @@ def test_log_probabilities_go_on_with_the_first_token_that_is_new() -> None:
     transcript = Transcript()
     transcript.read([told_with("one", "o", "ne")])
     assert transcript.shown.logprobs == 2
-    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
     out = stitch.feed(
         told_with("one two", "o", "ne", " two", unit="b") + told_with(" three", " three", unit="b")
     )
@@ -175,7 +175,7 @@ def test_log_probabilities_go_on_with_the_first_token_that_is_new() -> None:
 def test_what_is_repeated_for_long_is_filled_with_comments() -> None:
     transcript = Transcript()
     transcript.read([b"".join(event({"content": " word"}) for _ in range(200))])
-    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
     out = b"".join(stitch.feed(event({"content": " word"}, "b")) for _ in range(200))
     assert out.count(b": the unit is still working\n\n") == 3
     assert b"data" not in out
@@ -186,7 +186,7 @@ def test_an_end_that_was_shown_is_checked_and_its_usage_added() -> None:
     for finish, is_same in (("stop", True), ("length", False)):
         transcript = Transcript()
         transcript.read([whole])
-        stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+        stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
         events = event({"content": "one"}, "b") + event({}, "b", finish_reason=finish)
         if is_same:
             assert stitch.feed(events) == b""
@@ -200,7 +200,7 @@ def test_reasoning_behind_an_open_message_is_no_continuation_of_it() -> None:
     transcript = Transcript()
     transcript.read([event({"content": "one"})])
     with pytest.raises(MismatchError):
-        Stitch(BODY, transcript, Tokens(3, 1)).feed(event({"reasoning": " two"}, "b"))
+        StreamJoiner(BODY, transcript, Tokens(3, 1)).feed(event({"reasoning": " two"}, "b"))
 
 
 @pytest.mark.parametrize(("shown", "repeated"), [("\nHm", "<think>\nHm"), ("<think>\nHm", "\nHm")])
@@ -209,6 +209,6 @@ def test_the_marker_of_reasoning_may_be_shown_by_one_unit_and_not_by_the_other(
 ) -> None:
     transcript = Transcript()
     transcript.read([event({"reasoning": shown})])
-    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(BODY, transcript, Tokens(None, 0), 0, again=True)
     out = stitch.feed(event({"reasoning": repeated}, "b") + event({"reasoning": " so"}, "b"))
     assert told(out)["reasoning"] == " so"

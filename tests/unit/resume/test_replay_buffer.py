@@ -8,7 +8,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, error_event
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.resume.chat import Stitch
+from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.replay import END_CHUNKS, FOLD_BYTES, TAIL_BYTES, ReplayBuffer, plain
@@ -50,7 +50,7 @@ FORMS = {
 class Keeping(Rig):
     """Begins to keep when there is something to show; `stitch` goes on for another unit."""
 
-    stitch: Stitch | None = None
+    stitch: StreamJoiner | None = None
     keep: ReplayBuffer | None = None
     ways = OPEN
 
@@ -215,7 +215,7 @@ def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: byt
         replay = ReplayBuffer(framed=False)
         replay.chunks.append(event("zero", role="assistant"))
         rig = Keeping()
-        rig.keep, rig.stitch = replay, Stitch({}, plain(replay), Tokens(1, 1))
+        rig.keep, rig.stitch = replay, StreamJoiner({}, plain(replay), Tokens(1, 1))
         rig.response.begun = True
         rig.feed([sent[:at], sent[at:]])
         assert (rig.ends, rig.bugs) == (["committed", "done"], [])

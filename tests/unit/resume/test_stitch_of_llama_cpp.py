@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.resume.chat import RepeatGuard, Stitch
+from cellgate.proxy.resume.chat import RepeatGuard, StreamJoiner
 from cellgate.proxy.resume.proof import Tokens, remaining
 from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
@@ -26,11 +26,11 @@ def events(*choices: dict[str, Any], **more: Any) -> bytes:
     return b"".join(b"data: %b\n\n" % orjson.dumps(document) for document in documents)
 
 
-def stitch(shown: dict[str, Any], text: str, *, guard: bool, **body: Any) -> Stitch:
+def stitch(shown: dict[str, Any], text: str, *, guard: bool, **body: Any) -> StreamJoiner:
     """A stream of which this choice was shown, which had two tokens behind a prompt of seven."""
     transcript = Transcript()
     transcript.take({"choices": [{"index": 0, **shown}], "id": "first", **FRAME})
-    return Stitch(body, transcript, Tokens(7, 2), guard=RepeatGuard(text) if guard else None)
+    return StreamJoiner(body, transcript, Tokens(7, 2), guard=RepeatGuard(text) if guard else None)
 
 
 def test_the_usage_in_the_last_event_of_a_completion_is_that_of_both_parts() -> None:

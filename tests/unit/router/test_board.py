@@ -149,22 +149,22 @@ def test_a_doubt_that_nothing_settles_ends() -> None:
 def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
     made = board(PASSED)
     unit = made.units["a"]
-    for at, progress, life_at in (
+    for at, progress, progress_at in (
         (1.0, 5.0, NOW),
         (2.0, 5.0, NOW),
         (3.0, 6.0, NOW + 3.0),
         (4.0, 6.0, NOW + 3.0),
     ):
         made.report(Load("a", NOW + at, progress=progress))
-        assert unit.life_at == life_at
+        assert unit.progress_at == progress_at
 
 
 def test_growth_that_our_own_tokens_explain_moves_life_no_later() -> None:
     made = board(PASSED)
     made.report(Load("a", NOW + 1.0, progress=5.0))
-    made.units["a"].life_at = NOW + 1.5
+    made.units["a"].progress_at = NOW + 1.5
     made.report(Load("a", NOW + 2.0, progress=9.0))
-    assert made.units["a"].life_at == NOW + 1.5
+    assert made.units["a"].progress_at == NOW + 1.5
 
 
 @pytest.mark.parametrize(("units", "times"), [(4, 4), (peers.AT_ONCE + 1, 0)])

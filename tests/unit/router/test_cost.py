@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job
-from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, Facts, Forecast, OtherLoad, forecast, terms
+from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, CostTerms, Facts, OtherLoad, forecast, terms
 from cellgate.router.learning import Errors, Rates
 from cellgate.router.prefix import PrefixCache
 
@@ -29,7 +29,7 @@ def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, share: float =
 
 
 def cost(
-    unit: Forecast,
+    unit: CostTerms,
     backlog: Backlog,
     prompt: float,
     cached: float,
@@ -41,7 +41,7 @@ def cost(
     return Cost(*terms(unit, backlog, prompt, cached, spared, answer, now))
 
 
-def alone(facts: Facts) -> Forecast:
+def alone(facts: Facts) -> CostTerms:
     return forecast([facts], RULES)[0]
 
 

@@ -149,8 +149,8 @@ def test_each_unit_that_is_no_candidate_says_why() -> None:
 def test_a_unit_that_has_just_come_up_is_set_aside_by_chance() -> None:
     router = router_of(2)
     router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
-    router.board.units["u1"].risen_at = NOW
-    router.board.units["u0"].risen_at = -1e6
+    router.board.units["u1"].up_since = NOW
+    router.board.units["u0"].up_since = -1e6
     assert reasons(look(router)) == {"u0": "", "u1": "slow_start"}
 
 

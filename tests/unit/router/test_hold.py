@@ -10,10 +10,10 @@ from cellgate.router import health
 from cellgate.router.judge import open_case
 from cellgate.router.nouns import (
     Cell,
+    EnginePause,
     Evidence,
     Hold,
     HoldKind,
-    Quiescence,
     Rules,
     Sign,
     Strength,
@@ -31,7 +31,7 @@ def make(verdict: Verdict = Verdict.UP) -> UnitState:
 
 
 def say(state: UnitState, kind: HoldKind | None, at: float) -> bool:
-    return health.hear(state, Quiescence("u", kind, at))
+    return health.hear(state, EnginePause("u", kind, at))
 
 
 def evidence(strength: Strength, node: str | None = None, sign: Sign = Sign.BAD) -> Evidence:
@@ -62,7 +62,7 @@ def test_it_lasts_while_the_engine_says_so_and_ends_with_a_proof() -> None:
     assert not state.is_usable()
     assert say(state, None, 14.0)
     assert (state.held_until, state.is_usable()) == (14.0, False)
-    state.life_at = 14.1
+    state.progress_at = 14.1
     health.pass_time(state, 14.25, RULES)
     assert state.is_usable()
 

@@ -16,8 +16,8 @@ from cellgate.router.judge import (
     TRANSITIONS,
     Judgement,
     Signal,
+    ignores_good_evidence,
     judge,
-    nothing_to_learn,
     open_case,
 )
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
@@ -206,7 +206,7 @@ def test_a_new_epoch_is_another_incarnation(
     history: list[Evidence], sign: Sign, strength: Strength, source: str
 ) -> None:
     """It starts with a clean slate and a canary, by whatever evidence it is seen."""
-    case = replace(reach(history), epochs=((source, "old"), ("another", "7")), reborn=None)
+    case = replace(reach(history), epochs=((source, "old"), ("another", "7")), restarted=None)
     seen = evidence(sign, strength, source, at=case.since + 1.0, epoch="new")
     readings = ((source, "new"), ("another", "7"))
     fresh = Case(Verdict.STARTING, seen.at, readings, (source, seen.at), because=seen)
@@ -257,10 +257,10 @@ def test_a_unit_is_not_back_while_another_of_its_nodes_is_bad() -> None:
 def test_a_new_incarnation_has_the_faults_of_the_nodes_that_are_still_gone() -> None:
     """The leader has come back before its follower: a canary would prove nothing."""
     born = evidence(NEUTRAL, Strength.WEAK, "engine_metrics", epoch="2")
-    reborn = fold(Case(Verdict.UP, 0.0, (("engine_metrics", "1"),)), GONE, born)
-    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, False)
-    assert fold(reborn.case, PASSED).case.verdict is Verdict.STARTING
-    back = fold(reborn.case, BACK)
+    restarted = fold(Case(Verdict.UP, 0.0, (("engine_metrics", "1"),)), GONE, born)
+    assert (restarted.case.verdict, restarted.wants_canary) == (Verdict.STARTING, False)
+    assert fold(restarted.case, PASSED).case.verdict is Verdict.STARTING
+    back = fold(restarted.case, BACK)
     assert back.wants_canary
     assert fold(back.case, PASSED).case.verdict is Verdict.UP
 
@@ -268,9 +268,9 @@ def test_a_new_incarnation_has_the_faults_of_the_nodes_that_are_still_gone() -> 
 def test_a_node_that_restarts_is_another_incarnation_of_its_unit() -> None:
     """Its agent says so with the same word that takes the fault back."""
     case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
-    reborn = fold(case, GONE, replace(BACK, epoch="2"))
-    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, True)
-    assert (reborn.case.faults, dict(reborn.case.epochs)["agent n"]) == (frozenset(), "2")
+    restarted = fold(case, GONE, replace(BACK, epoch="2"))
+    assert (restarted.case.verdict, restarted.wants_canary) == (Verdict.STARTING, True)
+    assert (restarted.case.faults, dict(restarted.case.epochs)["agent n"]) == (frozenset(), "2")
 
 
 def test_what_others_read_of_the_same_restart_is_its_echo() -> None:
@@ -361,10 +361,10 @@ def test_nothing_to_learn_means_that_good_news_change_no_verdict(
 ) -> None:
     """So that finished requests may skip the judge."""
     case = reach(history)
-    if nothing_to_learn(case):
+    if ignores_good_evidence(case):
         after = judge(case, evidence(GOOD, strength, source, at=case.since + 1.0), RULES)
         assert (after.case.verdict, after.wants_canary) == (Verdict.UP, False)
-        assert nothing_to_learn(after.case)
+        assert ignores_good_evidence(after.case)
 
 
 def test_wrong_answers_hold_a_unit_down_until_their_source_takes_them_back() -> None:
@@ -377,9 +377,9 @@ def test_wrong_answers_hold_a_unit_down_until_their_source_takes_them_back() -> 
     assert (case.verdict, case.faults) == (Verdict.DOWN, frozenset({ANSWER_FAULT}))
     assert judge(case, canary, RULES).case.verdict is Verdict.DOWN
     known = judge(case, replace(canary, source="x", sign=Sign.NEUTRAL, epoch="1"), RULES).case
-    reborn = judge(known, replace(canary, source="x", at=3.0, epoch="2"), RULES).case
-    assert (reborn.verdict, reborn.faults) == (Verdict.STARTING, frozenset({ANSWER_FAULT}))
-    assert judge(reborn, canary, RULES).case.verdict is Verdict.STARTING
-    cleared, wants_canary = judge(reborn, right, RULES)
+    restarted = judge(known, replace(canary, source="x", at=3.0, epoch="2"), RULES).case
+    assert (restarted.verdict, restarted.faults) == (Verdict.STARTING, frozenset({ANSWER_FAULT}))
+    assert judge(restarted, canary, RULES).case.verdict is Verdict.STARTING
+    cleared, wants_canary = judge(restarted, right, RULES)
     assert (cleared.faults, wants_canary) == (frozenset(), True)
     assert judge(cleared, replace(canary, at=5.0), RULES).case.verdict is Verdict.UP

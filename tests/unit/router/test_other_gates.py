@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.board import Board
-from cellgate.router.cost import Forecast
-from cellgate.router.cost_model import MEAN_S, UNSEEN_S, Elsewhere, Line, OtherGates, expected_s
+from cellgate.router.cost import CostTerms
+from cellgate.router.cost_model import MEAN_S, UNSEEN_S, Line, OtherGates, RemoteLoad, expected_s
 from cellgate.router.nouns import Evidence, Fleet, Load, Rules, Sign, Strength, Unit
 
 law = settings(derandomize=True, deadline=None, max_examples=300)
@@ -81,7 +81,7 @@ def test_of_others_alone_the_order_stays(told: list[float]) -> None:
 # -- on the board -------------------------------------------------------------------------------------------
 
 
-def forecasts(told: dict[str, Elsewhere], *units: Unit) -> list[Forecast]:
+def forecasts(told: dict[str, RemoteLoad], *units: Unit) -> list[CostTerms]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     for unit in units:
@@ -97,7 +97,7 @@ def unit(name: str, model: str = "m") -> Unit:
 
 
 def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() -> None:
-    told = {"a": Elsewhere(in_flight=9, prefilling=9, uncached_tokens=3000)}
+    told = {"a": RemoteLoad(in_flight=9, prefilling=9, uncached_tokens=3000)}
     busy, idle, other = forecasts(told, unit("a"), unit("b"), unit("n", "n"))
     assert busy.foreign_tokens == pytest.approx(3000.0 - UNSEEN_S * 1000.0)
     assert idle.foreign_tokens == pytest.approx(UNSEEN_S * 1000.0)
@@ -105,7 +105,7 @@ def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() 
 
 
 def test_a_prompt_that_is_to_be_computed_decodes_nothing_yet() -> None:
-    told = {"a": Elsewhere(in_flight=9, prefilling=2, uncached_tokens=3000)}
+    told = {"a": RemoteLoad(in_flight=9, prefilling=2, uncached_tokens=3000)}
     assert forecasts(told, unit("a"))[0].foreign_batch == 7.0
 
 

@@ -22,7 +22,7 @@ def board(units: int) -> Board:
     made.configure(Fleet(units=tuple(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units])), 0.0)
     for name, state in made.units.items():
         made.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "one token", NOW))
-        state.heard_at = NOW
+        state.answered_at = NOW
     return made
 
 
@@ -90,7 +90,7 @@ def test_panic_ends_when_units_answer_again() -> None:
     made = board(3)
     fail(made, "a", NOW + 3.0)
     assert panics(made)
-    made.units["b"].heard_at = NOW + 4.0
+    made.units["b"].answered_at = NOW + 4.0
     made.tick(NOW + 4.0)
     assert not panics(made)
     fail(made, "a", NOW + 4.0)
@@ -99,7 +99,7 @@ def test_panic_ends_when_units_answer_again() -> None:
 
 def test_a_unit_of_which_anything_answers_is_never_held() -> None:
     made = board(4)
-    made.units["a"].heard_at = NOW + 2.9
+    made.units["a"].answered_at = NOW + 2.9
     fail(made, "a", NOW + 3.0)
     fail(made, "b", NOW + 3.0)
     assert down(made) == "a"

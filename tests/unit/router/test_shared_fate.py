@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellgate.router.board import Board
-from cellgate.router.health import SharedFate, shared_fates
+from cellgate.router.health import CommonCause, shared_fates
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 
 
@@ -35,7 +35,7 @@ def rise(found: Board, *names: str) -> None:
 def test_the_narrowest_place_that_explains_all_is_named() -> None:
     found = board(a=("z/s1/l1", "z/s1/l2"), b=("z/s1/l1",), c=("z/s1/l2",), d=("z/s2/l9",))
     fall(found, "a", "b", "c")
-    assert shared_fates(found) == [SharedFate(("z", "s1"), ("a", "b", "c"))]
+    assert shared_fates(found) == [CommonCause(("z", "s1"), ("a", "b", "c"))]
 
 
 def test_a_place_where_one_unit_works_is_not_to_blame() -> None:
@@ -53,7 +53,7 @@ def test_one_unit_shares_its_fate_with_nobody() -> None:
 def test_two_switches_are_two_fates() -> None:
     found = board(a=("z/l1",), b=("z/l1",), c=("z/l2",), d=("z/l2",), e=("z/l3",))
     fall(found, "a", "b", "c", "d")
-    assert shared_fates(found) == [SharedFate(("z", "l1"), ("a", "b")), SharedFate(("z", "l2"), ("c", "d"))]
+    assert shared_fates(found) == [CommonCause(("z", "l1"), ("a", "b")), CommonCause(("z", "l2"), ("c", "d"))]
 
 
 def test_units_without_places_say_nothing() -> None:

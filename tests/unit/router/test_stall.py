@@ -65,13 +65,13 @@ def test_a_unit_without_requests_is_never_silent() -> None:
 
 def test_any_work_breaks_the_silence() -> None:
     state, _, _ = working()
-    state.life_at = NOW + 5.0
+    state.progress_at = NOW + 5.0
     assert find_stall(state, NOW + 5.9, RULES) is None
 
 
 def test_silence_is_counted_from_when_there_was_work_to_do() -> None:
     state, _, _ = working(since=NOW)
-    state.life_at = NOW - 1000.0
+    state.progress_at = NOW - 1000.0
     assert find_stall(state, NOW + 0.5, RULES) is None
 
 
@@ -154,7 +154,7 @@ def test_what_came_after_a_canary_or_a_suspicion_excuses_nothing() -> None:
     assert not hides_work(state, NOW + 5.0, RULES, asked_at=NOW - 0.1)
     state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW - 1.0)
     assert not hides_work(state, NOW + 5.0, RULES)
-    state.life_at = NOW - 0.5
+    state.progress_at = NOW - 0.5
     assert hides_work(state, NOW + 5.0, RULES), "it has worked since"
 
 
@@ -213,10 +213,10 @@ def test_the_limit_grows_with_the_slowest_usual_step_and_the_spells_that_passed(
     assert stall_limit_s(state, RULES) == 1.0
     state.record_stall(0.75)
     assert stall_limit_s(state, RULES) == 1.0, "this one has not passed yet"
-    state.life_at = NOW + 1.0
+    state.progress_at = NOW + 1.0
     assert stall_limit_s(state, RULES) == STALLS * (0.75 + SHORTEST_STALL_S)
     state.record_stall(5.0)
-    state.life_at = NOW + 7.0
+    state.progress_at = NOW + 7.0
     assert stall_limit_s(state, RULES) == STEPS * 0.5
 
 

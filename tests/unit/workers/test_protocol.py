@@ -101,7 +101,7 @@ def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
     assert not state.is_usable()
     # When a unit last showed life is told apart, for that changes all the time.
     assert updates.lives() == [("a", 2.0), ("b", 0.0)]
-    board.units["a"].life_at = 3.0
+    board.units["a"].progress_at = 3.0
     assert (updates.units(3.0), updates.lives()) == ([], [("a", 3.0)])
 
 

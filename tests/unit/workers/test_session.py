@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from cellgate.proxy.admission.limits import Bill, DoorCounts, LimitedDispatcher, LimitLedger
+from cellgate.proxy.admission.limits import DoorCounts, LimitedDispatcher, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.log import Finished
@@ -24,7 +24,7 @@ class Control:
     """A control process with a key that has 1000 tokens a minute, and one session. It has no unit."""
 
     def __init__(self, **limits: int) -> None:
-        self.bills: list[Bill] = []
+        self.bills: list[UsageRecord] = []
         self.ledger = LimitLedger(lambda: AT, DoorCounts(frozenset), lambda bill, _: self.bills.append(bill))
         tenant = TenantRules("t")
         rules = LimitRules(tokens_per_minute=1000, **limits)
@@ -55,7 +55,7 @@ class Control:
 
     def settle(self, number: int, used: int = 0) -> None:
         """The worker says that one is over."""
-        bill = Bill("r", "k", "t", "m", "m", "chat", 499, AT + number, TOKENS, 0, used, 0, True)
+        bill = UsageRecord("r", "k", "t", "m", "m", "chat", 499, AT + number, TOKENS, 0, used, 0, True)
         self.session.hear((ToControl.SETTLED, *bill))
 
     def used(self) -> int:

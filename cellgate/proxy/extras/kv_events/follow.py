@@ -302,7 +302,7 @@ class KvEventFollowers:
             self._follow(state, followed, configured(keys))
             return
         engine = keys.source if keys is not None else state.engine
-        incarnation = (engine, state.case.reborn, state.risen_at)
+        incarnation = (engine, state.case.restarted, state.up_since)
         if engine in PATHS and followed.asked != incarnation:
             followed.asked = incarnation
             followed.asking = asyncio.create_task(

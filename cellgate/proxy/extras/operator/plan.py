@@ -162,7 +162,7 @@ class Undecided(Alone):
 
 
 class UnitRow(NamedTuple):
-    """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
+    """What is seen of one unit. `since`: when it came to its verdict; `up_since`, `born_at`: when it last
     came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
     that it goes, or does not run yet, or its engine stands still on purpose; `shares_fate`: it is DOWN with
     all others under a switch, a rack or a zone.
@@ -172,7 +172,7 @@ class UnitRow(NamedTuple):
     cell: str
     verdict: Verdict
     since: float
-    risen_at: float = 0.0
+    up_since: float = 0.0
     born_at: float = 0.0
     drained: bool = False
     in_hand: bool = False
@@ -181,7 +181,7 @@ class UnitRow(NamedTuple):
     @property
     def is_new(self) -> bool:
         """Whether it has not been UP since its processes started."""
-        return self.risen_at <= self.born_at
+        return self.up_since <= self.born_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def _seen(state: RecoveryState | None, row: UnitRow, remedy: Remedy, now: float)
             return _up(state, row, remedy, now)
         case Verdict.STARTING:
             return replace(state, down_at=None, up_at=None)
-        case Verdict.DOWN if state.down_at is None or state.down_at < max(row.risen_at, row.born_at):
+        case Verdict.DOWN if state.down_at is None or state.down_at < max(row.up_since, row.born_at):
             return replace(state, down_at=row.since, up_at=None)
         case _:
             return state

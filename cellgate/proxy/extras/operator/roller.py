@@ -44,7 +44,7 @@ from cellgate.proxy.extras.operator.roll_plan import (
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, Elsewhere
+from cellgate.router.cost_model import NOTHING_ELSEWHERE, RemoteLoad
 from cellgate.router.judge import is_implausible
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
@@ -402,7 +402,7 @@ def _rows(plane: Plane, watched: Collection[str], clock_ms: int) -> Iterator[Rol
 
 def _row(board: Board, state: UnitState, now: float, clock_ms: int) -> RollRow:
     case, elsewhere = state.case, _elsewhere(board, state)
-    renewed_at = max(state.risen_at, case.reborn[1] if case.reborn is not None else 0.0)
+    renewed_at = max(state.up_since, case.restarted[1] if case.restarted is not None else 0.0)
     return RollRow(
         state.unit.name,
         state.unit.cell,
@@ -431,7 +431,7 @@ def _beside(board: Board, state: UnitState) -> list[UnitState]:
     return [other for other in board if other.unit.cell == state.unit.cell and other is not state]
 
 
-def _elsewhere(board: Board, state: UnitState) -> Elsewhere:
+def _elsewhere(board: Board, state: UnitState) -> RemoteLoad:
     return board.elsewhere.get(state.unit.name, NOTHING_ELSEWHERE)
 
 
