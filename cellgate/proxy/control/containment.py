@@ -208,23 +208,20 @@ class Containment:
         """Whether it must not be sent to any unit."""
         if self.bans.find(ask.fingerprint, self._now()) is not None:
             return True
-        if len(self._given_up_under(ask).intersection(tried)) >= GIVEN_UP_MOST:
+        if self._is_given_up(ask, tried):
             return True
         record = self.ledger.records.get(ask.fingerprint)
         return record is not None and record.ended and bool(tried)
 
     def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
         """The failure for a client whose request must not be sent to any unit."""
-        if (
-            self.bans.find(ask.fingerprint, self._now()) is None
-            and len(self._given_up_under(ask).intersection(tried)) >= GIVEN_UP_MOST
-        ):
+        ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
+        if ban is None and self._is_given_up(ask, tried):
             reason = (
                 "units showed nothing for so long while they had this request that they were given up; it is "
                 "sent to no more of them; shorten the prompt, or make the units faster"
             )
             return Failure(FailureKind.EVICTED, reason)
-        ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
         self.counts["ended" if tried else "refused"] += 1
         rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
         reason = (
@@ -276,6 +273,10 @@ class Containment:
     def _given_up_under(self, ask: Ask) -> frozenset[str]:
         """The units that were given up by a time-out of ours while they had this prompt."""
         return self._given_up.get(ask.fingerprint, (frozenset(), 0.0))[0]
+
+    def _is_given_up(self, ask: Ask, tried: Collection[str]) -> bool:
+        """Whether so many of the units that were tried were given up that it goes to no further one."""
+        return len(self._given_up_under(ask).intersection(tried)) >= GIVEN_UP_MOST
 
     def _there(self, place: str) -> list[int]:
         """The prompts of all units that are reached there."""
