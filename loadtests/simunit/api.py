@@ -21,7 +21,7 @@ from loadtests.simunit.nonsense import EVERY_S, answer_of
 from loadtests.simunit.replies import AnyReply, BlockReply, Reply
 from loadtests.simunit.requests import ApiError, Generation
 from loadtests.simunit.sequence import Listener, Sequence
-from loadtests.simunit.text import Context, detokenize, tokenize
+from loadtests.simunit.text import LONGEST_PIECE_BYTES, Context, detokenize, tokenize
 from loadtests.simunit.transfer import Transfers
 from loadtests.simunit.unit import Unit
 
@@ -120,8 +120,7 @@ class Api:
         if generation.logprobs and (generation.stream or not self._unit.shows_logprobs):
             raise ApiError(400, "logprobs are not simulated")
         nonsense = NONSENSE if self._unit.faults.talking_nonsense else ""
-        context = Context(generation.prompt + nonsense)
-        self._check_length(context, generation.max_tokens or 1)
+        context = self._context(generation.prompt + nonsense, generation.max_tokens or 1)
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self._unit.note("began", request_id)
         reply = self._reply(generation, request_id, context)
@@ -222,9 +221,7 @@ class Api:
         body = requests.parse(requests.EmbeddingBody, await request.read())
         self._check(body.model)
         texts = requests.texts_of(body.input)
-        contexts = [Context(text) for text in texts]
-        for context in contexts:
-            self._check_length(context, 0)
+        contexts = [self._context(text, 0) for text in texts]
         tokens = sum(context.tokens for context in contexts)
         await asyncio.gather(*(self._prefill(context) for context in contexts))
         as_base64 = body.encoding_format == "base64"
@@ -295,13 +292,20 @@ class Api:
                 404, f"the model `{model}` does not exist here; this unit serves `{self._unit.model}`"
             )
 
-    def _check_length(self, context: Context, max_tokens: int) -> None:
+    def _context(self, prompt: str, max_tokens: int) -> Context:
+        """The text to be computed. Raises ApiError for one that is empty or too long: it is not read if its
+        length alone says so.
+        """
         limit = self._unit.engine.timing.max_model_len
-        if context.tokens == 0:
+        least = len(prompt) // LONGEST_PIECE_BYTES
+        context = Context(prompt if least <= limit else "")
+        tokens = max(context.tokens, least)
+        if tokens == 0:
             raise ApiError(400, "the prompt is empty")
-        if context.tokens + max_tokens > limit:
-            asked = f"{context.tokens} prompt tokens and {max_tokens} to generate"
+        if tokens + max_tokens > limit:
+            asked = f"{tokens} prompt tokens and {max_tokens} to generate"
             raise ApiError(400, f"the maximum context length is {limit} tokens; this request has {asked}")
+        return context
 
     def _late(self, handler: Handler) -> Handler:
         """Answer late while a fault says so: what probes ask, and nothing else."""

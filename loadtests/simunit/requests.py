@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from loadtests.simunit.agents import called, explained
 from loadtests.simunit.text import Message, detokenize, render_chat
@@ -15,6 +22,9 @@ TURNS = 10
 """So many turns has a loop with a tool."""
 
 Body = TypeVar("Body", bound=BaseModel)
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], Field(fail_fast=True)]
+"""Checked up to the first thing that is wrong: a unit stands still meanwhile."""
 
 
 class ApiError(Exception):
@@ -62,7 +72,7 @@ class SamplingBody(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     ignore_eos: bool = False
     n: int | None = 1
     logprobs: bool | int | None = None
@@ -83,8 +93,8 @@ class ChatMessage(BaseModel):
     """One entry of `messages`."""
 
     role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Listed[ContentPart] | None = None
+    tool_calls: Listed[dict[str, Any]] | None = None
 
     def flat(self) -> Message:
         """The message with its content as one text."""
@@ -98,10 +108,10 @@ class ChatMessage(BaseModel):
 class ChatPrompt(BaseModel):
     """The fields that the chat template reads."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: list[dict[str, Any]] = []
+    tools: Listed[dict[str, Any]] = []
 
     def render(self) -> str:
         """The prompt's text. Raises ApiError for flags that contradict each other."""
@@ -123,7 +133,7 @@ class ChatBody(SamplingBody, ChatPrompt):
 class CompletionBody(SamplingBody):
     """Body of /v1/completions: one prompt, as text or tokens."""
 
-    prompt: str | list[int] | list[str]
+    prompt: str | Listed[int] | Listed[str]
 
 
 class BlocksBody(BaseModel):
@@ -133,7 +143,7 @@ class BlocksBody(BaseModel):
 
     model: str | None = None
     stream: bool = False
-    tools: list[dict[str, Any]] = []
+    tools: Listed[dict[str, Any]] = []
     kv_transfer_params: dict[str, Any] = {}
 
     def messages_read(self) -> list[Message]:
@@ -153,7 +163,7 @@ class MessagesBody(BlocksBody):
 
     max_tokens: Annotated[int, Field(ge=1)]
     system: str = ""
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
     def messages_read(self) -> list[Message]:
         """Results of tools come before the text, as in vLLM."""
@@ -175,7 +185,7 @@ class ResponsesBody(BlocksBody):
 
     max_output_tokens: Annotated[int, Field(ge=1)] = COMPLETION_MAX_TOKENS
     instructions: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Listed[dict[str, Any]]
 
     def messages_read(self) -> list[Message]:
         """A call belongs to the text of the assistant before it, as in vLLM."""
@@ -201,7 +211,7 @@ class EmbeddingBody(BaseModel):
     """Body of /v1/embeddings."""
 
     model: str | None = None
-    input: str | list[int] | list[str] | list[list[int]]
+    input: str | Listed[int] | Listed[str] | Listed[Listed[int]]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=4096)] = 64
 
@@ -211,7 +221,7 @@ class TokenizeBody(ChatPrompt):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] = []
+    messages: Listed[ChatMessage] = []
     return_token_strs: bool = False
 
     def text(self) -> str:
@@ -225,7 +235,7 @@ class DetokenizeBody(BaseModel):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +264,7 @@ def parse(model: type[Body], body: bytes) -> Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
         raise ApiError(400, f"{where}: {first['msg']}") from error
 

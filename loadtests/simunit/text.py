@@ -15,8 +15,10 @@ import xxhash
 BLOCK_TOKENS = 16
 """Tokens in one KV block, vLLM's default."""
 
-_PIECE = re.compile(rb" ?[A-Za-z0-9]{1,5}|[\x80-\xff]{1,6}|[^\sA-Za-z0-9\x80-\xff]{1,6}|\s")
-_LONGEST_PIECE_BYTES = 6
+_PIECE = re.compile(rb" ?[A-Za-z0-9]{1,5}+|[\x80-\xff]{1,6}+|[^\sA-Za-z0-9\x80-\xff]{1,6}+|\s")
+LONGEST_PIECE_BYTES = 6
+_BLOCK = re.compile(rb"(?:(?>%b)){%d}" % (_PIECE.pattern, BLOCK_TOKENS))
+"""The pieces of a full block, found at once: a unit stands still while it reads a prompt."""
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
 WORDS = tuple(f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES)
 """Everything the unit can say, one token each."""
@@ -63,7 +65,7 @@ def _pieces(text: str) -> list[bytes]:
 
 def _piece_of(token_id: int) -> bytes:
     encoded = token_id.to_bytes(8, "big").lstrip(b"\0") if 0 < token_id < 1 << 63 else b""
-    if not encoded.startswith(b"\x01") or not 1 < len(encoded) <= _LONGEST_PIECE_BYTES + 1:
+    if not encoded.startswith(b"\x01") or not 1 < len(encoded) <= LONGEST_PIECE_BYTES + 1:
         raise ValueError(f"{token_id} is not a token of this unit")
     return encoded[1:]
 
@@ -74,15 +76,17 @@ class Context:
     __slots__ = ("_hash", "block_hashes", "tokens")
 
     def __init__(self, prompt: str) -> None:
-        pieces = _pieces(prompt)
+        text = prompt.encode()
         self._hash = xxhash.xxh3_64()
-        self.tokens = len(pieces)
         self.block_hashes: list[int] = []
-        for start in range(0, len(pieces), BLOCK_TOKENS):
-            block = pieces[start : start + BLOCK_TOKENS]
-            self._hash.update(b"".join(block))
-            if len(block) == BLOCK_TOKENS:
-                self.block_hashes.append(self._hash.intdigest())
+        size = 0
+        for block in _BLOCK.findall(text):
+            self._hash.update(block)
+            self.block_hashes.append(self._hash.intdigest())
+            size += len(block)
+        rest = text[size:]
+        self._hash.update(rest)
+        self.tokens = len(self.block_hashes) * BLOCK_TOKENS + len(_PIECE.findall(rest))
 
     def extend(self) -> str:
         """Generate the next token, append it and return it."""
