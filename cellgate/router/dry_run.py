@@ -185,7 +185,7 @@ def _waits(router: Router, ask: Ask, now: float, best: UnitCost, size: int) -> t
         now,
         expires_at,
         None,
-        (rules.due_at(tokens, now), 1 << 62),
+        (0, rules.due_at(tokens, now), 1 << 62),
     )
     wait_s = fair.wait_s(entry, tokens_s)  # type: ignore[arg-type]
     if now + wait_s > expires_at and router.board.is_sure_of(pool):

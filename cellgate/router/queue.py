@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from cellgate.router.nouns import FIXED, Ask, Refusal
-from cellgate.router.shares import Waiting
+from cellgate.router.shares import ADDRESS, Waiting
 from cellgate.router.unit_state import Lease
 
 # Deficit round robin among tenants, in tokens (Shreedhar and Varghese, 1995). Pure.
@@ -37,7 +37,8 @@ class Entry(Generic[T]):
     """A place in the queue, for `item`. `tokens` is its uncached work (at least 1), `size` its bytes.
 
     `group` says which units could serve it: where one of a group finds no room, no other of it does.
-    `due` is where it stands among those of its tenant.
+    `priority` counts among all; `due`, which begins with what its client says of that, among those of its
+    payer.
     """
 
     item: T
@@ -48,7 +49,7 @@ class Entry(Generic[T]):
     entered_at: float
     deadline_at: float
     group: Hashable
-    due: tuple[float, int]
+    due: tuple[int, float, int]
     payer: str = ""
 
     @property
@@ -75,6 +76,12 @@ class Tenant(Generic[T]):
     def tokens_before(self, entry: Entry[T]) -> int:
         """The work that comes before `place`."""
         return sum(other.tokens for other in self.entries if other.due < entry.due)
+
+    def tokens_beside(self, entry: Entry[T]) -> int:
+        """The work that takes turns with a place of another tenant: of its own payer, what goes no later."""
+        if self.name[0] != entry.payer:
+            return self.tokens
+        return sum(other.tokens for other in self.entries if other.due[0] <= entry.due[0])
 
 
 class Ring(Generic[T]):
@@ -124,11 +131,13 @@ class Ring(Generic[T]):
 
     def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The one to be served next, of those that are not blocked; nothing changes by asking."""
-        turns = [
-            (self._turn(at, entry), entry)
-            for at, tenant in enumerate(self.tenants)
-            if (entry := tenant.first(blocked)) is not None
-        ]
+        firsts: list[tuple[int, Entry[T]]] = []
+        best: dict[str, int] = {}
+        for at, tenant in enumerate(self.tenants):
+            if (entry := tenant.first(blocked)) is not None:
+                firsts.append((at, entry))
+                best[entry.payer] = min(entry.due[0], best.get(entry.payer, entry.due[0]))
+        turns = [(self._turn(at, entry), entry) for at, entry in firsts if entry.due[0] == best[entry.payer]]
         return min(turns, key=lambda turn: turn[0])[1] if turns else None
 
     def take(self, entry: Entry[T]) -> None:
@@ -167,7 +176,8 @@ class Ring(Generic[T]):
 # The fair queue: which asks wait for a unit, and in which order they are served. Pure; times are passed in.
 #
 # Rules:
-# 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py).
+# 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py). That
+# of an address is only its word: all of them are one class, and it counts among what the address asks.
 # 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
 # 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces
 # the
@@ -256,7 +266,8 @@ class FairQueue(Generic[T]):
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
-        due = (self.rules.due_at(tokens, now), self._entered)
+        own, priority = (priority, 0) if payer.startswith(ADDRESS) else (0, priority)
+        due = (own, self.rules.due_at(tokens, now), self._entered)
         entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer)
         # An ask that would be in time even as the last needs no position.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at
@@ -319,7 +330,8 @@ class FairQueue(Generic[T]):
                 mine = own.tokens_before(entry) if own is not None else 0
                 # While the own ones are served, each other tenant gets as much, if it has as much.
                 due = mine + entry.tokens
-                ahead += mine + sum(min(tenant.tokens, due) for tenant in ring.tenants if tenant is not own)
+                beside = (tenant.tokens_beside(entry) for tenant in ring.tenants if tenant is not own)
+                ahead += mine + sum(min(tokens, due) for tokens in beside)
         return _seconds(ahead, tokens_s)
 
     def _left(self, entry: Entry[T]) -> None:
@@ -346,11 +358,12 @@ class FairQueue(Generic[T]):
         ring = self._rings[last]
         # Of thousands of tenants: with what is compared in C, a hundred times a turn.
         most = max(max(ring.tenants, key=_COUNT), max(ring.tenants, key=_SIZE), key=self._held)
-        if last == entry.priority:
+        victim = most.entries[-1]
+        goes_later = victim.payer == entry.payer and victim.due[0] > entry.due[0]
+        if last == entry.priority and not goes_later:
             own = ring.tenant(entry.of) or Tenant(entry.of)
             if self._held(most) <= self._held(own, also=entry):
                 return None
-        victim = most.entries[-1]
         return victim if self._fits(entry, instead_of=victim) else None
 
     def _count_payer(self, entry: Entry[T], by: int) -> None:

@@ -46,6 +46,52 @@ def test_urgent_asks_go_first() -> None:
     assert line.rest() == ["urgent", "usual", "low"]
 
 
+ASKED = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.integers(-9, 9)), max_size=30)
+
+
+def served(asked: list[tuple[str, str, int]], *, tenants: bool = False) -> list[tuple[str, int, int]]:
+    """Who is served, in which order: the payer's name, the priority, and when it came."""
+    line = Line()
+    for number, (who, tenant, priority) in enumerate(asked):
+        of = {"tenant": tenant} if tenants else {}
+        line.add(f"{who} {priority} {number}", payer=f"address {who}", priority=priority, **of)
+    words = (name.split() for name in line.rest())
+    return [(who, int(priority), int(number)) for who, priority, number in words]
+
+
+@given(ASKED)
+def test_what_an_address_says_of_its_priority_moves_nobody_else(asked: list[tuple[str, str, int]]) -> None:
+    plain = [(who, tenant, 0) for who, tenant, _ in asked]
+    assert [who for who, _, _ in served(asked)] == [who for who, _, _ in served(plain)]
+
+
+@given(ASKED)
+def test_an_address_gets_its_own_in_the_order_that_it_says(asked: list[tuple[str, str, int]]) -> None:
+    for who in "abc":
+        own = [place[1:] for place in served(asked) if place[0] == who]
+        assert own == sorted(own)
+        # Its tenants take turns only where it says nothing.
+        levels = [priority for of, priority, _ in served(asked, tenants=True) if of == who]
+        assert levels == sorted(levels)
+
+
+def test_in_a_full_queue_an_address_displaces_its_own_that_goes_later() -> None:
+    line = Line(limit=3)
+    for number in range(3):
+        line.add(f"later {number}", payer="address a", tenant=f"t{number % 2}", priority=5)
+    assert isinstance(line.add("now", payer="address a", tenant="t", priority=-1), Entry)
+    assert line.add("as late", payer="address a", tenant="t0", priority=5) is NoEntry.FULL
+    assert line.rest()[0] == "now"
+
+
+def test_nobody_is_late_because_of_what_goes_after_it() -> None:
+    line = Line()
+    line.add("long", payer="address a", tenant="t", priority=1, tokens=60_000)
+    assert isinstance(
+        line.add("now", payer="address a", tokens=1000, deadline_at=NOW + 0.5, priority=0), Entry
+    )
+
+
 def test_short_work_overtakes_long_work_of_the_same_tenant() -> None:
     line = Line(age_s=10.0, age_tokens=1000)
     line.add("long", tokens=1000)
