@@ -1014,11 +1014,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run an agent until it is told to stop; its exit code."""
-    with suppress(OSError):
-        # If allowed: it needs little CPU, and watches processes that use all of it.
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     try:
         agent = _agent(args)
+        with suppress(OSError):
+            # If allowed: it needs little CPU, and watches processes that use all of it.
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
         asyncio.run(agent.run(*args.listen))
     except UsageError as error:
         _log(str(error))
