@@ -235,12 +235,12 @@ def test_a_request_on_a_path_that_is_not_listed_is_sent_once_and_no_more() -> No
     async def scenario() -> None:
         stage.gate.set_drain("b", drained=True)
         stage.engines["a"].behaviour.silent = True
-        asking = asyncio.ensure_future(stage.send("POST", "/v1/unlisted", b"{}"))
+        asking = asyncio.ensure_future(stage.send("POST", "/v1/batches", b"{}"))
         await asyncio.sleep(0.5)
         stage.gate.set_drain("b", drained=False)
         visit = await asking
         assert (visit.reply.status, visit.code) == (503, "evicted")
-        assert (await stage.send("POST", "/v1/unlisted", b"{}")).unit == "b"
+        assert (await stage.send("POST", "/v1/batches", b"{}")).unit == "b"
 
     stage.play(scenario())
     assert [pick.unit for pick in stage.gate.router.picks] == ["a", "b"]

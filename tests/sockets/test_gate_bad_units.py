@@ -244,7 +244,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_told_once_and_held_against_
 @live
 async def test_a_path_that_is_not_known_to_be_safe_is_asked_once() -> None:
     async with stage(then_close(b""), whole(), pass_unlisted=True) as here, here.client() as client:
-        assert (await client.ask(get("/v1/custom"))).status == 502
+        assert (await client.ask(get("/v1/batches"))).status == 502
         assert [len(unit.requests) for unit in here.units] == [1, 0]
 
 

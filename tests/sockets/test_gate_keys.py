@@ -128,7 +128,7 @@ async def test_a_key_for_some_models_is_for_no_request_without_one(tmp_path: Pat
     """Its engine would take its only model, or one that stands where the gate does not look."""
     lines = [line(models=["tiny"]), line("any", "sk-any")]
     async with keyed(tmp_path, STREAM, *lines, pass_unlisted=True) as here, here.client() as client:
-        for path in ("/v1/chat/completions", "/v1/audio/transcriptions", "/v1/unlisted", "/tokenize"):
+        for path in ("/v1/chat/completions", "/v1/audio/transcriptions", "/v1/batches", "/tokenize"):
             reply = await client.ask(post(b'{"messages": []}', BEARER, path))
             assert (reply.status, code(reply.body)) == (403, "model_not_allowed")
         assert here.received == 0

@@ -32,9 +32,9 @@ from cellgate.router.nouns import Ask
 # Which paths of an engine administer it, known by their words. Pure.
 #
 # Engines get new ones with each release: so a path is not looked up, its words are. One with a word of
-# administration is refused; one of words that compute or tell, or below a versioned API, is harmless; of
-# any
-# other nobody knows. What engines serve today is compared in tests/unit/request/test_engine_routes.py.
+# administration is refused; one of words that compute or tell is harmless, as is what is made below a
+# versioned API, by its id; of any other nobody knows. What engines serve today is compared in
+# tests/unit/request/test_engine_routes.py.
 
 
 class Standing(Enum):
@@ -42,6 +42,8 @@ class Standing(Enum):
 
     ADMINISTERS = auto()
     HARMLESS = auto()
+    READABLE = auto()
+    """Harmless to be read: something below what is."""
     UNKNOWN = auto()
 
 
@@ -73,18 +75,28 @@ _WHOLE = frozenset(
     (b"/server_info", b"/get_server_info", b"/kv_event_sources", b"/models", b"/is_scaling_elastic_ep")
 )
 """They show addresses, or other models than the gate's; or they administer with another method."""
-_TELLS = frozenset((b"/", b"/load"))
+_KNOWN = frozenset((b"/", b"/load", b"/generate_stream", b"/v1/audio/speech/stream"))
+"""They compute or tell, whatever their words are."""
 _HARMLESS = frozenset(
-    b"answer apply ask audio call chat classification classify completion completions count decisions "
-    b"detokenization detokenize docs embed embedding embeddings encode favicon function generate "
-    b"generation generations generative get health healthz ico image images infer inference infill "
-    b"info input invocations json list live livez loads message messages metrics model moderations "
-    b"openapi parse ping pooling predict predictions question ready readyz reasoning redoc rerank "
-    b"reranking response responses score scoring separate size speech stats status template text token "
-    b"tokenize tokenizer tokens transcribe transcriptions translate translations version vertex video "
-    b"videos world".split()
+    b"all answer api apply ask audio call chat classification classify completion completions count "
+    b"decisions decode detokenization detokenize doc docs embed embedding embeddings encode favicon "
+    b"function generate generation generations generative get health healthz ico image images infer "
+    b"inference infill info input invocations json list live livez loads message messages metrics model "
+    b"moderations openapi parse ping pooling predict predictions question ready readyz reasoning redoc "
+    b"rerank reranking response responses score scoring separate similarity size sparse speech stats "
+    b"status template text token tokenize tokenizer tokens transcribe transcriptions translate "
+    b"translations version vertex video videos world".split()
 )
-_VERSIONED = re.compile(rb"/(?:[a-z]+/)?v[0-9][a-z0-9]*/|/api/")
+_BELOW_VERSION = _HARMLESS | frozenset(
+    b"asr assistants batch batches calls cancel client complete containers content conversations derender "
+    b"document documents edits evals file files item items license manifest meshes metadata models ocr "
+    b"parts ps query rank ranking realtime remix render runs search secrets segment show sound speaker "
+    b"speakers steps stores stt summarize systemone tags thread threads timestamps tts vad variations "
+    b"vector voice voices".split()
+)
+"""Words of APIs of users, where a version says that it is one."""
+_VERSIONED = re.compile(rb"(?:/[a-z]+)?/v[0-9][a-z0-9]*/|/api/(?:v[0-9]+/)?")
+_DIGIT = re.compile(rb"[0-9]")
 _WORDS = re.compile(rb"[a-z0-9]+")
 _CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -93,14 +105,25 @@ def standing(path: bytes) -> Standing:
     """What is known of a path that is not in the table, decoded."""
     plain = path.lower()
     base = plain.rstrip(b"/") or b"/"
-    if base in _TELLS:
+    if base in _KNOWN:
         return Standing.HARMLESS
     words = {*_WORDS.findall(plain), *_WORDS.findall(_CAMEL.sub(b"_", path).lower())}
     if base in _WHOLE or not words.isdisjoint(_ADMINISTER) or _STEMS.search(plain):
         return Standing.ADMINISTERS
-    if _VERSIONED.match(plain) or words <= _HARMLESS:
+    if words and words <= _HARMLESS:
         return Standing.HARMLESS
-    return Standing.UNKNOWN
+    found = _VERSIONED.match(base)
+    return Standing.UNKNOWN if found is None else _below_version(base[found.end() :].split(b"/"))
+
+
+def _below_version(parts: list[bytes]) -> Standing:
+    """What is known of the parts of a path behind a version: each is known, or an id (with a digit)."""
+    known = [bool(words := _WORDS.findall(part)) and _BELOW_VERSION.issuperset(words) for part in parts]
+    if not known[0]:
+        return Standing.UNKNOWN
+    if all(is_known or _DIGIT.search(part) for is_known, part in zip(known, parts, strict=True)):
+        return Standing.HARMLESS
+    return Standing.READABLE
 
 
 class RouteKind(Enum):
@@ -198,6 +221,7 @@ _DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _ENCODED_MOST = 4
 _HARMLESS_METHODS = (b"GET", b"HEAD", b"POST", b"OPTIONS")
+_READ_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
 _BY_PATH = re.compile(rb"(?:/v2/models/([^/]+)|/v1/models/(.+))")
@@ -223,6 +247,8 @@ _TWISTED = Route(AMBIGUOUS_PATH, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
 _UNKNOWN = Route(UNLISTED, "unlisted", model=IN_BODY)
 """Nothing says that it is no administration."""
+_READABLE = Route(UNLISTED, "unlisted", model=IN_BODY)
+"""The same, unless it is only read."""
 
 
 def find_route(path: bytes) -> Route:
@@ -243,6 +269,7 @@ def find_route(path: bytes) -> Route:
 _BY_STANDING = {
     Standing.ADMINISTERS: _ADMINISTRATION,
     Standing.HARMLESS: _UNLISTED,
+    Standing.READABLE: _READABLE,
     Standing.UNKNOWN: _UNKNOWN,
 }
 
@@ -295,7 +322,8 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     if route.kind is UNLISTED and not pass_unlisted:
         reason = "the gate does not forward this path; see pass_unlisted in its configuration"
         return Failure(FailureKind.UNKNOWN_PATH, reason)
-    if route is _UNKNOWN or (route.kind is UNLISTED and method not in _HARMLESS_METHODS):
+    methods = _READ_METHODS if route is _READABLE else _HARMLESS_METHODS
+    if route is _UNKNOWN or (route.kind is UNLISTED and method not in methods):
         reason = (
             "the gate does not forward what may be engine administration: a method that changes things, or a "
             "path that it cannot tell from that; call the engine directly"

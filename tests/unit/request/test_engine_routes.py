@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cellgate.proxy.request.routes import DENIED, GENERATE, OWN, STICKY, RouteKind, find_route, why_refused
 from tests.engine_routes import Served, served, table
@@ -34,7 +36,7 @@ def passes(path: str, method: str) -> bool:
 
 
 def test_the_table_has_what_engines_serve() -> None:
-    assert {one.engine for one in KNOWN} == {"vllm", "sglang", "llamacpp", "triton"}
+    assert {one.engine for one in KNOWN} == {"vllm", "sglang", "llamacpp", "triton", "ollama", "tgi", "tei"}
     assert {one.what for one in KNOWN} == {"administers", "computes", "tells"}
     paths = {one.path for one in ADMINISTER}
     assert {
@@ -66,12 +68,35 @@ def test_what_computes_or_tells_passes() -> None:
             assert kind is not RouteKind.UNLISTED or all(passes(one.path, each) for each in methods), one
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/frobnicate", "/updateWeights", "/flushcache", "/x/pause", "/engine/v9x", "/reconfigure_everything"],
-)
+UNKNOWN = """/frobnicate /updateWeights /flushcache /x/pause /engine/v9x /reconfigure_everything /-
+/v1/frobnicate /v1/chat/frobnicate /v1/chat/completions/x /v2/models/m/frobnicate /inference/v1/quux
+/cohere/v2/quux /v1 /v1/ /v1/- /v1/%c3%a9 /api/blobs/sha256:0a /v1/completions2 /v1/batches/b1/frobnicate
+/V1/Frobnicate /v1/%66robnicate /v1//chat/x1"""
+USED = """/v1/batches /v1/batches/batch_67ab/cancel /v1/files /v1/threads/thread_1/messages /v1/videos
+/v1/vector_stores/vs_1/search /v1/conversations/conv_1/items /v1/audio/speech/stream /v1/audio/voices /v1/tts
+/v1/health/ready /v1/chat/completions/batch /api/v1/generate /openai/v1/batches /v1/summarize /v1/ocr
+/v1/ranking /v2/chat /v1/responses/input_tokens /v1/messages/batches /embed_all /generate_stream"""
+
+
+@pytest.mark.parametrize("path", UNKNOWN.split())
 def test_a_verb_that_nobody_knows_does_not_pass(path: str) -> None:
     assert not passes(path, "POST")
+
+
+@given(st.lists(st.text("abcdefghijklmnopqrstuvwxyz_", min_size=9, max_size=20), min_size=1, max_size=3))
+def test_nor_does_an_invented_one_below_a_version(words: list[str]) -> None:
+    for begin in ("/v1/", "/v2/models/", "/api/", "/inference/v1/", "/v1/chat/"):
+        assert not passes(begin + "/".join([*words, "zzz"]), "POST")
+
+
+@pytest.mark.parametrize("path", USED.split())
+def test_what_users_of_other_engines_ask_passes(path: str) -> None:
+    assert passes(path, "POST")
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/voices/alloy", "/v1/files/x", "/v1/files/file-9/content"])
+def test_what_is_below_something_known_may_be_read(path: str) -> None:
+    assert passes(path, "GET")
 
 
 @pytest.mark.parametrize("verb", ["exit", "hibernate", "undrain", "evacuate", "pin_prefix", "failover"])
