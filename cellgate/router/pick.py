@@ -361,12 +361,12 @@ class Sampler:
 # Exploration: when a unit gets a request although another would serve it sooner, to measure its speed.
 # Pure.
 #
-# A unit that was slow once would otherwise never get the request that shows its present speed. The cost is
-# limited to a share of all waiting time: each pick adds to a budget, and exploring a unit takes out its
-# predicted additional cost. So a unit that seems ten times slower is explored rarely. Once, a unit is tried
-# whatever the budget is: when it seems slower because of its weight, and was never tried. Asks with a
-# deadline
-# never explore.
+# A unit that was slow once would otherwise never get the request that shows its present speed. So only a
+# request that would go there if it were as fast as the best one: one whose prompt another unit holds stays
+# away however fast it is. The cost is limited to a share of all waiting time: each pick adds to a budget, and
+# exploring a unit takes out its predicted additional cost. So a unit that seems ten times slower is explored
+# rarely. Once, a unit is tried whatever the budget is: when it seems slower because of its weight, and was
+# never tried. Asks with a deadline never explore.
 
 
 SHARE = 0.02
@@ -376,6 +376,8 @@ IDLE_S = 2.0
 """A unit that got a request this recently needs no exploration."""
 LOOK_S = 0.1
 """How often such units are searched."""
+SAME_S = 0.001
+"""So little is no difference."""
 
 
 class Explorer:
@@ -388,30 +390,36 @@ class Explorer:
         self.look_at = 0.0
         self.budget_s = 0.0
 
-    def choose(self, rows: Iterable[Candidate], best: Candidate, now: float) -> Candidate:
+    def choose(
+        self, rows: Iterable[Candidate], best: Candidate, ask: Ask, expected: Expected, now: float
+    ) -> Candidate:
         """`best`, or instead of it an idle unit of its cell that the budget can afford."""
         self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
         if not best.has_room:
             return best
-        states = self._board.units
-        cell = states[best.unit].unit.cell
+        states, budget_s = self._board.units, self.budget_s
+        usual = states[best.unit]
+        fast = usual.costs.forecast
         longest_s, chosen = IDLE_S, best
         for row in rows:
             state = states[row.unit]
             idle_s = now - state.last_lease_at
-            if idle_s > longest_s and row.has_room and not row.in_flight and state.unit.cell == cell:
+            if idle_s <= longest_s or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
+                continue
+            costs = state.costs
+            own = costs.forecast
+            if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
+                continue
+            # One that has had no request since it came up may be dearer for its weight alone.
+            is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
+            if (row.cost_s - best.cost_s <= budget_s or is_guessed) and (
+                costs.at_speed_of(usual.costs, ask, row.held_blocks, expected, now) <= best.cost_s + SAME_S
+            ):
                 longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
-        if chosen is best or (regret_s > self.budget_s and not self._is_guessed(chosen, best)):
-            return best
         self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
         return chosen
-
-    def _is_guessed(self, row: Candidate, best: Candidate) -> bool:
-        """Whether a unit is dearer for its weight alone: it has had no request since it came up."""
-        state = self._board.units[row.unit]
-        return state.last_lease_at <= state.up_since and state.weight < self._board.units[best.unit].weight
 
 
 LOOKS = 16
@@ -600,7 +608,9 @@ class Router:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         best, explorer = ranked[0], self._explorer
         explorer.budget_s += SHARE * best.cost_s
-        return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
+        if now < explorer.look_at or not self._by_seconds:
+            return best
+        return explorer.choose(rows, best, ask, found.expected, now)
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.

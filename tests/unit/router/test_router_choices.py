@@ -186,6 +186,30 @@ def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
     assert 0 < counts["u3"] <= 400 * SHARE, counts
 
 
+def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
+    """Where the turns of two sessions go that were begun on u1 and u2, while u0 has nothing to do."""
+    went = Counter[str]()
+    for turn in range(count):
+        for number in (1, 2):
+            now = NOW + 3.0 * turn + number
+            blocks = tuple(range(1000 * number, 1000 * number + 16 + turn // 8))
+            ask = Ask("m", True, 128 * len(blocks), prompt_bytes=512 * len(blocks), blocks=blocks)
+            lease = pick(router, ask if turn else ask._replace(unit=f"u{number}"), now)
+            went[lease.unit] += 1
+            lease.commit(now + 0.1)
+            router.board.close(lease, now + 0.5)
+    return went
+
+
+def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_were_fast() -> None:
+    """To compute a long prompt anew costs more than all that can be learnt by it."""
+    router = router_of(*(unit(f"u{n}") for n in range(3)))
+    slow(router, "u0", TOKENS_S / 2.5, 0.012)
+    assert turns_of_two_sessions(router, 80) == {"u1": 80, "u2": 80}
+    assert router._explorer.budget_s > 2.0, "more than a prompt is worth"
+    assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
+
+
 def picks_in_turn(router: Router, count: int, every_s: float = 0.5) -> list[str]:
     """The units that requests get that come one after the other."""
     units = []
