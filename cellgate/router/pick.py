@@ -289,8 +289,7 @@ def _first_kind(
 #
 # 1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds
 #    the longest by the reports of other gates.
-# 2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
-# do not all find the same one.
+# 2. The others are random: the best of SAMPLE is nearly as good as the best of all, and not all find one.
 # 3. It only proposes units: the caller decides.
 
 
@@ -361,12 +360,11 @@ class Sampler:
 # Exploration: when a unit gets a request although another would serve it sooner, to measure its speed.
 # Pure.
 #
-# A unit that was slow once would otherwise never get the request that shows its present speed. So only a
-# request that would go there if it were as fast as the best one: one whose prompt another unit holds stays
-# away however fast it is. The cost is limited to a share of all waiting time: each pick adds to a budget, and
-# exploring a unit takes out its predicted additional cost. So a unit that seems ten times slower is explored
-# rarely. Once, a unit is tried whatever the budget is: when it seems slower because of its weight, and was
-# never tried. Asks with a deadline never explore.
+# A unit that was slow once would otherwise never get the request that shows its present speed. It gets one
+# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. The
+# cost is limited to a share of all waiting time: each pick adds to a budget, and exploring takes out what it
+# costs more. So a unit that seems ten times slower is explored rarely; once whatever the budget is, when it
+# seems slower because of its weight, and was never tried. Asks with a deadline never explore.
 
 
 SHARE = 0.02
@@ -377,7 +375,6 @@ IDLE_S = 2.0
 LOOK_S = 0.1
 """How often such units are searched."""
 SAME_S = 0.001
-"""So little is no difference."""
 
 
 class Explorer:
@@ -390,33 +387,29 @@ class Explorer:
         self.look_at = 0.0
         self.budget_s = 0.0
 
-    def choose(
-        self, rows: Iterable[Candidate], best: Candidate, ask: Ask, expected: Expected, now: float
-    ) -> Candidate:
+    def choose(self, found: Candidates, best: Candidate, ask: Ask, now: float) -> Candidate:
         """`best`, or instead of it an idle unit of its cell that the budget can afford."""
         self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
         if not best.has_room:
             return best
-        states, budget_s = self._board.units, self.budget_s
+        states, longest_s, chosen = self._board.units, IDLE_S, best
         usual = states[best.unit]
         fast = usual.costs.forecast
-        longest_s, chosen = IDLE_S, best
-        for row in rows:
+        for row in found.rows:
             state = states[row.unit]
-            idle_s = now - state.last_lease_at
+            idle_s, costs = now - state.last_lease_at, state.costs
             if idle_s <= longest_s or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
                 continue
-            costs = state.costs
             own = costs.forecast
             if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
-            if (row.cost_s - best.cost_s <= budget_s or is_guessed) and (
-                costs.at_speed_of(usual.costs, ask, row.held_blocks, expected, now) <= best.cost_s + SAME_S
-            ):
-                longest_s, chosen = idle_s, row
+            if row.cost_s - best.cost_s <= self.budget_s or is_guessed:
+                as_fast_s = costs.at_speed_of(usual.costs, ask, row.held_blocks, found.expected, now)
+                if as_fast_s <= best.cost_s + SAME_S:
+                    longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
         self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
         return chosen
@@ -608,9 +601,8 @@ class Router:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         best, explorer = ranked[0], self._explorer
         explorer.budget_s += SHARE * best.cost_s
-        if now < explorer.look_at or not self._by_seconds:
-            return best
-        return explorer.choose(rows, best, ask, found.expected, now)
+        is_due = now >= explorer.look_at and self._by_seconds
+        return explorer.choose(found, best, ask, now) if is_due else best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.

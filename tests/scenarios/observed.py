@@ -66,7 +66,9 @@ class ObservedRouter(Router):
         answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
         self._asked = False, ()
         if isinstance(answer, Refusal):
-            idle = [state for state in room if not state.leases and state.cool_until <= now]
+            # One that is SUSPECT gets only what no other has a free place for.
+            sure = [state for state in room if state.case.verdict is Verdict.UP] or room
+            idle = [state for state in sure if not state.leases and state.cool_until <= now]
             # Behind others, and for a unit that answers sooner, one may wait; but not while a unit is idle.
             if (
                 idle
