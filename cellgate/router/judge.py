@@ -471,6 +471,11 @@ def _is_refuted(case: Case, evidence: Evidence) -> bool:
     return is_work and is_stall and evidence.source not in _HOLDING
 
 
+def is_out_for_answers(case: Case) -> bool:
+    """Whether the unit is out for what it answers: it works, so that no request has ended it."""
+    return any(source in _HOLDING for _, source in case.faults)
+
+
 def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:
     return one.node == other.node and (one.node is None or one.source == other.source)
 

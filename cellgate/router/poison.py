@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ SPACE_S = 1.0
 """The pause of a suspect after a unit has died: more may die of the same cause."""
 SIBLING_S = 5.0
 """How long other requests with the same prompt wait for the first one after a death."""
+MOMENT_S, USUAL_S = 0.05, 0.25
+"""A unit that dies within a moment of getting a request that lived this long elsewhere was dying already, as
+units do that fail in one instant. That is believed once for a request."""
 COMMITTED_S, SHOWN_S = 0.25, 1.0
 """How long a suspect must send tokens to be cleared: if it died before its first one, and otherwise."""
 UNSHOWN_S = 5.0
@@ -88,8 +92,9 @@ class Death:
         """Whether a loss is of this death, and not of another one."""
         if self.lost_at is None:
             return loss.at - self.at <= JOINED_S
-        # A moved request may get another unit there, and break on a connection that was kept.
-        was_there = loss.opened_at <= self.lost_at or loss.unit != self.unit
+        # A moved request may get another unit there, or the same one before it is seen to be dead, and break
+        # on a connection that was kept.
+        was_there = loss.opened_at <= self.lost_at or loss.unit != self.unit or loss.worked_at <= self.lost_at
         return was_there and loss.at - self.last_at <= JOINED_S
 
     def who(self, now: float) -> Collection[int]:
@@ -104,7 +109,8 @@ class Loss:
     `place` is where the unit is reached: units behind one gate are lost together when that gate is, which is
     one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
-    a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up.
+    a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up;
+    `worked_at`: when the unit last showed that it works.
     """
 
     unit: str
@@ -118,6 +124,7 @@ class Loss:
     is_loss: bool = True
     is_reply: bool = False
     is_silent: bool = False
+    worked_at: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,8 @@ class Mark:
 
 @dataclass(eq=False, slots=True)
 class PoisonRecord:
-    """The record of one fingerprint. `since`: when the first that died was sent; `trial`: its attempt.
+    """The record of one fingerprint. `since`: when the first that died was sent; `trial`: its attempt;
+    `met_one_dying`: it came to a unit that was dying already.
 
     `ended`: it is the one; where its deaths cannot be its alone, only those that were there are ended.
     """
@@ -144,7 +152,20 @@ class PoisonRecord:
     marks: tuple[Mark, ...] = ()
     trial: Lease | None = None
     ended: bool = False
+    met_one_dying: bool = False
     at: float = 0.0
+
+    def meets_one_dying(self, loss: Loss, death: Death) -> bool:
+        """Whether the unit was dying already, by a cause that it shares with the one before."""
+        is_so = (
+            not self.met_one_dying
+            and loss.is_loss
+            and loss.at - loss.opened_at < MOMENT_S
+            and any(mark.lived_s > USUAL_S and loss.at - mark.death.at < MOMENT_S for mark in self.marks)
+            and len(death.there) > 1
+        )
+        self.met_one_dying = self.met_one_dying or is_so
+        return is_so
 
     @property
     def standing(self) -> tuple[Mark, ...]:
@@ -199,11 +220,16 @@ class Ledger:
         many places units are at, in all.
         """
         death = self._death(loss, there, works=works)
-        if loss.is_loss and death.lost_at is None:
-            death.lost_at = loss.at
+        if death.lost_at is None:
+            death.lost_at = loss.at if loss.is_loss else None
+        elif loss.opened_at > death.lost_at:
+            # The unit was dead before it came.
+            return Fate.MOVES
         record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
+        if record.meets_one_dying(loss, death):
+            return Fate.MOVES
         death.died.add(loss.fingerprint)
         if not any(mark.death is death for mark in record.marks):
             record.marks = _weighed((*record.marks, _mark(death, loss)))

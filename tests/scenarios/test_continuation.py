@@ -390,6 +390,21 @@ def test_a_stream_that_is_resumed_with_nothing_is_resumed_by_another_unit(kind: 
     assert results(stage)["continued"] > 0
 
 
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_a_unit_that_refuses_to_resume_a_stream_is_not_the_last_word(status: int) -> None:
+    stage = Stage(units=3)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(9, **LONG)
+        await asyncio.sleep(0.5)
+        stage.engines["b"].behaviour = Behaviour(error_rate=1.0, error_status=status)
+        stage.engines["a"].die()
+        assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+    assert results(stage)["continued"] > 0
+
+
 @pytest.mark.parametrize("by", ["header", "model", "all"])
 def test_it_can_be_switched_off(by: str) -> None:
     stage = Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ()))

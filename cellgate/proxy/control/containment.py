@@ -22,6 +22,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board, Flip
+from cellgate.router.judge import is_out_for_answers
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.pick import OnResult
 from cellgate.router.poison import MEMORY_S, SIBLING_S, SPACE_S, Ban, Bans, Fate, Ledger, Loss, PoisonRecord
@@ -112,15 +113,15 @@ class Containment:
     def broke(self, lease: Lease, kind: FailureKind, tokens: int, shown: int) -> None:
         """An attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit."""
         state, ask, now = lease.unit_state, lease.ask, self._now()
-        # A drained or removed unit is stopped by its operator, one on hold stands still on purpose, and a
-        # single forgotten stream is not a death.
+        # A drained or removed unit is stopped by its operator, one on hold stands still on purpose, one that
+        # is out for its answers works, and a single forgotten stream is not a death.
         if (
             state.drained
             or state.hold is not None
             or state.retired
             or not ask.fingerprint
             or (kind is FailureKind.CUT and not lease.evicted)
-            or (kind in _SILENT and _stood_still(lease))
+            or (kind in _SILENT and (_stood_still(lease) or is_out_for_answers(state.case)))
         ):
             return
         if lease.evicted and state.fell_unseen:
@@ -143,6 +144,7 @@ class Containment:
             is_loss=is_loss,
             is_reply=kind is FailureKind.UNIT_ERROR and state.case.verdict is Verdict.UP,
             is_silent=kind in _SILENT,
+            worked_at=state.progress_at,
         )
         self.counts["deaths"] += is_loss
         self.watchful = True

@@ -77,6 +77,16 @@ def spared(exchange: Exchange) -> tuple[str, ...]:
     return opinions.arrived(asked_kind(exchange), ask.prompt_bytes, names, exchange.gate.now())
 
 
+def unsure(exchange: Exchange) -> tuple[str, ...]:
+    """Units that have given no good answer to such requests of late: another one resumes its stream, if there
+    is one.
+    """
+    opinions, names = exchange.gate.opinions, [name for name, _ in able(exchange)]
+    if not opinions.watching:
+        return ()
+    return tuple(opinions.unsure(asked_kind(exchange), names, exchange.gate.now()))
+
+
 def may_choose(exchange: Exchange) -> bool:
     """Whether more than one unit may get the request."""
     selection, ask = exchange.selection, exchange.selection.ask

@@ -10,6 +10,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind, as_told
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import Continuation, find_way
+from cellgate.proxy.request.doubts import unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.second_opinion import doubt, repeated
@@ -120,14 +121,22 @@ def move(exchange: Exchange) -> None:
 def doubt_end(exchange: Exchange, what: str, _body: bytes) -> bool:
     """A unit resumes a stream with nothing, which may be right: whether another one is asked, once."""
     lease = exchange.in_flight().lease
-    if getattr(exchange, "is_doubted", False) or not _has_others(exchange, lease):
+    if not _asks_one_more(exchange, lease):
         return False
-    exchange.is_doubted = True
     failure = Failure(FailureKind.NOT_CONTINUED, f"unit {lease.unit} resumed the stream with {what}")
     exchange.lose(failure)
     exchange.selection.failed(lease.unit, Step(True), failure)
     find_unit(exchange)
     return True
+
+
+def _asks_one_more(exchange: Exchange, lease: Lease) -> bool:
+    """Whether another unit is asked, once for a request, where a unit did not resume a stream: that may be
+    right, or a fault of this unit alone.
+    """
+    is_asked = getattr(exchange, "is_doubted", False) or not _has_others(exchange, lease)
+    exchange.is_doubted = True
+    return not is_asked
 
 
 def _has_others(exchange: Exchange, lease: Lease) -> bool:
@@ -151,6 +160,7 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
         # Only where nothing else is possible.
         splits = selection.ask.splits and lease.unit_state.meets
         selection.ask = selection.ask._replace(deadline_at=inf, build=build, splits=splits)
+        selection.avoid = unsure(exchange)
         selection.failed(lease.unit, Step(True), told)
         find_unit(exchange)
 
@@ -173,10 +183,15 @@ def conclude(exchange: Exchange, events: bytes) -> None:
 
 
 def give_up(exchange: Exchange, reason: str) -> None:
-    """The unit cannot resume the stream, and neither could any other."""
-    failure = exchange.selection.failure
+    """The unit does not resume the stream. What two of them say, the others would say as well."""
+    lease, selection = exchange.in_flight().lease, exchange.selection
+    failure, is_refused = selection.failure, not _asks_one_more(exchange, lease)
     assert failure is not None
     exchange.let_go(Outcome.GATE_ERROR)
+    if not is_refused:
+        selection.history = selection.history.after(lease.unit, paid=False)
+        find_unit(exchange, moved=True)
+        return
     exchange.state = ExchangeState.OVER
     _continuation(exchange).give_up(failure, ContinuationResult.REFUSED, reason)
 

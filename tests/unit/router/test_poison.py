@@ -336,3 +336,21 @@ def test_a_prompt_under_which_all_units_fall_silent_one_by_one_is_to_blame() -> 
         ledger.lost(silent(unit, 2 if unit == "a" else 3, at), lambda: (), works=True, places=3)
         fate = ledger.lost(silent(unit, 1, at), lambda: (), works=True, places=3)
     assert fate is Fate.ENDS
+
+
+def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_death() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, X)
+    scene.dies("b", Y)
+    late = Loss("b", "b", POISON, "m", scene.now + 0.01, scene.now + 0.02, worked_at=scene.now - 0.01)
+    assert scene.ledger.lost(late, lambda: (), works=True) is Fate.MOVES
+    assert not scene.ledger.records[POISON].is_suspect
+
+
+def test_who_comes_from_one_unit_to_another_that_dies_in_the_same_instant_is_believed_once() -> None:
+    scene = Scene()
+    for unit, fate in (("b", Fate.MOVES), ("c", Fate.ENDS)):
+        if unit == "b":
+            scene.dies("a", POISON, lived_s=1.0)
+        scene.now -= 4.99
+        assert scene.dies(unit, POISON, survive=(Y,), lived_s=0.005) == [fate]
