@@ -33,9 +33,9 @@ install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s 
 help:           ## this list; all drills and measurements: .venv/bin/python -m loadtests
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
-run:            ## a gate with two cells of simulated units, in the foreground (UNITS="http://…" for real ones, LISTEN=HOST:PORT)
+run:            ## `cellgate demo`: a gate with simulated units, in the foreground (UNITS="http://…" for real ones, LISTEN=HOST:PORT)
 	$(READY) .venv/run.ready
-	@$(BIN)/python -m loadtests.run $(LISTEN:%=--listen %) $(UNITS)
+	@$(BIN)/cellgate demo $(LISTEN:%=--listen %) $(UNITS)
 
 up:             ## deploy/compose without Docker: two units, the gate, Redis, HAProxy, Prometheus; an hour, or Ctrl-C
 	$(READY) .venv/run.ready

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READY_S, HEALED_S, ENDING_S = 600.0, 60.0, 60.0
 _PROSE = (
     r"setting up \.venv, once \.\.\.",
-    r"starting 4 simulated units .*",
+    r"starting 3 simulated units .*",
     r"cellgate is up: .*",
     r"the status page: .*",
     r"stream a completion:",

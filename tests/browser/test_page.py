@@ -173,7 +173,7 @@ def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp
         await opened(stage)
         page, board = stage.page, stage.board
         await page.run(click(".unit.down"))
-        await page.until(f"{text('#detail-why')}.includes('a1 is out of rotation')")
+        await page.until(f"{text('#detail-why')}.includes('a1 is down')")
         assert "gone: process 4711" in await page.run(text("#detail-nodes"))
         await stage.photograph("detail")
         assert await page.run(twice("#detail-drain")) == "Drain: sure?"

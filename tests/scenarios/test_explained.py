@@ -85,7 +85,7 @@ def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
     assert told == [
         "a is in rotation",
         "a is suspect",
-        "a is out of rotation",
+        "a is down",
         "a is still out of rotation: it was down",
         "a is in rotation",
     ]
@@ -128,7 +128,8 @@ def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
     stage.play(scenario())
 
 
-# Six faults: the row of `cellgate units` and of the status page names the present cause, and what helps.
+# Six faults: the first lines of `cellgate why`, and the rows of `cellgate units` and of the page, name the
+# present cause, and what helps. On real processes: tests/browser/test_present_cause.py.
 
 
 def _slow(stage: Stage) -> None:
@@ -198,6 +199,7 @@ def test_the_present_cause_and_what_helps_come_first(fault: Callable[[Stage], No
             assert is_told(), row(stage)
             assert row(stage)["advice"].startswith(advice), row(stage)["advice"]
             assert page(stage)["reason"] == row(stage)["reason"]
+            assert reason.partition(" (source")[0] in page(stage)["why"][0]
         await users.leave()
 
     stage.play(scenario())
@@ -218,7 +220,8 @@ def test_a_port_that_refused_and_answers_401_now_is_not_said_to_refuse_connectio
         await asyncio.sleep(10.0)
         shown = page(stage)
         assert "HTTP 401" in shown["reason"]
-        assert shown["why"][1].startswith("Because: the canary was refused: ")
+        assert shown["why"][0].startswith("a is starting, for ")
+        assert ": the canary was refused: " in shown["why"][0]
         assert shown["why"][-1].startswith("You can compare its key")
         assert not any("connection refused" in line for line in shown["why"])
         engine.behaviour = Behaviour()

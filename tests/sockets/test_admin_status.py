@@ -154,7 +154,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
         status, page = await port.get("/units/a1")
         assert status == 200
         assert page.keys() > unit.keys()
-        assert page["why"][0] == "a1 is out of rotation, for 2.0 s: it is down."
+        assert page["why"][0] == "a1 is down, for 2.0 s: connection refused (requests of clients, 2.0 s ago)."
         assert page["next_canary_s"] == 0.8
         assert "within 0.8 s" in page["why"][-2]
         status, units = await port.get("/units")

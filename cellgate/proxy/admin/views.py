@@ -1,36 +1,19 @@
-"""The rotation state of a unit: in one word, what decides whether it gets requests. Pure."""
+"""What the admin port shows of the fleet and of each unit. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from cellgate import VERSION
-from cellgate.proxy.ingress.reports import present_reason, shortcomings, unseen_nodes, why
+from cellgate.proxy.ingress.reasons import Rotation, advice, rotation_of, shortcomings, unseen_nodes, why
 from cellgate.proxy.observe.text import duration
 from cellgate.router.board import Board
-from cellgate.router.judge import CANARY_SOURCE, AnswerRecord
-from cellgate.router.nouns import Rules, Sign, Strength, Verdict
-from cellgate.router.opinions import REFUSING_SOURCE
+from cellgate.router.judge import AnswerRecord
+from cellgate.router.nouns import Rules, Sign
 from cellgate.router.prefill_decode import TransferLink
 from cellgate.router.unit_state import UnitState
-
-
-class Rotation(Enum):
-    """What decides at the moment whether a unit gets requests."""
-
-    DRAINED = "drained"
-    ON_HOLD = "on_hold"
-    HELD = "held"
-    RESTART_SUSPECTED = "restart_suspected"
-    SUSPECT = "suspect"
-    FULL = "full"
-    IN = "in"
-    STARTING = "starting"
-    DOWN = "down"
-    PROBATION = "probation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,80 +33,6 @@ class Moment:
         """How long ago something was, for a person to read."""
         seconds = max(0.0, self.now - at)
         return f"{seconds:.1f} s" if seconds < 60.0 else duration(seconds)
-
-
-def rotation_of(state: UnitState, moment: Moment) -> Rotation:
-    """The one fact that decides; other facts change nothing as long as it is true."""
-    if state.drained:
-        return Rotation.DRAINED
-    if state.hold is not None:
-        return Rotation.ON_HOLD
-    if not state.is_usable():
-        return Rotation(state.case.verdict.value)
-    if moment.panic_at is not None and state.is_unreachable(moment.now):
-        return Rotation.HELD
-    if state.is_restart_suspected():
-        return Rotation.RESTART_SUSPECTED
-    if state.case.verdict is Verdict.SUSPECT:
-        return Rotation.SUSPECT
-    return Rotation.FULL if state.in_flight >= state.unit.max_in_flight else Rotation.IN
-
-
-_ADVICE: dict[Rotation, str] = {
-    Rotation.ON_HOLD: "let its engine go on (cellgate engine resume {unit}, or cellgate engine wake {unit}); "
-    "drain it (cellgate drain {unit}) if it needs longer.",
-    Rotation.HELD: "check the network of this gate first: the units may be healthy.",
-    Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
-    Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Rotation.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
-    Rotation.DOWN: "check its engine's log ({url}); if it hangs, restart it on all its nodes. "
-    "cellgate drain {unit} keeps it out meanwhile.",
-}
-_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
-_NODES = (
-    "check node {nodes}: let go on what is stopped there (kill -CONT); if a process has ended, restart the "
-)
-_NODES += "unit on all its nodes. This gate notices by itself."
-_UNWATCHED = "start the agent of node {unwatched} again (cellgate agent); until then, probes alone watch it."
-_REFUSES = "compare its key, its model's name and its command line with those of another unit: "
-_REFUSES += "cellgate units -o wide; docs/4xx.md."
-_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
-_SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
-
-
-def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
-    """What an operator can do, what helps most first; nothing if waiting is all."""
-    nodes, unwatched = sorted({node for node, _ in state.case.faults if node}), sorted(unseen_nodes(state))
-    words = [_SLOW] if state.outlier.degraded else []
-    if unwatched and state.is_usable():
-        words.append(_UNWATCHED)
-    words.append(_main_advice(state, rotation, bool(nodes)))
-    for each in filter(None, words):
-        yield each.format(
-            unit=state.unit.name,
-            url=state.unit.url,
-            nodes=" and ".join(nodes),
-            unwatched=" and ".join(unwatched),
-        )
-
-
-def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -> str:
-    because = present_reason(state)
-    if rotation is Rotation.DRAINED and state.hold is not None:
-        return _ADVICE[Rotation.ON_HOLD]
-    if not state.is_usable() and is_node_at_fault:
-        return _NODES
-    if not state.is_usable() and state.is_out_for_answers():
-        return _WRONG
-    if rotation in (Rotation.DOWN, Rotation.STARTING) and because is not None:
-        if because.source == REFUSING_SOURCE or (
-            because.sign is Sign.NEUTRAL and because.source == CANARY_SOURCE
-        ):
-            return _REFUSES
-        if rotation is Rotation.DOWN and because.strength is Strength.FATAL:
-            return _GONE
-    return _ADVICE.get(rotation, "")
 
 
 def is_held(state: UnitState, board: Board, now: float) -> bool:
@@ -263,8 +172,8 @@ def load_s(state: UnitState, now: float) -> float:
 
 
 def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str, Any]:
-    unit, load, rotation = state.unit, state.load, rotation_of(state, moment)
-    besides = ", ".join(shortcomings(state))
+    unit, load, rotation = state.unit, state.load, rotation_of(state, moment.now, moment.panic_at)
+    besides = ", ".join(each.word for each in shortcomings(state))
     is_well = rotation is Rotation.IN and not besides
     return {
         "name": unit.name,

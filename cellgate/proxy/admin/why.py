@@ -8,17 +8,14 @@ from typing import Any
 from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.admin.views import (
     Moment,
-    Rotation,
-    advice,
     answer_view,
     build_view,
     is_held,
     links_of,
     remarks,
-    rotation_of,
     silent_s,
 )
-from cellgate.proxy.ingress.reports import present_reason, shortcomings, why
+from cellgate.proxy.ingress.reasons import Rotation, advice, present_reason, rotation_of, shortcomings, why
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
@@ -110,22 +107,25 @@ _HEADLINES: dict[Rotation, str] = {
     "do not answer, so this gate assumes that its own network is cut off.",
     Rotation.RESTART_SUSPECTED: "{unit} gets no requests for now: it closed a connection unexpectedly "
     "{cut} ago, and may have restarted.",
-    Rotation.SUSPECT: "{unit} is suspect, for {time}: it gets requests only when no other unit has room.",
+    Rotation.SUSPECT: "{unit} is suspect, for {time}: {because} It gets requests only when no other unit "
+    "has room.",
     Rotation.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
     Rotation.IN: "{unit} is in rotation, for {time}{but}.",
-    Rotation.STARTING: "{unit} is out of rotation, for {time}: its engine has not proven yet that it works.",
-    Rotation.DOWN: "{unit} is out of rotation, for {time}: it is down.",
+    Rotation.STARTING: "{unit} is starting, for {time}: {because}",
+    Rotation.DOWN: "{unit} is down, for {time}: {because}",
     Rotation.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
 }
+_NAMES_CAUSE = (Rotation.SUSPECT, Rotation.STARTING, Rotation.DOWN)
+"""What needs no line more."""
 _SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
 
 
 def explain(state: UnitState, moment: Moment) -> list[str]:
     """The explanation, the most important first; each item is one line."""
-    rotation = rotation_of(state, moment)
+    rotation = rotation_of(state, moment.now, moment.panic_at)
     return [
         _headline(state, rotation, moment),
-        *_because(state, moment),
+        *([] if rotation in _NAMES_CAUSE else [f"Because: {_because(state, moment)}"]),
         *_faults(state),
         *_besides(state, rotation, moment),
         *_heard(state, moment),
@@ -137,7 +137,8 @@ def explain(state: UnitState, moment: Moment) -> list[str]:
 def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     return _HEADLINES[rotation].format(
         unit=state.unit.name,
-        but=f", but: {words}" if (words := ", ".join(shortcomings(state))) else "",
+        but=f", but {words}" if (words := "; ".join(each.sentence for each in shortcomings(state))) else "",
+        because=_because(state, moment),
         verdict=state.case.verdict.value,
         time=moment.ago(state.case.since),
         requests=_requests(state),
@@ -148,11 +149,9 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     )
 
 
-def _because(state: UnitState, moment: Moment) -> list[str]:
+def _because(state: UnitState, moment: Moment) -> str:
     because = present_reason(state)
-    return [
-        f"Because: {_said(because, state, moment) if because is not None else 'no probe has answered yet.'}"
-    ]
+    return _said(because, state, moment) if because is not None else "no probe has answered yet."
 
 
 def _faults(state: UnitState) -> list[str]:
@@ -178,10 +177,7 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
         limit_s = stall_limit_s(state, rules)
         lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
     if degraded := state.outlier.degraded:
-        lines.append(
-            f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as on the other units of cell "
-            f"{state.unit.cell}; its share of requests is {degraded:.0%} smaller."
-        )
+        lines.append(f"Its share of requests is {degraded:.0%} smaller, as it is slow.")
     lines += remarks(state)
     lines += [
         f"It {reason}, {moment.ago(at)} ago; others get these."

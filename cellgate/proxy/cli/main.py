@@ -51,6 +51,7 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = {
     "serve": CommandEntry("run the gate", "proxy.cli.serve", "serve"),
+    "demo": CommandEntry("run a gate with simulated units, to try it", "proxy.cli.demo"),
     "check": CommandEntry(
         "check a configuration: list every problem, or show its units", "proxy.cli.check", "check"
     ),

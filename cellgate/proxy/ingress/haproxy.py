@@ -19,7 +19,7 @@ from enum import Enum
 from typing import cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.ingress.reports import why
+from cellgate.proxy.ingress.reasons import why
 from cellgate.router.board import Board
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState

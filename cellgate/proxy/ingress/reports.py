@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from cellgate.proxy.ingress.reasons import why
 from cellgate.router.board import Board
-from cellgate.router.health import spoken
-from cellgate.router.judge import CANARY_SOURCE, READINESS_SOURCE
-from cellgate.router.nouns import Evidence, Sign, Verdict
+from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 
 FORMAT_FIELD = b"endpoint-load-metrics-format"
@@ -289,87 +288,3 @@ def unit_health(board: Board, name: str) -> tuple[HTTPStatus, str]:
     if state.drained or state.hold is not None:
         return HTTPStatus.NOT_FOUND, why(state)
     return (HTTPStatus.OK if state.is_usable() else HTTPStatus.SERVICE_UNAVAILABLE), why(state)
-
-
-def why(state: UnitState) -> str:
-    """The reason behind what is believed of a unit, in one line."""
-    if state.drained:
-        return "drained by an operator"
-    if state.hold is not None:
-        return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
-    if state.is_usable() and state.is_restart_suspected():
-        return "it closed a connection unexpectedly and may have restarted; a canary is sent"
-    said = present_reason(state)
-    if said is None:
-        return "no probe has answered yet"
-    reason = "; ".join([*shortcomings(state).values(), _sourced(said)])
-    newest = state.last_evidence.get((said.node, said.source), said)
-    if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
-        reason += f"; since then: {newest.reason}"
-    ready = state.last_evidence.get((None, READINESS_SOURCE))
-    if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
-        reason += f"; but its readiness says: {ready.reason}"
-    return reason
-
-
-def shortcomings(state: UnitState) -> dict[str, str]:
-    """What is not well with a unit that is UP, and keeps its requests: a word for each, and the sentence."""
-    if state.case.verdict is not Verdict.UP:
-        return {}
-    found = {}
-    if degraded := state.outlier.degraded:
-        found["slow"] = (
-            f"slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as on other units of its cell"
-        )
-    if unwatched := unseen_nodes(state).values():
-        found["node not watched"] = "; ".join(map(_sourced, unwatched))
-    if state.has_odd_answers():
-        found["odd answers"] = "its answers to the known prompt differ"
-    return found
-
-
-def unseen_nodes(state: UnitState) -> dict[str, Evidence]:
-    """By node, what is said of those of which no source has anything good to say."""
-    words: dict[str, Evidence] = {}
-    for (node, _), word in state.last_evidence.items():
-        if node is not None and (node not in words or word.sign is Sign.GOOD):
-            words[node] = word
-    return {node: word for node, word in words.items() if word.sign is not Sign.GOOD}
-
-
-def present_reason(state: UnitState) -> Evidence | None:
-    """What speaks for the verdict, as it was last said; before the first verdict, what the canary found.
-
-    Of a unit that is out, the first open fault of a node decides. What was taken back since (a port that
-    refused and answers again) gives way to the newest that speaks against the unit.
-    """
-    case, last = state.case, state.last_evidence
-    because = case.because
-    if because is None:
-        return last.get((None, CANARY_SOURCE)) or last.get((None, READINESS_SOURCE))
-    newest = last.get((because.node, because.source), because)
-    if case.verdict not in (Verdict.DOWN, Verdict.STARTING):
-        return newest if newest.sign is because.sign else because
-    open_faults = [
-        word for key in case.faults if key[0] and (word := last.get(key)) and word.sign is Sign.BAD
-    ]
-    if open_faults:
-        return min(open_faults, key=_said_at)
-    if newest.sign is Sign.BAD:
-        return newest
-    later = [word for word in last.values() if _speaks_against(word) and word.at >= because.at]
-    return max(later, key=_said_at, default=because)
-
-
-def _speaks_against(word: Evidence) -> bool:
-    """A reading of the epoch alone says nothing; a canary that was refused proves nothing, but says why."""
-    return word.sign is Sign.BAD or (word.source == CANARY_SOURCE and word.sign is Sign.NEUTRAL)
-
-
-def _said_at(word: Evidence) -> float:
-    return word.at
-
-
-def _sourced(word: Evidence) -> str:
-    where = f", node {word.node}" if word.node else ""
-    return f"{word.reason} (source {word.source}{where})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cellgate.proxy.ingress.reports import why
+from cellgate.proxy.ingress.reasons import why
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Rules, Sign, Strength, Unit
 
