@@ -34,8 +34,7 @@ from cellgate.router.nouns import (
 
 # Reads the stream of a `cellgate agent`: lines, heartbeats and their absence.
 #
-# The protocol is in docs/agent.md. Everything is bounded, and a heartbeat costs one comparison, so a gate
-# can
+# The protocol is in docs/agent.md. Everything is bounded, and a heartbeat costs one comparison, so a gate can
 # follow a thousand agents.
 
 
@@ -401,7 +400,7 @@ class AgentLink:
 
 # Reads what the agent of a node reports beside its processes: `GET /report` (docs/agent.md).
 #
-# It finds no evidence: proxy/control/comparisons.py and rank_watch.py compare the reports. An agent that is
+# It finds no evidence: proxy/control/comparisons.py compares the reports. An agent that is
 # older, late, or says nonsense is asked again later, and that is all.
 
 

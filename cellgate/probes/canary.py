@@ -4,7 +4,7 @@
    made progress, or restarted, is neutral.
 2. After a busy answer it retries. Busy counts against the unit only when the unit has no work, or has
    requests of this gate without progress.
-3. apis.py has the requests; which API a unit serves is detected once, and remembered. What clients use is
+3. engines.py has the requests; which API a unit serves is detected once, and remembered. What clients use is
    asked for as well: one kind (path, stream or not, model) after the other while the unit is well, and all of
    them when it is suspected or comes back. A kind that this unit has never served counts only if it hangs.
 4. A canary never has a model loaded that is not: engines that keep a few of many loaded are asked for which.
@@ -108,8 +108,7 @@ async def _ask_page(context: ProbeContext, page: tuple[str, str], timeout_s: flo
 
 # What a unit serves: its engine, and the models of a unit that has none configured.
 #
-# OpenAI's list of models has both; Triton has a separate path for each. A unit that is not UP is asked
-# often,
+# OpenAI's list of models has both; Triton has a separate path for each. A unit that is not UP is asked often,
 # so that another engine is soon detected.
 
 

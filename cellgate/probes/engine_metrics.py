@@ -21,8 +21,7 @@ from cellgate.router.nouns import Load, RankLoad, Verdict
 # The few lines of a large page of metrics that are wanted, found where they were the last time.
 #
 # An engine's page has hundreds of lines, in the same order each time: searching for the next line that is
-# wanted is several times cheaper than looking at the beginning of each. New lines are found by looking at
-# all
+# wanted is several times cheaper than looking at the beginning of each. New lines are found by looking at all
 # of them now and then.
 
 

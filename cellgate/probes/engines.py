@@ -224,8 +224,7 @@ METRICS: dict[str, MetricRole] = {
 
 # Requests for one token through each API of engines, and what a good answer to them is.
 #
-# Prompts are unique and shorter than a KV block, so that no cache can answer; no request carries a
-# priority,
+# Prompts are unique and shorter than a KV block, so that no cache can answer; no request carries a priority,
 # because vLLM refuses one by default. Shapes: OpenAI's API, Anthropic's messages, Jina's rerank, vLLM's
 # pooling, Triton's KServe v2; audio as a second of silence (WAV, 8 kHz, 16 bits).
 

@@ -16,8 +16,7 @@ from cellgate.probes.nodes import NodePage, NodeReport, NodeState, bad_reports, 
 # A page in Prometheus' text format, scanned for the samples of a few metrics.
 #
 # The page is never parsed as a whole: an exporter may return megabytes, of which a rule needs one line.
-# Invalid
-# lines are ignored. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+# Invalid lines are ignored. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 
 _LINE_MAX = 4096
@@ -93,10 +92,8 @@ def labels_of(sample: Sample) -> dict[str, str]:
 # Rules on the samples of an exporter: their syntax and evaluation.
 #
 # A rule says what is bad: `node_load1 > 100`, `increase(errors_total{type="hardware"}) > 0`. It is a small
-# part
-# of PromQL: one metric, labels that are equal, one comparison with a number; `increase` is the growth since
-# the
-# last run.
+# part of PromQL: one metric, labels that are equal, one comparison with a number; `increase` is the growth
+# since the last run.
 
 
 _TEXT_MAX = 500
@@ -228,9 +225,8 @@ def broken(
 
 # Rules for well-known exporters: faults that make a machine unable to compute, and no harmless ones.
 #
-# A rule of growth may match once and not again: it makes a unit suspect and sends a canary now, and the
-# node is
-# out only when the growth continues. A rule of state matches until the machine is repaired.
+# A rule of growth may match once and not again: it makes a unit suspect and sends a canary now, and the node
+# is out only when the growth continues. A rule of state matches until the machine is repaired.
 
 
 # Xids that only a reset of the GPU or a restart of the machine clears, by NVIDIA's Xid catalog (its immediate

@@ -268,8 +268,7 @@ def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
 # The health of a unit as reported by the gate in front of it: replaces the canary for units of other gates.
 #
 # That gate sends canaries, and this one reads the results in Redis. Only when there are none, or after a
-# failed
-# request, is the gate itself probed, at its `/healthz/unit/NAME`.
+# failed request, is the gate itself probed, at its `/healthz/unit/NAME`.
 
 
 VIA_GATE = "cellgate"

@@ -27,12 +27,9 @@ from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 # The agenda: calls that are due at their times, with one timer of the loop for all of them.
 #
-# A timer of the loop for each look would cost as much as the look. Calls that are due at about the same
-# time
-# are made together: that wakes the process less often, and code and data that were just used are still in
-# the
-# caches. Calls are kept by slots of time and not in one order: most deadlines are cancelled long before
-# their
+# A timer of the loop for each look would cost as much as the look. Calls that are due at about the same time
+# are made together: that wakes the process less often, and code and data that were just used are still in the
+# caches. Calls are kept by slots of time and not in one order: most deadlines are cancelled long before their
 # time, and need no order.
 
 

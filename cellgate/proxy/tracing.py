@@ -77,8 +77,7 @@ if TYPE_CHECKING:
 # The spans of one request. They never contain text of a prompt or an answer.
 #
 # Names are those of OpenTelemetry's semantic conventions (HTTP spans 1.23, generative AI in development)
-# where
-# they have one, else begin with `cellgate.`. Times that come in are the loop's.
+# where they have one, else begin with `cellgate.`. Times that come in are the loop's.
 
 
 SendReport = Callable[[TracedRequest], None]
@@ -474,10 +473,8 @@ def _asked(request: Request, client: ResponseClient) -> dict[str, AttributeValue
 
 # The families of /metrics in OTLP's data model, number by number: what is counted is decided there alone.
 #
-# https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/: a counter is a
-# monotonic
-# sum without `_total` in its name, which collectors add again for Prometheus. The SDK has no summaries:
-# count
+# https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/: a counter is a monotonic
+# sum without `_total` in its name, which collectors add again for Prometheus. The SDK has no summaries: count
 # and sum are a histogram without bounds.
 
 

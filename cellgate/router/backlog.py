@@ -6,7 +6,7 @@ Rules:
 2. Prompts are taken to be prefilled one after the other, as engines do: of the one in front a part is done by
    now. One that is overdue is expected to take as long again as it already is: a unit on which nothing moves
    looks busier all the time, not idle.
-3. The latency of a prompt (latency.py) comes before its work, and beside the work of others: who waits for
+3. The latency of a prompt (learning.py) comes before its work, and beside the work of others: who waits for
    less than that for others to be computed waits no longer for it.
 4. A prompt had a decode slot for certain if fewer sequences were there than the unit has decoded at once
    before (`peak_batch`). Else it may have waited for another one to end, and its first token says nothing

@@ -243,7 +243,7 @@ class Board:
         self.rules = rules
         self.units: dict[str, UnitState] = {}
         self.usable: dict[str | None, Usable] = {}
-        """By model: the units for its requests, until anything of that changes (see candidates.py)."""
+        """By model: the units for its requests, until anything of that changes (see pick.py)."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
         self.elsewhere: dict[str, RemoteLoad] = {}

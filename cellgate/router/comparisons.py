@@ -212,8 +212,7 @@ def _few(words: Iterable[str]) -> str:
 # What ranks say of a unit that stands still: who has not entered a collective, which links failed. Pure.
 #
 # NCCL counts the collectives that each rank has launched, by kind. Ranks that run ahead for a moment are
-# usual.
-# So a rank is called behind only when two reports, one after the other, have the same counts.
+# usual. So a rank is called behind only when two reports, one after the other, have the same counts.
 
 
 NAMED_MAX = 4

@@ -375,8 +375,7 @@ def _blend(trust: float, own: float, others: float) -> float:
 
 # The number of decode slots of an engine (vLLM's `--max-num-seqs`), measured from its reports. Pure.
 #
-# An engine at that limit has requests that wait, and as many that run in one report as in the next, and
-# never
+# An engine at that limit has requests that wait, and as many that run in one report as in the next, and never
 # had more. While its KV cache is full it looks alike, but what fits there changes with every request.
 
 

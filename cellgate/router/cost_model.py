@@ -32,14 +32,12 @@ from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, P
 
 # What other gates have at units. Pure.
 #
-# What they tell is 0.25 s old on average, and all gates act on it at once, unseen by each other. If the
-# last
+# What they tell is 0.25 s old on average, and all gates act on it at once, unseen by each other. If the last
 # word counted, all would choose the unit that was idle, and where requests are short it no longer is.
 #
 # Of prompts to be computed, their next ones count as well: meanwhile units compute, and as much work comes
 # anew, to where the least is left, as water fills a vessel from its bottom. So units that were idle look
-# alike,
-# and those with a long line stay apart. (Dahlin, Interpreting Stale Load Information, 1999.)
+# alike, and those with a long line stay apart. (Dahlin, Interpreting Stale Load Information, 1999.)
 #
 # Of sequences being decoded the mean counts. It keeps what lasts: a fast unit has more than a slow one.
 
@@ -132,7 +130,7 @@ def _level(bottom: Sequence[float], amount: float) -> float:
 
 
 BLOCK_BYTES = 512
-"""Bytes of prompt that one block hash of an ask stands for (prompt.py cuts them): about 128 tokens."""
+"""Bytes of prompt that one block hash of an ask stands for (proxy/request/body.py): about 128 tokens."""
 ALL_BLOCKS = 2 << 20
 """All prefix caches together are believed to hold at most so many blocks: 300 MB."""
 

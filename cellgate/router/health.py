@@ -218,9 +218,8 @@ def _would_show(lease: Lease, *, counts: bool, sighted: bool) -> bool:
 # Units on hold: an engine that is paused, asleep or scaling stands still on purpose and is not sick. Pure.
 #
 # Rules:
-# 1. A hold is beside the verdict and never changes it. While it lasts, evidence that it explains is
-# neutral, no
-# canary is sent, the unit gets no new requests, and clocks for stalls stand still.
+# 1. A hold is beside the verdict and never changes it. While it lasts, evidence that it explains is neutral,
+#    no canary is sent, the unit gets no new requests, and clocks for stalls stand still.
 # 2. Facts are not explained: a refused connection, a process that is gone, the fault of a node.
 # 3. An engine is believed for `hold_limit_s` in a row, and only while it repeats what it says. A hold that
 # comes back before the unit has shown work continues the one before.
@@ -314,10 +313,8 @@ def _stop_clocks(state: UnitState) -> None:
 
 # Units that fail together because of something that they share: a switch, a rack, a zone. Pure.
 #
-# A place is blamed when every unit with a node there is DOWN, and these are two units or more. Of the
-# places
-# that explain the same units, the narrowest is named; of those that explain some, the one that explains
-# most.
+# A place is blamed when every unit with a node there is DOWN, and these are two units or more. Of the places
+# that explain the same units, the narrowest is named; of those that explain some, the one that explains most.
 
 
 LEAST_UNITS = 2

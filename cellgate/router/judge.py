@@ -22,13 +22,10 @@ from cellgate.router.opinions import REFUSING_SOURCE
 # Known answers: whose answer to one fixed greedy prompt is wrong, and who only differs. Pure.
 #
 # The units compared have the same cell, model and build, so that greedy decoding gives all the same answer,
-# up
-# to rounding: a log probability may differ by the tolerance, and another token counts only where the first
-# one
-# was so far ahead of it that rounding cannot explain it. Rules:
-# 1. A unit differs when it does not say what most units say, and it says something else than before, or
-# than
-# another unit. One answer that differs proves nothing; several in a row do.
+# up to rounding: a log probability may differ by the tolerance, and another token counts only where the first
+# one was so far ahead of it that rounding cannot explain it. Rules:
+# 1. A unit differs when it does not say what most units say, and it says something else than before, or than
+#    another unit. One answer that differs proves nothing; several in a row do.
 # 2. It is wrong when a majority of the units have answered since, and agree with each other.
 # 3. Without such a majority it is wrong when it says something else than before in this epoch while another
 # unit, asked since, does not; and when no other unit of the records is out for its answers.

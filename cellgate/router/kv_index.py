@@ -232,8 +232,7 @@ class KvIndex:
 # Which block of tokens a block of a prompt's bytes ends in, learnt from prompts that engines stored. Pure.
 #
 # A request has hashes of blocks of 512 bytes, an engine has blocks of some tokens, and the gate has no
-# tokenizer. When an answer tells how many tokens its prompt had, and the engine stored a run of just so
-# many
+# tokenizer. When an answer tells how many tokens its prompt had, and the engine stored a run of just so many
 # blocks meanwhile, that run is the prompt. Its tokens are taken as evenly spread over its bytes. Where two
 # prompts begin alike and that would point into the part in which they differ, the last block that both have
 # counts: so what is shared is exact to a block of bytes.

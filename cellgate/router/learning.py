@@ -7,7 +7,8 @@ Rules:
 3. An initial estimate (configuration, the engine, the unit's peers) is used only until something was
    measured.
 4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
-   that differ stay different however little they get (explore.py sees to it that they get something).
+   that differ stay different however little they get (`Explorer` in pick.py sees to it that they get
+   something).
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from cellgate.router.backlog import Prefilled
 # The latency of a first token on an idle unit, apart from prefill. Pure.
 #
 # Front ends, tokenizers, networks and crowded machines take their time for each request, but for many at
-# once.
-# If that counted as prefill, an engine would look slow, get less work, and then look even slower, because a
-# rate that is computed from work over time falls with the work.
+# once. If that counted as prefill, an engine would look slow, get less work, and then look even slower,
+# because a rate that is computed from work over time falls with the work.
 
 
 LATENCY_MAX_S = 60.0
@@ -420,8 +420,7 @@ class Errors:
 # The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
 #
 # `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the
-# histogram
-# that the metrics show. The recent part is the difference to the counts 10 to 20 s ago.
+# histogram that the metrics show. The recent part is the difference to the counts 10 to 20 s ago.
 
 
 GAPS_MS = 4096
@@ -606,9 +605,8 @@ class StepTimes:
 #
 # Rules:
 # 1. A weight says what a unit can do beside others: usually how many times as fast it is. It stands for
-# measurements until there are some, and no longer: it may be wrong, and a measured difference must not
-# count
-# twice.
+#    measurements until there are some, and no longer: it may be wrong, and a measured difference must not
+#    count twice.
 # 2. Where weights do not fit what was measured of some units, they are not believed of the others either.
 # 3. What is usual for a unit is what peers of its weight have; and where weights do not fit, all peers.
 

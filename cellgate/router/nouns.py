@@ -125,7 +125,7 @@ class EnginePause:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A unit stands still on purpose, as its engine says. It is beside the verdict (see hold.py).
+    """A unit stands still on purpose, as its engine says. It is beside the verdict (see health.py).
 
     `said_at`: when the engine last said so; `ended_at`: when the hold ended (0: it lasts): from then on the
     unit has to show work before it gets requests.

@@ -74,8 +74,7 @@ def _expected(unit: Speed, other: Speed) -> float:
 # Panic: when most units do not answer at all, the gate is probably cut off, and the fleet is not dead.
 #
 # Pure. The last good rotation is then kept for a while: dropping it would turn a lost network of the gate
-# into
-# an outage of everything. A unit whose leader, or any node, answers anything is reachable, even if it
+# into an outage of everything. A unit whose leader, or any node, answers anything is reachable, even if it
 # hangs.
 
 

@@ -33,8 +33,7 @@ from cellgate.router.unit_state import UnitState
 # arrive.
 #
 # A transfer that fails is the fault of the link, not of either unit: this pair is avoided, and both units
-# stay
-# in rotation for others. Rules:
+# stay in rotation for others. Rules:
 # 1. The first failure closes the link for AVOID_S; each further one in a row for twice as long, up to
 # AVOID_MOST_S. Then one request at a time tries it.
 # 2. A slow link is not closed: its price rises, until splitting does not pay there.

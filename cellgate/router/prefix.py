@@ -149,8 +149,7 @@ class PrefixCache:
 # How often prompts share a prefix: the cost of computing a prefix once more is divided by it. Pure.
 #
 # A shared system prompt is computed once on a unit and reused there by all later requests. Charging it to
-# each
-# of them would keep all requests where it is cached, and the other units idle.
+# each of them would keep all requests where it is cached, and the other units idle.
 
 
 HALF_LIFE_S = 60.0
@@ -382,13 +381,11 @@ def _held(blocks: Sequence[int], taught: Taught, held: Mapping[int, int]) -> int
 
 # Prefixes that other gates have proven at units, and what this gate has to tell them of its own. Pure.
 #
-# The hash of a block covers everything before it. So a few hashes represent a whole prompt: the position of
-# a
+# The hash of a block covers everything before it. So a few hashes represent a whole prompt: the position of a
 # known hash in another prompt is the length of the common prefix.
 #
 # Like `PrefixCache` it is an estimate that only makes a unit cheaper. It is limited in number and time; a
-# restarted unit is forgotten. A gate that has ended is not, because the prompts that it has seen computed
-# are
+# restarted unit is forgotten. A gate that has ended is not, because the prompts that it has seen computed are
 # still cached.
 
 

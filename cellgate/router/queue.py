@@ -1,7 +1,6 @@
 """The queue: first requests that lost their unit, in their order, then all others in fair order.
 
-Limited in number, bytes and time, for each pool of units (pools.py) by itself. fair_queue.py has the order of
-the others.
+Limited in number, bytes and time, for each pool of units by itself.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from cellgate.router.unit_state import Lease
 # Deficit round robin among tenants, in tokens (Shreedhar and Varghese, 1995). Pure.
 #
 # Each visit of the round adds a quantum to the deficit of a tenant; one with enough for its first ask is
-# served. While two tenants wait, they get the same service except for a quantum and the largest ask of
-# each. A
-# tenant without waiting asks keeps no deficit. Names of tenants may be anybody's word, so the tenants of
-# one
-# payer share a quantum.
+# served. While two tenants wait, they get the same service except for a quantum and the largest ask of each.
+# A tenant without waiting asks keeps no deficit. Names of tenants may be anybody's word, so the tenants of
+# one payer share a quantum.
 
 
 T = TypeVar("T")
@@ -176,13 +173,12 @@ class Ring(Generic[T]):
 # The fair queue: which asks wait for a unit, and in which order they are served. Pure; times are passed in.
 #
 # Rules:
-# 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py). That
-# of an address is only its word: all of them are one class, and it counts among what the address asks.
+# 1. A lower priority number goes first; within a class tenants take turns. That of an address
+#    is only its word: all of them are one class, and it counts among what the address asks.
 # 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
-# 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces
-# the
-# last ask of the tenant with most, one for one, so a flood takes only its own share. Between payers that
-# holds before all else, because a client may name any tenant and any priority.
+# 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces the
+#    last ask of the tenant with most, one for one, so a flood takes only its own share. Between payers that
+#    holds before all else, because a client may name any tenant and any priority.
 
 
 _COUNT, _SIZE = attrgetter("count"), attrgetter("size")

@@ -2,9 +2,9 @@
 
 A unit of the replay computes one prompt after the other, and decodes as many sequences as it has seats. A
 request goes to the unit that can begin first. What a step of decoding takes depends on how many sequences
-share it (rates.py), and they are fewer with more units. The result is scaled by how far the same replay, with
-as many units as there are, is from what was measured. `python -m loadtests.gym.scaling` compares it with what
-comes true.
+share it (learning.py), and they are fewer with more units. The result is scaled by how far the same replay,
+with as many units as there are, is from what was measured. `python -m loadtests.gym.scaling` compares it with
+what comes true.
 """
 
 from __future__ import annotations

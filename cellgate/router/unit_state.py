@@ -104,7 +104,7 @@ class InRotation:
 
     @property
     def hold(self) -> Hold | None:
-        """Whether it stands still on purpose (see hold.py)."""
+        """Whether it stands still on purpose (see health.py)."""
         return self._hold
 
     @hold.setter
@@ -160,8 +160,7 @@ class InRotation:
 # The data parallel ranks of a unit: places within it, each with its own requests and prefix cache. Pure.
 #
 # An engine with `--data-parallel-size n` has n schedulers behind one API. It obeys `X-data-parallel-rank`
-# (vLLM, SGLang), so the gate can send a prompt to the rank that holds its beginning. All ranks are one
-# unit,
+# (vLLM, SGLang), so the gate can send a prompt to the rank that holds its beginning. All ranks are one unit,
 # because the server ends when one of them does.
 
 
@@ -292,10 +291,8 @@ class Ranks:
 # The LoRA adapters of a unit: which it lists, which are loaded, and what it costs to use another one. Pure.
 #
 # An engine keeps a limited number of adapters beside its weights (vLLM: `--max-loras`). An adapter that is
-# not
-# there is loaded first, which takes the place of the one that was not used for longest; when all of them
-# are in
-# use, its requests wait until one is not. So a request is best served where its adapter is loaded.
+# not there is loaded first, which takes the place of the one that was not used for longest; when all of them
+# are in use, its requests wait until one is not. So a request is best served where its adapter is loaded.
 
 
 LOAD_S = 1.0
@@ -421,7 +418,7 @@ class UnitState(InRotation):
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
     recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
     show work after that; `held_until` is when the last hold ended, `can_hold`: its engine says whether it
-    stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py). `build` is
+    stands still, `is_hold_spent`: it has said so for longer than it is believed (see health.py). `build` is
     what its engine says that it is, `other_builds` are units of its cell and model that say something else,
     `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
     `asks_next`: the kind of request that the next canary is to be. `refusals`: which kinds of requests it

@@ -1,8 +1,8 @@
 """The gate in the gym: the product's Board, Router and policy, called as proxy/ calls them.
 
 What proxy/ does between its sockets and the router is repeated here call for call, without the sockets:
-exchange.py (an attempt's life), gate.py (close, worked, room, the tick), sync.py (what
-gates tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
+request/exchange.py (an attempt's life), control/dispatcher.py (room, the end), redis/sharing.py (what gates
+tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
 this has to follow.
 """
 

@@ -4,16 +4,19 @@
 2. Any other name that is imported by itself (`from x import name`) comes from one module only. Names that are
    used only in their own module, or with its name in front (`schema.read`), may be defined several times.
 3. No two files have the same name, except those in ALLOWED_FILES.
+4. A file that is named in the product is there: by its name in the same folder, else by its path.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from tests.house.findings import Finding
-from tests.house.source import Source, product
+from tests.house.source import ROOT, Source, product
 
 ALLOWED_FILES: dict[str, str] = {
     "__init__": "every folder has one",
@@ -87,3 +90,24 @@ def files_twice() -> list[Finding]:
 
 def _twice(places: Mapping[str, set[str]]) -> list[Finding]:
     return sorted(Finding(name, ", ".join(sorted(files))) for name, files in places.items() if len(files) > 1)
+
+
+FOREIGN = ("vllm/", "sglang/", "entrypoints/", "renderers/", "toy_proxy_server", "neuron-monitor-")
+"""Files of engines and tools begin so, where one is the source of a wire format."""
+_FILE = re.compile(r"[\w/-]*\w\.py\b")
+
+
+def files_gone() -> list[Finding]:
+    """Files that a comment or a docstring of the product names, and that are not there."""
+    return [
+        Finding(f"{source.path}:{number}", name)
+        for source in product().values()
+        for number, line in enumerate(source.text.splitlines(), 1)
+        for name in _FILE.findall(line)
+        if not name.startswith(FOREIGN) and not is_there(source.path, name)
+    ]
+
+
+def is_there(path: Path, name: str) -> bool:
+    """Whether the file is in the folder of the one at `path`, or below one of the folders around it."""
+    return any((ROOT / around / name).is_file() for around in path.parents)

@@ -13,6 +13,7 @@ RULES: dict[str, Callable[[], list[Finding]]] = {
     "circles of modules": rooms.circles,
     "names that mean two things": names.names_twice,
     "files of one name": names.files_twice,
+    "files that are named and not there": names.files_gone,
     f"files over {shapes.FILE_LINES} lines": shapes.files_long,
     f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,
     "subclasses of what is composed": shapes.subclasses,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import rooms
+from tests.house import names, rooms
 from tests.house.clocks import of_file
 from tests.house.rules import RULES
 from tests.house.source import Source, uses
@@ -47,3 +47,10 @@ def test_a_circle_of_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     (circle,) = rooms.circles()
     assert "cellgate/proxy/http/unit.py" in str(circle)
     assert "cellgate/proxy/control/plane.py" in str(circle)
+
+
+@pytest.mark.parametrize(
+    ("name", "there"), [("pick.py", True), ("proxy/app.py", True), ("explore.py", False)]
+)
+def test_a_file_that_is_named_and_gone_is_found(name: str, there: bool) -> None:
+    assert names.is_there(Path("cellgate/router/learning.py"), name) is there

@@ -61,9 +61,8 @@ def _keeps_alive(minor: bytes, fields: bytes) -> bool:
 
 # The status that the gate published last, in memory shared with its health process.
 #
-# The event loop writes it without a system call; the health process reads it even while the loop is
-# blocked. A
-# record has a checksum, and an incomplete one is ignored, so neither side ever waits for the other.
+# The event loop writes it without a system call; the health process reads it even while the loop is blocked.
+# A record has a checksum, and an incomplete one is ignored, so neither side ever waits for the other.
 
 
 SIZE = 1024 * 1024
@@ -130,8 +129,7 @@ class SharedStatus:
 # Answers /livez and /readyz from a process of its own: at once, however busy the gate is.
 #
 # 1. It peeks at what a connection sends. Anything but a plain request for one of the two stays unread, and
-# the
-# connection is passed to the gate for good.
+#    the connection is passed to the gate for good.
 # 2. It answers what the gate published last, or that the gate has published nothing for too long.
 # 3. Connections are limited in number and idle time. It ends with the gate's process. When told to retire,
 # it accepts no more, answers each connected client once more, and then ends.

@@ -65,8 +65,7 @@ def _fields(content_type: str, headers: HeaderPairs) -> HeaderPairs:
 # One connection to the admin port: aiohttp's, and the bounds that aiohttp leaves open.
 #
 # How long a head may take, how long a caller may not read, and how long a connection that is closed may
-# linger;
-# and what is no request is answered as the rest of the gate does.
+# linger; and what is no request is answered as the rest of the gate does.
 
 
 CONNECTIONS_MAX = 1024
@@ -265,7 +264,7 @@ def error_reply(status: HTTPStatus, message: str, headers: HeaderPairs = ()) -> 
     return reply(orjson.dumps(error, option=orjson.OPT_APPEND_NEWLINE), status, headers=headers)
 
 
-# HTTP of the admin port: aiohttp reads requests and writes responses; application.py says what.
+# HTTP of the admin port: aiohttp reads requests and writes responses; pages.py says what.
 
 
 END_S = 1.0
@@ -348,12 +347,9 @@ class AdminServer(web.Server):
 
 # Who may see and do what on the admin port. Pure.
 #
-# Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status
-# page,
-# which has no data of its own. Everything else shows addresses or changes rotation, and needs the token or
-# a
-# trusted peer: this machine, or one in a network that the configuration names. A caller that sends a token
-# is
+# Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status page,
+# which has no data of its own. Everything else shows addresses or changes rotation, and needs the token or a
+# trusted peer: this machine, or one in a network that the configuration names. A caller that sends a token is
 # judged by it alone: a wrong one is refused from anywhere.
 
 

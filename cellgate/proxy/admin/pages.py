@@ -99,8 +99,7 @@ class AdminView:
 # The status page: page.html unchanged, with a Content-Security-Policy.
 #
 # The page holds no data and loads nothing from elsewhere. A browser knows its one script and one style by
-# their
-# hashes: text from outside could not run even if it became HTML.
+# their hashes: text from outside could not run even if it became HTML.
 
 
 _INLINE = r"<{0}>(.*?)</{0}>"
@@ -284,8 +283,8 @@ async def drain_least_valued(
 # The application of the admin port: the state of units with reasons, and operations such as drain.
 # Everything is answered from memory; /livez and /readyz are mostly answered by health_process.py.
 #
-# Errors are JSON, `{"error": {"code", "message"}}`, with a message that says what to do. Permissions:
-# auth.py.
+# Errors are JSON, `{"error": {"code", "message"}}`, with a message that says what to do. Permissions
+# are in http.py.
 
 
 _CHALLENGE = (("WWW-Authenticate", "Bearer"),)

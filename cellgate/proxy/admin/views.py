@@ -137,8 +137,6 @@ def _view(prefiller: str, decoder: str, link: TransferLink, now: float) -> dict[
 
 
 # A summary of the fleet for the status page and `cellgate top`, created for each request. Pure.
-#
-# unit_view.py has all details of one unit.
 
 
 MODELS_SHOWN = 8

@@ -89,10 +89,8 @@ def _then(rules: Rules) -> str:
 
 # Explains the state of one unit to operators. Pure.
 #
-# Is it in or out of rotation, since when, on what evidence, what comes next and what can be done
-# (outlook.py).
-# This module decides nothing: rotation.py has the state of a unit, router/judge.py what follows from
-# evidence.
+# Is it in or out of rotation, since when, on what evidence, what comes next and what can be done.
+# Nothing is decided here: the Board has the state of a unit, router/judge.py what follows from evidence.
 
 
 QUIET_S = 0.25

@@ -44,18 +44,15 @@ if TYPE_CHECKING:
 # Holds the answer to one request until a guardrail allows it: as a whole, or window by window.
 #
 # It stands between a response and its client. What the response writes is kept as it is, and sent as it is
-# once
-# it is allowed, so the rest of the gate knows nothing of it. Rules:
-# 1. One question at a time. A window is asked about when it has `window_bytes` of text, when its oldest
-# part is
-# `window_s` old, and at the end; what comes meanwhile belongs to the next one.
+# once it is allowed, so the rest of the gate knows nothing of it. Rules:
+# 1. One question at a time. A window is asked about when it has `window_bytes` of text, when its oldest part
+#    is `window_s` old, and at the end; what comes meanwhile belongs to the next one.
 # 2. A window ends with an event. Of an event that is not complete nothing is sent, because nobody has read
 # it.
 # 3. What is denied is never sent: an answer of which nothing was sent becomes an error, a stream ends with
 # one.
 # 4. What is held is bounded: the unit waits, or, if the whole answer has to be held, or one event is too
-# large,
-# `fail` decides.
+#    large, `fail` decides.
 
 
 PHASE = "answer"

@@ -24,10 +24,9 @@ from cellgate.proxy.observe.counters import GUARDRAIL, tally
 
 # What a guardrail is asked, and what it may answer. Pure.
 #
-# A question is a JSON object: `phase` (`request` or `answer`), `id`, `route`, `model`, and `body` or
-# `text`. An
-# answer is `{"action": "allow"}`, `{"action": "deny", "reason": "…"}`, or, to a request,
-# `{"action": "change", "body": {…}}`.
+# A question is a JSON object: `phase` (`request` or `answer`), `id`, `route`, `model`, and `body` or `text`.
+# An answer is `{"action": "allow"}`, `{"action": "deny", "reason": "…"}`, or, to a request, `{"action":
+# "change", "body": {…}}`.
 
 
 REASON_CHARS = 256
@@ -249,10 +248,8 @@ _RESULTS = {GuardAction.ALLOW: "allowed", GuardAction.DENY: "denied", GuardActio
 # The text of an answer, from the bytes that its client gets. Pure.
 #
 # Every string of an event is shown, unless its name says that no model wrote it: there are more APIs than
-# names
-# that can be known. What a model wrote under a known name is one run of text. Other strings stand behind
-# it.
-# Numbers of tokens, sounds and pictures are no text that a guardrail could read.
+# names that can be known. What a model wrote under a known name is one run of text. Other strings stand
+# behind it. Numbers of tokens, sounds and pictures are no text that a guardrail could read.
 
 
 _HEAD_END = b"\r\n\r\n"

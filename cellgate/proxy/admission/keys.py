@@ -401,10 +401,8 @@ class KeyAdmission:
 
 # The door: finds the key of each request, and watches over those in flight.
 #
-# Keys are looked up by their SHA-256. That takes as long for a wrong key as for a right one as far as
-# anybody
-# can use it: how far a comparison of digests gets says nothing about the key, because nobody can choose a
-# key
+# Keys are looked up by their SHA-256. That takes as long for a wrong key as for a right one as far as anybody
+# can use it: how far a comparison of digests gets says nothing about the key, because nobody can choose a key
 # by its digest.
 
 

@@ -457,11 +457,9 @@ class DoorCounts(Collector):
 
 # The ledger of a gate: what each key and tenant has used, and whether a request may use more.
 #
-# There is one for all workers, at the control process. A request is charged with what it is expected to
-# take
-# before it gets a unit, and settled at its end with what it took. What passes is reckoned without waiting
-# for
-# anybody: limits of several gates are shared in slices (meters.py).
+# There is one for all workers, at the control process. A request is charged with what it is expected to take
+# before it gets a unit, and settled at its end with what it took. What passes is reckoned without waiting for
+# anybody: limits of several gates are shared in slices (redis/sharing.py).
 
 
 _FREE = TokenPrice()

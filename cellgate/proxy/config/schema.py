@@ -310,8 +310,7 @@ SAID_ELSEWHERE = {"cells[].discover.unit": "cells[].units[]"}
 # The JSON Schema of the configuration, for editors: made of the models that check it.
 #
 # It knows keys, kinds of values, choices and defaults. What needs the machine or other keys (files, names
-# that
-# must be unique) only `cellgate check` knows, so whatever this schema refuses, the gate refuses as well.
+# that must be unique) only `cellgate check` knows, so whatever this schema refuses, the gate refuses as well.
 
 
 Json = dict[str, Any]
@@ -408,7 +407,7 @@ KINDS: dict[Callable[..., Any], Json] = {
 """What each check takes. A new check needs a line here."""
 
 _MADE = {"word.<locals>.check": _STRING, "words.<locals>.check": _list_of(_STRING)}
-"""The same of checks that word_values.py makes."""
+"""The same of checks that checks.py makes."""
 
 
 def json_schema(

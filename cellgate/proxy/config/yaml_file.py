@@ -14,10 +14,8 @@ import yaml
 
 # `${NAME}` and `${NAME:-default}` in the values of a YAML file, taken from the environment.
 #
-# A value is replaced after YAML has found where it begins and ends: no variable can add a key. Where it
-# stood
-# without quotes it is then read as YAML reads what it has become, so that a number may come from a
-# variable.
+# A value is replaced after YAML has found where it begins and ends: no variable can add a key. Where it stood
+# without quotes it is then read as YAML reads what it has become, so that a number may come from a variable.
 
 
 _REFERENCE = re.compile(

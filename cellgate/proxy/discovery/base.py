@@ -96,8 +96,7 @@ class Feed:
 
 # Makes a unit from its pods or tasks: complete, or with its faults. Pure.
 #
-# An incomplete group becomes a unit as well, so that operators see it. Without a leader's address its URL
-# is
+# An incomplete group becomes a unit as well, so that operators see it. Without a leader's address its URL is
 # empty.
 
 

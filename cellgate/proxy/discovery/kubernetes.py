@@ -153,8 +153,7 @@ def _changes(known: Objects, event: Any) -> bool:
 
 # Where the nodes of a Kubernetes cluster stand in the network, by their labels.
 #
-# Each node is asked for once, when a pod is first seen on it. What cannot be asked changes nothing: units
-# are
+# Each node is asked for once, when a pod is first seen on it. What cannot be asked changes nothing: units are
 # found all the same, and their places are unknown.
 
 

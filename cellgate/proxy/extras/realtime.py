@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 # Bytes of a WebSocket, passed on as they come, with each side's backpressure mirrored to the other.
 #
 # The gate reads no messages. It only knows where the frames of the unit end (RFC 6455, 5.2), so that it can
-# say
-# itself that it closes.
+# say itself that it closes.
 
 
 GOING_AWAY, POLICY, TRY_AGAIN = 1001, 1008, 1013

@@ -201,7 +201,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
     # Without another unit the client gets the unit's own 404.
     FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, by_response=True),
-    # From the gate in front of the unit (see placement.py).
+    # From the gate in front of the unit (see request/routes.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
@@ -268,7 +268,7 @@ def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
 
 # How each API spells an error: as the body of a response, and as the event that ends a stream. Pure.
 #
-# OpenAI's shape is in failure.py; it is the shape of every path that is not here.
+# OpenAI's shape is above; it is the shape of every path that is not here.
 # https://docs.anthropic.com/en/api/errors, https://platform.openai.com/docs/api-reference/responses-
 # streaming/error
 

@@ -4,7 +4,7 @@
    exchange, EOF is complete only for a body delimited by close.
 2. A second message in the same read means that the unit misbehaves: nothing of that read is passed on.
 3. Heads, trailers and chunk extensions are limited in size.
-4. The usual reply needs no parser (plain_reply.py). One is made at the first read that is not usual, for the
+4. The usual reply needs no parser. One is made at the first read that is not usual, for the
    rest of that reply: what came before were a whole head and whole chunks.
 """
 
@@ -29,7 +29,7 @@ from cellgate.proxy.http.heads import (
 
 # The usual reply of an engine: `200 OK` with a body whose end leaves no doubt. Pure.
 #
-# What is not exactly that is left to the parser (reply_reader.py), which would read the same from what is.
+# What is not exactly that is left to the parser, which would read the same from what is.
 
 
 _FIRST_LINE = b"HTTP/1.1 200 OK"
@@ -387,8 +387,7 @@ def _plain_head(raw: bytes) -> ReplyHead | None:
     return head
 
 
-# The usual reply: a server that is asked the same again and again mostly sends the same bytes each time,
-# but
+# The usual reply: a server that is asked the same again and again mostly sends the same bytes each time, but
 # for the time in its Date. They were parsed once, and need not be parsed again.
 
 

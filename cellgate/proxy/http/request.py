@@ -39,7 +39,7 @@ class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py); `routing` are the lines that
     say how it is to be routed.
 
-    `is_placed`: it names its unit (see placement.py); `is_explained`: it asks for an explanation of the
+    `is_placed`: it names its unit (see request/routes.py); `is_explained`: it asks for an explanation of the
     choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream; `upgrades`: it
     asks for a WebSocket.
 
@@ -199,9 +199,8 @@ def _check_target(request: Request) -> Failure | None:
 
 # The usual request: it comes in one read, alone and whole, and nothing in its head is unusual.
 #
-# What is not exactly that is left to the parser (reader.py), which would read the same from what is. No
-# byte of
-# it may be doubtful, or the gate and a proxy before it could take different bytes for a request.
+# What is not exactly that is left to the parser (below), which would read the same from what is. No byte
+# of it may be doubtful, or the gate and a proxy before it could take different bytes for a request.
 
 
 FIRST_LINES_MAX = 256
@@ -292,13 +291,11 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
 #
 # 1. A request is passed on when its last byte has arrived, in order; nothing of a failed one is.
 # 2. After a failure nothing more is read, because the begin of the next request is unknown.
-# 3. The work of one turn of the loop is bounded: once a request is complete, or many bytes outside of
-# bodies
-# were read, the rest is left for another turn.
+# 3. The work of one turn of the loop is bounded: once a request is complete, or many bytes outside of bodies
+#    were read, the rest is left for another turn.
 # 4. Work and memory are linear in the bytes received, however small the pieces.
-# 5. The usual request needs no parser (plain_request.py). One is made for any other, and stays until a body
-# has
-# ended exactly with a read: only then is it certain that the parser holds nothing of what comes next.
+# 5. The usual request needs no parser. One is made for any other, and stays until a body
+#    has ended exactly with a read: only then is it certain that the parser holds nothing of what comes next.
 
 
 _METHOD = re.compile(rb"[A-Za-z]+ ")

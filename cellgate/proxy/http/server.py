@@ -1,14 +1,14 @@
 """The client's side: bytes in, whole requests in order out, answers back.
 
 Rules:
-1. Requests are parsed as they arrive (intake.py) and answered one after another, in order (RFC 9112, 9.3.2).
+1. Requests are parsed as they arrive and answered one after another, in order (RFC 9112, 9.3.2).
 2. A malformed request is answered after those before it, and the connection is then closed.
 3. While a request is in flight its client is still read, up to 64 KiB of pipelined bytes, so that a close is
    seen.
 4. No request is started while the client has not read most of the answers before it.
 5. The exchange in flight learns once that the client has left, and bodies free their memory.
-6. The work of one turn of the loop is bounded (see limits.py); the rest follows in the next turn, in the same
-   order, and nothing more is read until then.
+6. The work of one turn of the loop is bounded (config/limits.py); the rest follows in the next turn, in the
+   same order, and nothing more is read until then.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 # Reads whole requests of one client in order, within the shared memory for bodies and within deadlines.
 #
 # Rules:
-# 1. The failure of a malformed request is queued after the requests before it, and nothing is read after
-# it:
-# the begin of the next request is unknown.
+# 1. The failure of a malformed request is queued after the requests before it, and nothing is read after it:
+#    the begin of the next request is unknown.
 # 2. A body without memory is not read on until some is freed.
 # 3. A request must be complete by a deadline, which moves as its body arrives, and does not run while its
 # client waits for the gate.
@@ -461,7 +460,7 @@ class ClientConnection(asyncio.Protocol):
             self.crashed("the bytes of a client could not be processed", error)
 
     def go_on(self, _size: int, /) -> tuple[int, bool]:
-        """Its turn to parse what has come, and to go on: what parsing cost (see rota.py). Never raises."""
+        """Its turn to parse what has come, and to go on: what parsing cost (see turns.py). Never raises."""
         self._turn_due, cost = False, 0
         try:
             intake, reader = self._intake, self._intake.reader
@@ -763,10 +762,8 @@ def _to_nobody(_data: bytes) -> None:
 # Which client connections are closed first when file descriptors run short. Pure.
 #
 # First those that have never sent a request, then those that are idle between requests, then those with a
-# slow
-# head; of each the oldest. A connection with a complete request or an arriving body is never closed, nor
-# one
-# that was idle for only a moment: its next request may be on its way.
+# slow head; of each the oldest. A connection with a complete request or an arriving body is never closed, nor
+# one that was idle for only a moment: its next request may be on its way.
 
 
 QUIET_S = 0.1

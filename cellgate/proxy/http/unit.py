@@ -1,12 +1,12 @@
 """The unit's side: one connection to a unit, and what its bytes mean.
 
 Rules:
-1. Bytes are parsed (reply_reader.py) before they are used: nothing of a malformed read is passed on, and its
+1. Bytes are parsed (reply.py) before they are used: nothing of a malformed read is passed on, and its
    connection is closed. The common read of a stream, exactly one chunk, is recognised by its size line and
    does not need the parser.
 2. A connection is reused only after a reply that ended cleanly and said keep-alive.
-3. A large read is parsed in its turn (see rota.py), and nothing more is read before that. It also waits while
-   the client is paused.
+3. A large read is parsed in its turn (see turns.py), and nothing more is read before that. It also waits
+   while the client is paused.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class UnitConnection(asyncio.Protocol):
 
     def go_on(self, size: int) -> tuple[int, bool]:
         """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see
-        rota.py), and whether there is more to be parsed. Never raises.
+        turns.py), and whether there is more to be parsed. Never raises.
         """
         if self._held or not self._late:
             return 0, False

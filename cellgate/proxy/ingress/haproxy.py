@@ -120,8 +120,7 @@ def _harmless(reason: str) -> bytes:
 
 # Counts the load balancers that ask for the gate or one of its units: each may use only its part. Pure.
 #
-# They are known by what comes to the agent port, which is theirs alone: the address, and the name that
-# stands
+# They are known by what comes to the agent port, which is theirs alone: the address, and the name that stands
 # behind the question. A request of a client says nothing of them, whatever is written in it.
 
 

@@ -189,8 +189,8 @@ def _entry(name: bytes, value: float) -> bytes:
 # Response headers that Envoy reads for health. Pure.
 #
 # 1. `x-envoy-immediate-health-check-fail` takes the whole host out at once, and out of the count of those
-# that
-# should be there. So it says one thing only: this gate is stopping. It is never a word about one unit.
+#    that should be there. So it says one thing only: this gate is stopping. It is never a word about one
+#    unit.
 # 2. `x-envoy-degraded` is read from replies to health checks only: the host is used after those that are
 # not.
 

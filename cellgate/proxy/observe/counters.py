@@ -84,10 +84,8 @@ def summary(
 # Histograms that need two additions for each observation: plain ints in a list, rendered only at scrape.
 #
 # The bounds are those of LLM serving, where the usual web buckets (5 ms to 10 s) are wrong at both ends: a
-# time
-# to first token runs from a cached prefill to minutes of queue, a whole answer from a second to half an
-# hour,
-# and what decides between good and bad inter-token latency happens between 10 and 200 ms.
+# time to first token runs from a cached prefill to minutes of queue, a whole answer from a second to half an
+# hour, and what decides between good and bad inter-token latency happens between 10 and 200 ms.
 
 
 TTFT_BOUNDS_S = (

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 # Amazon's APIs: a client of boto3, and what is wrong in one line.
 #
-# boto3 blocks, so it runs in a thread. It reads credentials, and the region where none is given, as it
-# always
+# boto3 blocks, so it runs in a thread. It reads credentials, and the region where none is given, as it always
 # does.
 
 

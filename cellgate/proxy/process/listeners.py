@@ -225,11 +225,9 @@ def _waiting(listeners: Sequence[socket.socket]) -> Iterator[socket.socket]:
 
 # File descriptors: the limit of this process, whether it is enough, and admission while they run short.
 #
-# While they run short, idle connections are closed for new clients. When there are none, it is better to
-# let a
-# client wait in the accept queue than to accept one that cannot be served, or is dropped by the system. So
-# accepting pauses while enough descriptors are left for the work in flight: streams continue, probes run,
-# the
+# While they run short, idle connections are closed for new clients. When there are none, it is better to let
+# a client wait in the accept queue than to accept one that cannot be served, or is dropped by the system. So
+# accepting pauses while enough descriptors are left for the work in flight: streams continue, probes run, the
 # admin port answers.
 
 

@@ -393,8 +393,7 @@ def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
 # that a slot has moved.
 # 2. Commands of one exchange go to all nodes at the same time. One that a node redirects is sent once more.
 # 3. PUBLISH goes to any node: the nodes pass it on to each other, and any of them has all messages. So the
-# one
-# channel of the gates needs no sharded one, which would have to follow its slot.
+#    one channel of the gates needs no sharded one, which would have to follow its slot.
 
 
 NODE_S = 0.3
@@ -606,7 +605,7 @@ Connect = Callable[[], RedisClient]
 
 
 def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
-    """A factory of clients for the Redis at a URL (redis_url.py). TLS is verified by `tls.ca`, with
+    """A factory of clients for the Redis at a URL (address.py). TLS is verified by `tls.ca`, with
     `tls.unit_cert` as client certificate.
 
     Raises ValueError when the URL is invalid or has a password, without showing it.

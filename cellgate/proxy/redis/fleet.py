@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 # The units of the fleet by the reports of gates, and through which gate each is reached. Pure.
 #
 # 1. A unit stays as long as a gate reports it (see Roster), and for FORGET_S more, so that a fleet that is
-# down
-# is not taken for an empty one.
-# 2. Of several gates of a unit one is its route: the same as long as it is available, and different ones
-# for
-# different units, so that gates share the work.
+#    down is not taken for an empty one.
+# 2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
+#    different units, so that gates share the work.
 # 3. A unit that computes prompts for others gets no whole request; its gate splits what goes to the others.
 # 4. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart
 # again.
@@ -334,8 +332,7 @@ def _carry_over(before: UnitState, state: UnitState) -> None:
 # The fleet router: keeps a gate's fleet and its verdicts to what other gates publish in Redis.
 #
 # 1. Without Redis the last fleet is kept. A gate whose reports are missing is probed at its /readyz before
-# its
-# units count as gone.
+#    its units count as gone.
 # 2. Nothing here waits for Redis, and no request waits for this module.
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 # What Redis does for gates that agree on who leads: three scripts, each on one key.
 #
 # The key is a hash: `gate` leads until `until` (Redis's own clock, milliseconds) with the fencing token
-# `token`; `of:NAME` is a document of the leader, `MILLISECONDS:TEXT`. A script is one step for all gates,
-# so
+# `token`; `of:NAME` is a document of the leader, `MILLISECONDS:TEXT`. A script is one step for all gates, so
 # that of two who write at the same time one is refused. docs/redis.md describes it.
 
 

@@ -329,14 +329,11 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
 # The heartbeat of a gate: one small JSON document with what has changed of its units. Pure.
 #
 # 1. A beat is written four times a second, and has all that has changed within the last WINDOW beats. Who
-# reads
-# it at least that often knows all that the gate knows; one in which nothing changed is 60 bytes.
-# 2. The documents of units (unit_report.py) are written in turns, each once in DOCUMENT_BEATS. Who is new,
-# or
-# has missed beats, reads them until each has been written again.
+#    reads it at least that often knows all that the gate knows; one in which nothing changed is 60 bytes.
+# 2. The documents of units are written in turns, each once in DOCUMENT_BEATS. Who is new, or
+#    has missed beats, reads them until each has been written again.
 # 3. A gate that is gone has no beat. A gate of an earlier version has none either, and writes its documents
-# as
-# often as beats are written: these are read instead.
+#    as often as beats are written: these are read instead.
 
 
 BEAT_VERSION = 1
@@ -528,8 +525,7 @@ def _row(report: UnitReport | None, names: set[str] | None) -> dict[str, Any] | 
 #
 # 1. While Redis does not answer, the last reports stay valid, however old.
 # 2. A document may be missing because Redis has just come back empty: it counts as missed only after Redis
-# has
-# answered for three heartbeats without it.
+#    has answered for three heartbeats without it.
 # 3. Even then the gate that wrote it is probed: its reports end only if it is not ready either.
 
 

@@ -1,4 +1,4 @@
-"""Reads what other gates report: their beats, and documents where beats do not say all (beats.py)."""
+"""Reads what other gates report: their beats, and documents where beats do not say all (reports.py)."""
 
 from __future__ import annotations
 
@@ -142,11 +142,9 @@ class ReportReading:
 # Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
 #
 # It has hashes of blocks of prompts (request/body.py), by unit, that the gate has just proven there. Pure
-# except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that
-# does
+# except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that does
 # not report the unit, is counted and ignored. A wrong one makes units look cheaper for some prompts, until
-# the
-# cached tokens that their engines report correct that.
+# the cached tokens that their engines report correct that.
 
 
 VERSION = 1
@@ -407,8 +405,7 @@ def _slices(rows: Iterable[_Due]) -> Iterator[list[_Due]]:
 #
 # Pure except for the Board that it reads. Reports of others change no verdict by themselves: their DOWN is
 # evidence that sends a canary, progress seen by them saves one, their requests count as load. Reports of
-# others
-# are never published again, or two gates would keep a dead unit alive between them.
+# others are never published again, or two gates would keep a dead unit alive between them.
 
 
 PACE_BEATS = 20

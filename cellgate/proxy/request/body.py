@@ -20,9 +20,8 @@ from cellgate.router.nouns import Ask
 
 # What follows from the names of a body's fields alone: what its prompt is made of, in which order.
 #
-# A client sends the same names with each of its requests, so it is worked out once. What is kept is
-# bounded: a
-# client may send any names.
+# A client sends the same names with each of its requests, so it is worked out once. What is kept is bounded:
+# a client may send any names.
 
 
 KEPT = 512
@@ -103,8 +102,7 @@ def _new_shape(names: tuple[str, ...]) -> BodyShape:
 # caches, never an identity: a wrong one costs time, not correctness.
 #
 # So many pieces of it are looked at one by one, and what comes after them is taken as it is: what a client
-# can
-# make this cost is bounded, and what it appends still changes no block before.
+# can make this cost is bounded, and what it appends still changes no block before.
 
 
 MAX_BLOCKS = 8192

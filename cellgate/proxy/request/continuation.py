@@ -2,7 +2,8 @@
 reason.
 
 The exchange has the attempts and their leases. This module decides whether a stream can be resumed, and
-records the result. clocks.py decides when a stream counts as broken; resumption.py asks another unit.
+records the result. failures.py decides when a stream counts as broken; resume/ has the ways in which another
+unit is asked.
 """
 
 from __future__ import annotations

@@ -94,8 +94,7 @@ def choice_of(names: Mapping[str, Split], fallback: Mapping[str, tuple[str, ...]
 
 # Writes another model into a body of JSON that was parsed before. Pure.
 #
-# Only the bytes of the name are replaced: to write the whole body anew would cost as much as the request,
-# and
+# Only the bytes of the name are replaced: to write the whole body anew would cost as much as the request, and
 # might change what its prompt cache knows.
 
 
@@ -285,10 +284,9 @@ class LocalEndpoints:
 
 # The model in a form (multipart/form-data, RFC 7578), and another one in its place. Pure.
 #
-# Its delimiters are searched for, and what stands between them is not looked at, so the audio in a form
-# costs
-# next to nothing. A form that programs may read differently (two models, a name that is written in an
-# unusual way) has no model here: any unit may get it, but not for a key that is for some models only.
+# Its delimiters are searched for, and what stands between them is not looked at, so the audio in a form costs
+# next to nothing. A form that programs may read differently (two models, a name that is written in an unusual
+# way) has no model here: any unit may get it, but not for a key that is for some models only.
 
 
 _CONTENT_TYPE = b"content-type: "

@@ -4,7 +4,7 @@ the two meet (SGLang), the decoder has the request at the same time.
 1. A decoder that can compute the prompt itself does so whatever becomes of the leg, which then never fails a
    request. One that cannot would wait for a prefiller that is gone for minutes: it is left at once.
 2. The prefiller's lease is released exactly once, before its owner learns of the end.
-3. Blocks that were computed and that no decoder is known to have fetched are orphans (orphans.py).
+3. Blocks that were computed and that no decoder is known to have fetched are orphans (UnclaimedBlocks).
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 # Wire format: `kv_transfer_params`, vLLM 0.32 and 0.33 (toy_proxy_server.py of its tests of the connector).
 # Leg 1 asks the prefiller for one token; its answer has the parameters with which the decoder fetches the
 # blocks. An engine does not check that these belong to the prompt that it gets with them: with those of
-# another
-# request it answers from that one's blocks. So parameters exist only inside a Handoff, which is made of one
-# request and the answer to it, and gives the decoder's body once.
+# another request it answers from that one's blocks. So parameters exist only inside a Handoff, which is made
+# of one request and the answer to it, and gives the decoder's body once.
 
 
 _REMOTE_DECODE: dict[str, Any] = {
@@ -165,13 +164,10 @@ def _why_unfit(document: dict[str, Any]) -> str:
 # The bodies of a split request, as SGLang's engines take them. Pure.
 #
 # Wire format: `bootstrap_host`, `bootstrap_port` and `bootstrap_room` in any request for generation, SGLang
-# 0.4
-# to 0.5.23 (its PD disaggregation). Both engines get the same request at the same time. They meet in the
-# room,
-# at the prefiller's bootstrap server; the blocks and the first token go from there to the decoder, which
-# answers. Engines do not check whose blocks come to a room, so that a room is for one attempt of one
-# request:
-# it exists only inside a Rendezvous, which is made with a new one each time.
+# 0.4 to 0.5.23 (its PD disaggregation). Both engines get the same request at the same time. They meet in the
+# room, at the prefiller's bootstrap server; the blocks and the first token go from there to the decoder,
+# which answers. Engines do not check whose blocks come to a room, so that a room is for one attempt of one
+# request: it exists only inside a Rendezvous, which is made with a new one each time.
 
 
 _ROOM_BITS = 62
@@ -461,13 +457,10 @@ class PrefillLeg:
 
 # What a body says of a transfer of KV blocks, and only the gate may say to a decoder. Pure.
 #
-# Engines read it at the top of a body, in `sampling_params.extra_args` (vLLM's `/inference/v1/generate`),
-# in
+# Engines read it at the top of a body, in `sampling_params.extra_args` (vLLM's `/inference/v1/generate`), in
 # `vllm_xargs`, and in parameters that are JSON in a string (Triton's backends). So it is taken out wherever
-# it
-# stands beside the prompt: by its name, and by what is in it, because the blocks of another request are as
-# good
-# to an engine under any name that it reads.
+# it stands beside the prompt: by its name, and by what is in it, because the blocks of another request are as
+# good to an engine under any name that it reads.
 
 
 _NAMES = re.compile(r"(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room)")

@@ -77,8 +77,7 @@ def refusal_lines(failure: Failure, reason: str = "") -> bytes:
 # The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
 #
 # It is read where the API has it, at the top of the object that ends the answer, never searched for: an
-# answer
-# repeats what its client has sent.
+# answer repeats what its client has sent.
 
 
 _TOKENS_MAX = 10**9

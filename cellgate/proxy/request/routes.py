@@ -1,8 +1,8 @@
 """The table of paths. A path that is not here is refused, unless `pass_unlisted` is on.
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
-STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration
-(administration.py): an operator who may pause or reload an engine does so at the engine. DEVIOUS paths have
+STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration:
+an operator who may pause or reload an engine does so at the engine. DEVIOUS paths have
 empty or dot segments, or a backslash (/v1/models/../../pause): programs read them differently, so they are
 not forwarded.
 """
@@ -395,9 +395,8 @@ def cors_rules(cors: Cors | None) -> CorsRules | None:
 
 # How a request names its unit, and what a gate answers that cannot use that unit. Pure.
 #
-# `x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are
-# those of
-# the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
+# `x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are those
+# of the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
 # nothing here: what comes from an ingress may have been written by its clients. So a token is asked for.
 
 

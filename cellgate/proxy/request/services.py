@@ -88,8 +88,7 @@ class KeyCheck(Protocol):
 # Blocks that a prefiller holds and that no decoder is known to have fetched: fetched once more, and freed.
 #
 # A prefiller takes no request to free them; it does when they are fetched, else after a while (vLLM: 30 s).
-# So
-# a decoder is asked for one token with them, and the answer is thrown away. It is no attempt and no
+# So a decoder is asked for one token with them, and the answer is thrown away. It is no attempt and no
 # evidence.
 
 

@@ -534,8 +534,7 @@ def refuse(exchange: Exchange, failure: Failure) -> None:
 # What follows from leg 1 of a split request, and from the transfer of its blocks. Actions of the table.
 #
 # A transfer that fails or does not come is the fault of the link, not of the decoder: the decoder computes
-# the
-# prompt itself, under the same lease. One that cannot is left, and another pair is chosen.
+# the prompt itself, under the same lease. One that cannot is left, and another pair is chosen.
 
 
 OF_LINKS = (FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.TRANSFER_FAILED)

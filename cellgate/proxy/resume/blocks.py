@@ -1,7 +1,7 @@
 """What a client was shown of a stream of blocks: `/v1/messages`, `/v1/responses`. Pure.
 
 Both APIs send an answer as blocks, one after the other: a text, reasoning, the call of a tool. Each begins,
-grows and ends by events of its own. A dialect (messages_stream.py, responses_stream.py) says what an event
+grows and ends by events of its own. A dialect (messages.py, responses.py) says what an event
 does; here is what became of the blocks.
 """
 
@@ -308,8 +308,7 @@ def number(document: dict[str, Any], name: str) -> int:
 
 # Joins two streams of blocks: events of the second unit are rewritten as if the first had sent them. Pure.
 #
-# The second unit continues the text shown, or starts again from the beginning. Either way it must repeat
-# what
+# The second unit continues the text shown, or starts again from the beginning. Either way it must repeat what
 # was shown and it was not given; that does not go to the client again.
 
 
@@ -318,7 +317,7 @@ _WORKING_EVENTS = 64
 
 
 class Dialect(Reader, Protocol):
-    """An API that streams blocks: messages_stream.py, responses_stream.py. `limit` is the field of a request
+    """An API that streams blocks: messages.py, responses.py. `limit` is the field of a request
     that limits the tokens of its answer; with those of `unstored` no part of an answer is stored.
     """
 

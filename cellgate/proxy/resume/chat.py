@@ -57,8 +57,8 @@ from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, askin
 # Guards against a unit that repeats the text it was given to continue. Pure.
 #
 # Some builds of llama.cpp send an open last message of the assistant again before they continue it, and
-# others
-# do not. An answer may also repeat itself. Where new text might be either, nobody can tell which one it is.
+# others do not. An answer may also repeat itself. Where new text might be either, nobody can tell which one
+# it is.
 
 
 class RepeatGuard:
@@ -369,8 +369,7 @@ def _event(data: bytes | dict[str, Any]) -> bytes:
 
 # How another unit goes on with a stream of chat or completions, and what is tried for which kind. Pure.
 #
-# A way is a generator: it yields requests of its proof, is sent the unit's answers, and returns what the
-# unit
+# A way is a generator: it yields requests of its proof, is sent the unit's answers, and returns what the unit
 # gets, or the last events if nothing else is missing. It raises UnprovenError; then the next way is tried.
 
 
@@ -592,9 +591,8 @@ class Questions(Generic[Result]):
 
 # Resuming a broken stream of chat or completions: what was sent, the proof that another unit can resume it.
 #
-# eligible.py and transcript.py decide what may be resumed, plain_ways.py how. questions.py sends the
-# requests
-# of the proof to the unit.
+# eligible.py and transcript.py decide what may be resumed, the ways above how; Questions sends the
+# requests of the proof to the unit.
 
 
 class Resuming(Protocol):

@@ -123,12 +123,11 @@ class BoundaryStops:
 # It is a list of harmless fields, not of harmful ones: an unknown field might mean anything.
 #
 # OPEN: the unit gets the text shown as an open message, and continues it. So nothing may depend on what was
-# generated, which it takes for the prompt.
-# AGAIN: the unit gets the same request, and must repeat what was shown. So a repetition must be likely: the
-# answer is greedy, or its sampling has a seed. Everything may depend on what was generated.
-# TOKENS: the unit gets the tokens of the prompt and of what was shown, where the engine gives them
-# (token_ids.py). Only chats that profit ask for them: those that may show more than text.
-# Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+# generated, which it takes for the prompt. AGAIN: the unit gets the same request, and must repeat what was
+# shown. So a repetition must be likely: the answer is greedy, or its sampling has a seed. Everything may
+# depend on what was generated. TOKENS: the unit gets the tokens of the prompt and of what was shown, where
+# the engine gives them (raw.py). Only chats that profit ask for them: those that may show more than
+# text. Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
 
 
 OPEN, AGAIN, TOKENS = 1, 2, 4

@@ -138,8 +138,7 @@ def _grown(document: dict[str, Any]) -> BlockEvent:
 
 # Requests of `/v1/messages`: which streams may be resumed, and the chat that engines make of them. Pure.
 #
-# The conversion is that of vLLM 0.32 (entrypoints/anthropic/serving.py, to_chat_completion_request) for
-# texts
+# The conversion is that of vLLM 0.32 (entrypoints/anthropic/serving.py, to_chat_completion_request) for texts
 # and tools. Whatever else there is, is not converted here.
 
 
@@ -278,16 +277,12 @@ def _list(value: object) -> list[Chat]:
 # The proof that a unit continues an answer of blocks exactly where its text ends, by tokens. Pure.
 #
 # vLLM (0.32) takes the tokens of a prompt in `kv_transfer_params.prompt_token_ids` of any request, in place
-# of
-# its messages (renderers/online_renderer.py). The tokens of the old prompt come from `/v1/messages/render`
-# or
-# `/v1/responses/render`, which do what the route does. Where these are switched off (they need
+# of its messages (renderers/online_renderer.py). The tokens of the old prompt come from `/v1/messages/render`
+# or `/v1/responses/render`, which do what the route does. Where these are switched off (they need
 # `--enable-scale-out`), they come from `/tokenize` of the chat that the request is converted to. Then the
 # engine must count as many tokens in the request as there are in that chat: this finds a conversion that
-# adds,
-# leaves out or doubles anything. It does not find one that exchanges words for as many others; so only
-# requests
-# that have one known conversion come so far.
+# adds, leaves out or doubles anything. It does not find one that exchanges words for as many others; so only
+# requests that have one known conversion come so far.
 
 
 class Continued(NamedTuple):

@@ -7,7 +7,7 @@ only in formats in which what a client sees is copied from the raw text:
 - calls as vLLM's `hermes` parser shows them: `<tool_call>{"name": "…", "arguments": {…}}</tool_call>`,
   without any text between or behind them.
 
-That it does so as the engine does is proven for each stream: all that was shown must come out (raw_chat.py).
+That it does so as the engine does is proven for each stream: all that was shown must come out (RawChat).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _may_be_tail(text: str) -> bool:
 
 # Turns the events of a completion, which continues a chat by token ids, into events of the chat. Pure.
 #
-# Its raw text is split by raw_answer.py. That this is how the engine splits it is proven by what was shown.
+# Its raw text is split as above. That this is how the engine splits it is proven by what was shown.
 
 
 _SPECIFICATION = TOOL_CALL + '\n{"name":'

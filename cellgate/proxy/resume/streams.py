@@ -33,8 +33,8 @@ WAYS: dict[str, Callable[[dict[str, Any]], int]] = {
 # Resuming a broken stream of blocks: `/v1/messages` or `/v1/responses`.
 #
 # Two ways: where the answer is deterministic, a unit gets the same request again, and must repeat what was
-# shown (blocks_stitch.py). Otherwise it gets the tokens of the prompt and of the text shown
-# (prompt_proof.py).
+# shown (blocks.py). Otherwise it gets the tokens of the prompt and of the text shown
+# (proof.py).
 
 
 OF_TOKENS = ("vllm", "")
@@ -187,4 +187,4 @@ STREAMS = {
 }
 """Of these routes the answers are kept: all of each where another unit could resume it, else its end."""
 PLAIN_ROUTES = ("chat", "completions")
-"""Their streams are of a kind that follows from what they ask for and show (kinds.py)."""
+"""Their streams are of a kind that follows from what they ask for and show (transcript.py)."""

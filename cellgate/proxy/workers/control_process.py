@@ -152,8 +152,7 @@ class WorkerMetrics(Collector):
         )
 
 
-# A worker's session at the control process: answers its requests, records its reports, and closes its
-# leases
+# A worker's session at the control process: answers its requests, records its reports, and closes its leases
 # when it ends.
 #
 # 1. Each lease of the worker is an ordinary lease on the Board, under the same id.

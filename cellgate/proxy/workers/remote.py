@@ -359,8 +359,7 @@ def _id(lease: Lease) -> int:
 
 # The replica of the Board that each worker has: what is sent of the fleet and its units, and taken over.
 #
-# It serves what needs no decision: responses of the gate's own, the list of units and their models. It
-# never
+# It serves what needs no decision: responses of the gate's own, the list of units and their models. It never
 # decides which unit a request gets. A new control process takes over the state of the previous one from it.
 
 

@@ -231,8 +231,7 @@ class SharedEntrance(Entrance):
 # The channel between the supervisor and each of its processes: signals, sockets, and signs of life.
 #
 # Every message is one packet, `{"do": WHAT, ...}` as JSON, with at most one socket. A closed channel means
-# that
-# the other process has ended: without its supervisor a process ends at once.
+# that the other process has ended: without its supervisor a process ends at once.
 
 
 PACKET_BYTES = 4096
@@ -312,9 +311,8 @@ class SupervisorChannel:
 
 # A worker: a gateway whose control plane is in another process.
 #
-# 1. Everything about a lease is reported to the control process, in order. For single tokens nothing is
-# sent:
-# progress is reported once a tick.
+# 1. Everything about a lease is reported to the control process, in order. For single tokens nothing is sent:
+#    progress is reported once a tick.
 # 2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
 # a second.
 

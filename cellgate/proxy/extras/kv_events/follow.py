@@ -45,9 +45,8 @@ from cellgate.router.unit_state import UnitState
 # Follows the KV events of one rank of a unit, and keeps its index complete or out of use.
 #
 # Rules:
-# 1. While the connection is lost, and while something missed is not made up for by a replay, the rank has
-# no
-# say. Silence is normal: an engine publishes nothing when nothing changes.
+# 1. While the connection is lost, and while something missed is not made up for by a replay, the rank has no
+#    say. Silence is normal: an engine publishes nothing when nothing changes.
 # 2. What cannot be made up for is forgotten: the index begins anew with what is published from then on.
 # 3. A publisher that is broken is left, its index is cleared, and it is tried again later, ever more
 # seldom.

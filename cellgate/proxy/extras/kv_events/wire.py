@@ -35,8 +35,7 @@ from cellgate.router.nouns import KvEvents
 # ["BlockRemoved", hashes, medium]                     ["AllBlocksCleared"]
 #
 # A hash is an integer, or bytes of which the last eight count. Sources: vllm/distributed/kv_events.py,
-# sglang/srt/disaggregation/kv_events.py. Unknown kinds of events, and groups of layers that keep only the
-# end
+# sglang/srt/disaggregation/kv_events.py. Unknown kinds of events, and groups of layers that keep only the end
 # of a prompt (a sliding window), are left out.
 
 
@@ -409,11 +408,10 @@ def _message(frames: list[bytes]) -> EventBatch:
 
 # Where a unit publishes its KV events: as configured, or as its engine tells. Pure.
 #
-# vLLM's `GET /kv_event_sources` is {rank: {"endpoint": ..., "replay_endpoint": ..., ...}}; SGLang's
-# `GET /server_info` has `kv_events`: {"endpoint_host": ..., "endpoint_port_base": n, "dp_size": n,
+# vLLM's `GET /kv_event_sources` is {rank: {"endpoint": ..., "replay_endpoint": ..., ...}}; SGLang's `GET
+# /server_info` has `kv_events`: {"endpoint_host": ..., "endpoint_port_base": n, "dp_size": n,
 # "replay_endpoint_port_base": n or null, ...}, where a rank is at the base plus its number. A host that
-# stands
-# for all addresses of the engine's machine is that of the unit's URL.
+# stands for all addresses of the engine's machine is that of the unit's URL.
 
 
 RANKS_MAX = 64

@@ -205,8 +205,8 @@ def _name(pod: ApiObject) -> str:
 #
 # A set has one template for all of its groups. Its controller brings it to the groups from `partition` on
 # (their index), and to no others. So units are rolled from the highest index down, and a group is refused
-# while
-# one above it has another image: the controller would replace both, and nobody has drained the other one.
+# while one above it has another image: the controller would replace both, and nobody has drained the other
+# one.
 #
 # Fields: sigs.k8s.io/lws, API reference, "RollingUpdateConfiguration" and "LeaderWorkerTemplate".
 

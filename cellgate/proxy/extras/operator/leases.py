@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 # What a Lease of Kubernetes says about who acts, and how it is changed. Pure.
 #
 # Fields: "Leases" of coordination.k8s.io/v1. As in the leader election of Kubernetes, times in a Lease are
-# for
-# people: a lease has run out when nobody has changed it for as long as it says, by the reader's own clock.
-# Claims are an annotation of the same object, so that whoever writes one has the lease in the same step.
+# for people: a lease has run out when nobody has changed it for as long as it says, by the reader's own
+# clock. Claims are an annotation of the same object, so that whoever writes one has the lease in the same
+# step.
 
 
 CLAIMS = "cellgate.io/claims"

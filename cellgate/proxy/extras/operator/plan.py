@@ -18,7 +18,7 @@ from cellgate.proxy.config.action_settings import Remedy
 from cellgate.router.nouns import Verdict
 
 Incident = Mapping[str, Any]
-"""All that is known of a unit that is to be recovered, ready for JSON: see incident.py."""
+"""All that is known of a unit that is to be recovered, ready for JSON."""
 
 
 class RecoveryResult(Enum):
@@ -157,8 +157,7 @@ class Undecided(Alone):
 # 3. At any time no more units of a cell are being recovered than its remedy has room for.
 # 4. A gate begins nothing in a cell for which another gate acts, but remembers the attempts of that gate.
 # 5. A unit that has not been UP since its processes started may still be starting, and one that shares its
-# fate
-# with all others under a switch may be well: each gets the time of a backoff first.
+#    fate with all others under a switch may be well: each gets the time of a backoff first.
 
 
 class UnitRow(NamedTuple):
@@ -340,8 +339,7 @@ def _held(state: RecoveryState, now: float) -> RecoveryState:
 # The audit log: a line of JSON for each step of recovery, written to disk before recovery continues.
 #
 # Written by a separate thread, since a disk may be slow; a daemon thread, so that a blocked disk does not
-# keep
-# the gate from ending.
+# keep the gate from ending.
 
 
 WRITE_S = 10.0

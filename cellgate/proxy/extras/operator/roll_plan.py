@@ -132,14 +132,12 @@ def cells_of(units: Iterable[UnitRoll]) -> list[str]:
 #
 # 1. A cell is begun when the one before it is done; in it, `parallel` units at one time.
 # 2. No unit is begun when that would leave more than `max_unavailable` units out of rotation, whatever took
-# the
-# others out.
+#    the others out.
 # 3. A unit is drained, gets its command, must come up and answer right, and is then watched with requests.
 # 4. A unit that fails stops the roll: no other is begun. It gets the old software back, if there is a way
 # to.
-# 5. A command is run by the gate that wrote that it begins, and by no other. When that gate is gone, the
-# unit
-# itself has to prove what came of it.
+# 5. A command is run by the gate that wrote that it begins, and by no other. When that gate is gone, the unit
+#    itself has to prove what came of it.
 
 
 DRAIN_LEAST_MS = 2000

@@ -94,8 +94,7 @@ def _grouped(bits: object, group: object, name: str, *, has_zero: bool) -> float
 
 # The parts of a model's config.json that determine its memory. Pure.
 #
-# The keys are those of Hugging Face's `transformers` (configuration_*.py of each model) as engines read
-# them.
+# The keys are those of Hugging Face's `transformers` (configuration_*.py of each model) as engines read them.
 # What is missing or makes no sense is named, all at once; nothing that decides is guessed.
 
 
