@@ -484,7 +484,8 @@ class Board:
         state = self.units[name]
         if held is None:
             held = self.held(state, ask.blocks)
-        lease = Lease(state, ask, expected, held, now, retry)
+        lease = Lease(state, ask, now, retry)
+        lease.job = state.costs.add(lease, ask, expected, held, now)
         if not state.leases:
             state.work_at = now
         state.last_lease_at = now

@@ -328,50 +328,46 @@ class Rates:
         self._alone_tokens, self._alone_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
 
-    def prefilled(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
-        """So many uncached tokens, right behind others, were computed in so many seconds.
+    def prefilled(
+        self, tokens: int, busy_s: float, span_s: float = 0.0, *, follows: bool = True, had_seat: bool = True
+    ) -> None:
+        """So many uncached tokens were computed in `busy_s`, right behind others if it `follows`; they were
+        shown `span_s` after those before them.
 
-        Without `had_seat` they may have waited for others to end, which says nothing of how fast prompts are
-        computed.
+        One that had no seat may have waited for others to end, which says nothing of how fast prompts are
+        computed. One that was alone began when the latency was over, and the work that is in the latency is
+        not in its time: what is left is uncertain by a part of the latency, and one sample comes from as many
+        prompts as take that long.
         """
-        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
+        if tokens < 0 or not (0.0 <= busy_s < inf and 0.0 <= span_s < inf):
             return
-        self.followed += 1
-        self._tokens += tokens
-        self._busy_s += busy_s
-        if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
-            self.prefill_tokens_s.learn(self._tokens / self._busy_s)
-            self._tokens, self._busy_s = 0, 0.0
-
-    def prefilled_alone(self, tokens: int, busy_s: float, *, had_seat: bool = True) -> None:
-        """They began when the latency was over, and the work that is in the latency is not in `busy_s`.
-
-        What is left when the latency is taken away is uncertain by a part of the latency: one sample comes
-        from as many prompts as take that long.
-        """
-        if not had_seat or tokens < 0 or not 0.0 <= busy_s < inf:
+        # Whatever took it: the unit can do that.
+        self._span_tokens += tokens
+        self._span_s += span_s
+        rate = self.prefill_tokens_s
+        if self._span_s >= _SPAN_S:
+            tokens_s = self._span_tokens / self._span_s
+            if tokens_s > _SURPLUS * rate.value:
+                rate.learn(tokens_s)
+            self._span_tokens, self._span_s = 0, 0.0
+        if not had_seat:
+            return
+        if follows:
+            self.followed += 1
+            self._tokens += tokens
+            self._busy_s += busy_s
+            if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
+                rate.learn(self._tokens / self._busy_s)
+                self._tokens, self._busy_s = 0, 0.0
             return
         latency = self.latency
         tokens -= int(latency.tokens)
-        if tokens < _WORK_SHARE * latency.value * self.prefill_tokens_s.value:
-            return
-        self._alone_tokens += tokens
-        self._alone_s += busy_s
-        if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
-            self.prefill_tokens_s.learn(self._alone_tokens / self._alone_s)
-            self._alone_tokens, self._alone_s = 0, 0.0
-
-    def achieved(self, tokens: int, span_s: float) -> None:
-        """So many uncached tokens were shown in so long, whatever took it: the unit can do that."""
-        if tokens < 0 or not 0.0 <= span_s < inf:
-            return
-        self._span_tokens += tokens
-        self._span_s += span_s
-        if self._span_s >= _SPAN_S:
-            tokens_s = self._span_tokens / self._span_s
-            if tokens_s > _SURPLUS * self.prefill_tokens_s.value:
-                self.prefill_tokens_s.learn(tokens_s)
-            self._span_tokens, self._span_s = 0, 0.0
+        if tokens >= _WORK_SHARE * latency.value * rate.value:
+            self._alone_tokens += tokens
+            self._alone_s += busy_s
+            if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
+                rate.learn(self._alone_tokens / self._alone_s)
+                self._alone_tokens, self._alone_s = 0, 0.0
 
     def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """Add the `usage` of an answer."""
@@ -393,28 +389,30 @@ class Rates:
 class Errors:
     """The recent share of failed attempts on a unit: each failure halves the distance to 1."""
 
-    __slots__ = ("_at", "_share")
+    __slots__ = ("_at", "last_share")
 
     HALF_LIFE_S = 10.0
     MAX = 0.99
 
     def __init__(self) -> None:
-        self._share = 0.0
+        self.last_share = 0.0
+        """After the last attempt that has changed it; 0: none has failed."""
         self._at = 0.0
 
     def share(self, now: float) -> float:
         """0 to MAX. It fades, so that a unit with old failures is tried again."""
-        return self._share * 0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S) if self._share else 0.0
+        if not self.last_share:
+            return 0.0
+        return self.last_share * float(0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S))
 
     def failed(self, now: float) -> None:
         """An attempt failed by the unit's fault."""
         share = self.share(now)
-        self._share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
+        self.last_share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
 
     def worked(self, now: float) -> None:
-        """An attempt succeeded."""
-        if self._share:
-            self._share, self._at = self.share(now) / 2.0, now
+        """An attempt succeeded: this counts where others have failed."""
+        self.last_share, self._at = self.share(now) / 2.0, now
 
 
 # The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
@@ -527,9 +525,7 @@ class StepTimes:
         """
         tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
         rates = self.rates
-        rates.achieved(tokens, span_s)
-        learn = rates.prefilled if follows else rates.prefilled_alone
-        learn(tokens, busy_s, had_seat=had_seat)
+        rates.prefilled(tokens, busy_s, span_s, follows=follows, had_seat=had_seat)
         if found_idle and had_seat:
             rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
         if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
@@ -754,11 +750,6 @@ class _Length:
         self.value = value
         self.seen, self.share = 0, 1.0
 
-    def settle(self) -> None:
-        """One more was added, and the next one counts less."""
-        self.seen += 1
-        self.share = max(1.0 / (self.seen + 1), ANSWER_GAIN)
-
 
 class AnswerLengths:
     """Mean tokens of recent answers, by model."""
@@ -783,14 +774,14 @@ class AnswerLengths:
         """A whole answer has ended. One without tokens (an embedding) counts as one."""
         if tokens < 1:
             tokens = 1
-        every, of_model = self._all, self._means.get(model)
-        every.value += (tokens - every.value) * every.share
-        if every.share > ANSWER_GAIN:
-            every.settle()
+        of_model = self._means.get(model)
         if of_model is None:
-            if len(self._means) >= MODELS_MAX:
-                return
-            of_model = self._means[model] = _Length(0.0)
-        of_model.value += (tokens - of_model.value) * of_model.share
-        if of_model.share > ANSWER_GAIN:
-            of_model.settle()
+            of_model = _Length(0.0)
+            if len(self._means) < MODELS_MAX:
+                self._means[model] = of_model
+        for mean in (self._all, of_model):
+            mean.value += (tokens - mean.value) * mean.share
+            if mean.share > ANSWER_GAIN:
+                # The next one counts less.
+                mean.seen += 1
+                mean.share = max(1.0 / (mean.seen + 1), ANSWER_GAIN)

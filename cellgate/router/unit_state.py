@@ -749,18 +749,16 @@ class Lease:
         "was_paused",
     )
 
+    job: Job
     beside: Concurrency
     # From `Ranks.open` on.
     rank_record: int
 
-    def __init__(
-        self, state: UnitState, ask: Ask, expected: Expected, held: int, now: float, retry: bool
-    ) -> None:
+    def __init__(self, state: UnitState, ask: Ask, now: float, retry: bool) -> None:
         self.unit_state = state
         self.unit = state.unit.name
         self.build = state.build
         self.ask = ask
-        self.job: Job = state.costs.add(self, ask, expected, held, now)
         self.opened_at = now
         self.rank = -1
         self.retry = retry

@@ -89,9 +89,9 @@ class Rig:
         self._send_request()
 
     def _send_request(self) -> None:
-        self.lease = Lease(
-            UnitState(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
-        )
+        state = UnitState(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0))
+        self.lease = lease = Lease(state, Ask(), 0.0, False)
+        lease.job = state.costs.add(lease, lease.ask, Expected(), 0, 0.0)
         request = Request(0.0, [], [], [])
         request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"
         self.response = Response(self, cast(ClientConnection, self), request, "chat")

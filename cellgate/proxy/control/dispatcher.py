@@ -62,7 +62,14 @@ class LocalDispatcher:
             if isinstance(bound, Failure):
                 return bound
             request = bound
-        found = Refusal.FULL if request.must_wait else self._pick(request)
+        if request.must_wait:
+            found: Lease | Refusal = Refusal.FULL
+        elif request.units is not None or self._containment.watchful:
+            found = self._pick(request)
+        else:
+            found = self._router.pick(
+                request.ask, self._now(), request.tried, evicted=request.moved, retry=request.draws
+            )
         if isinstance(found, Lease):
             if request.explain_since:
                 self._explain(found, request)
@@ -213,7 +220,8 @@ class LocalDispatcher:
         now, costs, opened_at = self._now() if at is None else at, state.costs, lease.opened_at
         if now > state.progress_at:
             state.progress_at = now
-        costs.errors.worked(now)
+        if costs.errors.last_share:
+            costs.errors.worked(now)
         tokens, is_stream = events, ask.stream
         if usage is not None:
             # Some engines put several tokens into an event.

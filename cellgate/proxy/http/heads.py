@@ -146,7 +146,15 @@ REPLY_FIELDS = _HOP_BY_HOP | {
 }
 """Fields of a reply that are not forwarded unchanged (those of the content are read, and put back)."""
 
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+class _StatusLines(dict[int, bytes]):
+    def __missing__(self, status: int) -> bytes:
+        return b"HTTP/1.1 %d \r\n" % status
+
+
+STATUS_LINES = _StatusLines((s.value, f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode()) for s in HTTPStatus)
+"""The first line of a response, by its status."""
+CLOSE_LINE = b"connection: close\r\n"
 _ORDINARY_TOKENS = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
 _WITH_BODY = (b"POST", b"PUT", b"PATCH")
 
@@ -200,8 +208,7 @@ def forwarded_lines(fields: Fields, peer: bytes, scheme: bytes) -> bytes:
 
 def client_head(status: int, lines: list[bytes], *, own: bytes, close: bool) -> bytes:
     """The head of a response as the client gets it. `own` are the gate's own lines, with the framing."""
-    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    return b"%b%b%b%b\r\n" % (first, b"".join(lines), own, b"connection: close\r\n" if close else b"")
+    return b"%b%b%b%b\r\n" % (STATUS_LINES[status], b"".join(lines), own, CLOSE_LINE if close else b"")
 
 
 def own_response(status: int, body: bytes, *, own: bytes = b"", close: bool) -> bytes:
@@ -272,10 +279,10 @@ class KnownLines(dict[bytes, KnownLine]):
         forwarded: list[bytes] = []
         fields: Fields = []
         routing: Fields = []
-        for line in lines:
-            unchanged, field, routes = self[line]
+        forward = forwarded.append
+        for unchanged, field, routes in map(self.__getitem__, lines):
             if unchanged is not None:
-                forwarded.append(unchanged)
+                forward(unchanged)
             elif field is not None:
                 fields.append(field)
             else:

@@ -18,7 +18,9 @@ import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.heads import (
+    CLOSE_LINE,
     REPLY_FIELDS,
+    STATUS_LINES,
     UNIT_ID_FIELD,
     Fields,
     KnownLines,
@@ -49,6 +51,7 @@ _UNUSUAL = frozenset(
 )
 """Of REPLY_FIELDS; but `Connection: keep-alive` is usual."""
 _LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _UNUSUAL)
+_LENGTH_LINE = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
 
 
 def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
@@ -139,9 +142,23 @@ class ReplyHead:
         may_be_read = status == 200 and not is_encoded and not to_head
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
 
+    def sized(self, length: bytes) -> ReplyHead:
+        """The same head of a body with another length."""
+        other = copy(self)
+        other.length = length
+        other.fields = [(name, length if name == b"content-length" else value) for name, value in self.fields]
+        return other
+
+    def __copy__(self) -> ReplyHead:
+        other = ReplyHead.__new__(ReplyHead)
+        other.status, other.lines, other.fields = self.status, self.lines, self.fields
+        other.coding, other.content_lines, other.length = self.coding, self.content_lines, self.length
+        other.bodiless, other.is_edited, other.is_events = self.bodiless, self.is_edited, self.is_events
+        return other
+
 
 _HEADS: dict[bytes, tuple[bytes, ReplyHead]] = {}
-"""Usual heads of bodies in chunks, by their bytes; with these, so that all replies share one copy."""
+"""Usual heads by their bytes, but for a length; with these, so that all replies share one copy."""
 
 
 class ReplyReader:
@@ -319,7 +336,7 @@ class ReplyReader:
         if self.has_head:
             return None if self.ended else self._take_chunks(data)
         raw, end, body = data.partition(b"\r\n\r\n")
-        raw, head = _HEADS.get(raw) or (raw, _plain_head(raw))
+        raw, head = _HEADS.get(raw) or _plain_head(raw)
         if head is None or not end or self._to_head:
             return None
         pieces: list[bytes] | None = []
@@ -373,17 +390,30 @@ class ReplyReader:
             self.misbehaved = _TOO_LARGE
 
 
-def _plain_head(raw: bytes) -> ReplyHead | None:
-    """A head, if it is usual and tells how its body ends."""
+def _plain_head(raw: bytes) -> tuple[bytes, ReplyHead | None]:
+    """A head, if it is usual and tells how its body ends, and its bytes. Of the same server those with a
+    length differ in that alone.
+    """
+    sized = _LENGTH_LINE.search(raw)
+    if sized is None:
+        return raw, _read_head(raw, raw)
+    known_as = raw[: sized.start(1)] + raw[sized.end() :]
+    if (known := _HEADS.get(known_as)) is not None:
+        return raw, known[1].sized(sized[1])
+    return raw, _read_head(raw, known_as)
+
+
+def _read_head(raw: bytes, known_as: bytes) -> ReplyHead | None:
+    """The same, read and kept."""
     if (read := plain_head(raw)) is None:
         return None
     head = ReplyHead(200, *read, to_head=False)
     if bool(head.coding) == (head.length is not None):
         return None
-    if head.coding and len(raw) <= KEPT_HEAD_BYTES:
+    if len(raw) <= KEPT_HEAD_BYTES:
         if len(_HEADS) >= HEADS_MAX:
             _HEADS.clear()
-        _HEADS[raw] = raw, head
+        _HEADS[known_as] = raw, head
     return head
 
 
@@ -478,13 +508,13 @@ def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
 
 def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> bytes:
     """The head of a reply as its client gets it, with our `own` lines."""
-    own += head.content_lines
-    if framing is CHUNKED:
-        own += _CHUNKED
-    elif head.length is not None and not head.is_events:
-        own += b"content-length: %b\r\n" % head.length
     lines = _edited(head, own) if head.is_edited else head.lines
-    return client_head(head.status, lines, own=own, close=close)
+    ends = CLOSE_LINE if close else b""
+    if framing is CHUNKED:
+        ends = _CHUNKED + ends
+    elif head.length is not None and not head.is_events:
+        ends = b"content-length: %b\r\n%b" % (head.length, ends)
+    return b"%b%b%b%b%b\r\n" % (STATUS_LINES[head.status], b"".join(lines), own, head.content_lines, ends)
 
 
 def _edited(head: ReplyHead, own: bytes) -> list[bytes]:

@@ -160,10 +160,8 @@ class Intake:
         if request.reserved:
             self._host.memory.arrived(self)
         # Bytes that have arrived need no reservation, but they count.
-        missing = request.body_size - request.reserved
-        if missing:
-            request.reserved = request.body_size
-            self._host.memory.hold(missing)
+        self._host.memory.used += request.body_size - request.reserved
+        request.reserved = request.body_size
         if self.awaiting_memory:
             self._await_no_memory()
             self._sender.update_reading()
@@ -173,9 +171,8 @@ class Intake:
         self.begun_at = request.received_at
         self.queue.append(request)
         self._sender.deadline = inf
-        if request.body_size:
-            request.reserved = request.body_size
-            self._host.memory.hold(request.body_size)
+        request.reserved = size = request.body_size
+        self._host.memory.used += size
 
     def upgrading(self) -> Request | None:
         """The last request, if it asks for a WebSocket and is not answered yet."""
@@ -214,19 +211,13 @@ class Intake:
             self._maybe_continue()
         return not self.queue and not reader.unread
 
-    def release(self, request: Request) -> None:
-        """Give back the memory that the body of a request holds."""
-        size, request.reserved = request.reserved, 0
-        if size:
-            self._host.memory.give(size)
-
     def forget_queue(self) -> None:
         """Drop the waiting requests: the connection closes after the last answer."""
         self.reader.unread = b""
         queue, self.queue = self.queue, []
         for item in queue:
             if isinstance(item, Request):
-                self.release(item)
+                self._host.memory.release(item)
 
     def close(self) -> None:
         """The client has left. Reference cycles are broken, so that no garbage collection is needed."""
@@ -320,7 +311,7 @@ class Intake:
         if (request := self.reader.forget()) is not None:
             if request.reserved:
                 self._host.memory.arrived(self)
-            self.release(request)
+            self._host.memory.release(request)
 
     def _grew_in(self, request: Request, now: float) -> bool:
         """Whether its body has come at the least rate since that was last so."""
@@ -443,12 +434,18 @@ class ClientConnection(asyncio.Protocol):
             if self.exchange is not None or self._write_paused:
                 self._queued_bytes += len(data)
                 self.update_reading()
-            elif intake.queue and not self._turn_due:
-                is_alone = len(intake.queue) == 1 and reader.request is None and not reader.unread
-                if is_alone and self._is_free() and self._host.start_scheduler.has_room(_REQUEST_BYTES):
+            elif (queue := intake.queue) and not self._turn_due:
+                is_alone = len(queue) == 1 and reader.request is None and not reader.unread
+                transport = self._transport
+                if (
+                    is_alone
+                    and transport is not None
+                    and not transport.is_closing()
+                    and self._host.start_scheduler.has_room(_REQUEST_BYTES)
+                ):
                     # Most clients wait for the answer before they send more.
                     self._queued_bytes = 0
-                    self._begin(intake.queue.pop())
+                    self._begin(queue.pop())
                 else:
                     self.serve()
             elif reader.unread:
@@ -486,7 +483,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None:
             guarded(exchange, exchange.client_left)
         if self._serving is not None:
-            self._intake.release(self._serving)
+            self._host.memory.release(self._serving)
         self._intake.close()
         self._catch_up()
 
@@ -531,14 +528,14 @@ class ClientConnection(asyncio.Protocol):
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
         self.exchange = self._serving = None
-        intake = self._intake
-        intake.release(request)
+        host = self._host
+        host.memory.release(request)
         if self._transport is None:
             return
         if not keep_alive or not request.keep_alive:
             self.close()
             return
-        if intake.answered(self._host.now()) and self._reading:
+        if self._intake.answered(host.now()) and self._reading:
             # Most clients wait for the answer before they send more.
             return
         try:
@@ -711,7 +708,7 @@ class ClientConnection(asyncio.Protocol):
             if exchange is not None:
                 exchange.crashed(error)
                 return
-            self._intake.release(request)
+            self._host.memory.release(request)
             self.crashed("a request could not be started", error)
 
     def refuse_body(self, failure: Failure) -> None:

@@ -297,17 +297,19 @@ class BodyMemory:
         if self._held[body.payer] <= 0:
             del self._held[body.payer]
 
-    def hold(self, size: int) -> None:
-        """Count bytes that have already arrived, whether there was room for them or not."""
-        self.used += size
+    def release(self, request: Request) -> None:
+        """Free what the body of a request holds."""
+        size, request.reserved = request.reserved, 0
+        self.used -= size
+        if size and self._waiters:
+            self.give(0)
 
     def give(self, size: int) -> None:
         """Free bytes and call the waiters, in their order."""
         self.used -= size
-        if self._waiters:
-            waiters, self._waiters = self._waiters, {}
-            for waiter in waiters:
-                waiter()
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters:
+            waiter()
 
     def wait(self, waiter: Callable[[], None], payer: str = "") -> None:
         """Have `waiter` called once, after bytes were freed; it must then reserve again."""

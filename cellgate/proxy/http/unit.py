@@ -419,7 +419,8 @@ class Pool:
         now = self._loop.time()
         while self._idle and not fresh:
             conn = self._idle.pop()
-            if conn.usable and now - conn.idle_since < IDLE_S:
+            transport = conn.transport
+            if transport is not None and not transport.is_closing() and now - conn.idle_since < IDLE_S:
                 conn.reused = True
                 taker.on_connected(conn)
                 return
@@ -439,7 +440,8 @@ class Pool:
         is_spent = self.closes_after_stream and conn.reply.is_chunked
         if self._one_offs:
             is_spent = self._is_spent(conn) or is_spent
-        if self.closed_for_good or is_spent or not conn.usable:
+        transport = conn.transport
+        if self.closed_for_good or is_spent or transport is None or transport.is_closing():
             conn.drop()
             return
         conn.idle_since = self._loop.time()

@@ -437,14 +437,12 @@ class Metrics:
 
     def finished(self, record: Finished) -> None:
         """A request has ended, whoever answered it."""
-        # Unpacked, and not read by name, because this is done for each request.
-        _, _, _, _, route, _, status, _, unit, _, _, _, ttft_s, duration_s, _, bytes_in, bytes_out, _ = record
-        self.responses[route, status] += 1
-        self.bytes_in += bytes_in
-        self.bytes_out += bytes_out
-        tally = self.tallies.get(unit) or self.tally(unit)
-        tally.duration.observe(duration_s)
-        if ttft_s is not None:
+        self.responses[record.route, record.status] += 1
+        self.bytes_in += record.bytes_in
+        self.bytes_out += record.bytes_out
+        tally = self.tallies.get(record.unit) or self.tally(record.unit)
+        tally.duration.observe(record.duration_s)
+        if (ttft_s := record.ttft_s) is not None:
             tally.ttft.observe(ttft_s)
             before_s = ttft_s if tally.recent_ttft_s is None else tally.recent_ttft_s
             tally.recent_ttft_s = before_s + RECENT * (ttft_s - before_s)

@@ -445,31 +445,30 @@ class AccessLog(LineLog[Finished]):
 
 def json_line(at: float, record: Finished) -> bytes:
     """The record as one JSON object (docs/logs.md); times to a tenth of a millisecond."""
-    # Unpacked, and not read by name, because this is done for each request.
-    (request_id, peer, method, path, route, model, status, code, unit, outcome) = record[:10]
-    (attempts, continued, ttft_s, duration_s, events, bytes_in, bytes_out, rank) = record[10:]
+    path, model, ttft_s = record.path, record.model, record.ttft_s
     if len(path) + len(model) > TEXT_MAX:
         path, model = _short(path), _short(model)
+    # Rounded in a tenth of the time that `round` takes.
     fields = {
         "time": utc(at),
-        "request_id": request_id,
-        "peer": peer,
-        "method": method,
+        "request_id": record.request_id,
+        "peer": record.peer,
+        "method": record.method,
         "path": path,
-        "route": route,
+        "route": record.route,
         "model": model,
-        "status": status,
-        "code": code,
-        "unit": unit,
-        "outcome": outcome._value_,
-        "attempts": attempts,
-        "continued": continued,
-        "ttft_s": None if ttft_s is None else _tenth_ms(ttft_s),
-        "duration_s": _tenth_ms(duration_s),
-        "events": events,
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
-        "rank": rank,
+        "status": record.status,
+        "code": record.code,
+        "unit": record.unit,
+        "outcome": record.outcome._value_,
+        "attempts": record.attempts,
+        "continued": record.continued,
+        "ttft_s": None if ttft_s is None else int(ttft_s * 10_000 + 0.5) / 10_000,
+        "duration_s": int(record.duration_s * 10_000 + 0.5) / 10_000,
+        "events": record.events,
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+        "rank": record.rank,
     }
     try:
         # A copy: the buffer of orjson holds at least 4 KB for each waiting line.
@@ -498,11 +497,6 @@ def console_line(at: float, record: Finished) -> bytes:
 
 
 _FORMATS: dict[LogFormat, Callable[[float, Finished], bytes]] = {"json": json_line, "console": console_line}
-
-
-def _tenth_ms(seconds: float) -> float:
-    """Rounded to a tenth of a millisecond, in a tenth of the time that `round` takes."""
-    return int(seconds * 10_000 + 0.5) / 10_000
 
 
 def _short(text: str) -> str:

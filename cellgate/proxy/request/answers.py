@@ -142,7 +142,7 @@ def finish(exchange: Exchange) -> None:
     attempt, response = exchange.attempt, exchange.response
     assert attempt is not None
     response.whole = True
-    outcome = outcome_of(response.status)
+    outcome = _OK if response.status < 400 else outcome_of(response.status)
     if attempt.doubt:
         outcome = outcome_of_doubt(attempt.doubt, attempt.is_clients, response.status)
     attempt.release(outcome)
@@ -150,7 +150,9 @@ def finish(exchange: Exchange) -> None:
     if exchange.continuation is not None:
         exchange.continuation.record_result(ContinuationResult.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:
-        usage = response.tell_usage()
+        usage = response.usage()
+        for observer in response.observers:
+            observer.completed(usage)
         if not attempt.doubt:
             exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
     exchange.state = OVER

@@ -389,15 +389,15 @@ class Attempt:
             lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
         self._owner.committed(body, at)
-        if response.is_events and (conn.reply.ended or self._is_stitched() or not body.endswith(b"\n\n")):
+        if response.is_events and (
+            conn.reply.ended
+            or not body.endswith(b"\n\n")
+            or ((passage := self._passage) is not None and passage.stitch is not None)
+        ):
             self._reframe(data, body, conn)
         else:
             # It was checked already, or it is not a stream.
             self._show(data, body, None, conn)
-
-    def _is_stitched(self) -> bool:
-        """Whether the events go on with those of another unit."""
-        return self._passage is not None and self._passage.stitch is not None
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
@@ -429,15 +429,11 @@ class Attempt:
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:
-            self._end(conn)
-
-    def _end(self, conn: UnitConnection) -> None:
-        """All was sent."""
-        if not conn.reply.ended:
-            conn.drop()
-        self.over = True
-        self._conn = None
-        guarded(self._owner, self._owner.done)
+            if not reply.ended:
+                conn.drop()
+            self.over = True
+            self._conn = None
+            guarded(self._owner, self._owner.done)
 
     def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
         self.over = True

@@ -128,7 +128,9 @@ def show_first(exchange: Exchange) -> bool:
     response.show_kept(first.head, first.own_lines, first.body)
     outcome = outcome_of_doubt(first.what, False, first.status)
     if outcome is Outcome.OK:
-        response.tell_usage()
+        usage = response.usage()
+        for observer in response.observers:
+            observer.completed(usage)
     response.end(outcome)
     return True
 

@@ -467,13 +467,6 @@ class Response:
             return usage_of(told_in(self._skim.document()))
         return read_usage(self._first) if self.whole and not self.is_events else None
 
-    def tell_usage(self) -> Usage | None:
-        """What its engine has told of its tokens, to whom it concerns as well: a whole answer has ended."""
-        usage = self.usage()
-        for observer in self.observers:
-            observer.completed(usage)
-        return usage
-
     def has_answered(self) -> bool:
         """Whether all of the answer was sent, though perhaps not all of its frame."""
         if self.is_read:
@@ -496,7 +489,12 @@ class Response:
         """A part of the body as it is sent. It is read, and the replay buffer keeps it with the token ids."""
         if self.is_read:
             if self.reader is not None or not only_add(body, self._unit_state.usual_ends.events):
-                self._read(body)
+                reader, state = self._the_reader(), self._unit_state
+                known = reader.ends
+                reader.feed(body)
+                self.usual_ends = reader.ends.chunks
+                if reader.ends is not known:
+                    state.usual_ends = reader.ends
             elif not self._first:
                 self._first = body
         elif self._skim is not None:
@@ -507,15 +505,6 @@ class Response:
             if self.sent > self._fold_at:
                 self._fold()
         return self._framing.frame(without_ids(body)) if self.has_ids else framed
-
-    def _read(self, body: bytes) -> None:
-        """Read a part of a stream."""
-        reader, state = self._the_reader(), self._unit_state
-        known = reader.ends
-        reader.feed(body)
-        self.usual_ends = reader.ends.chunks
-        if reader.ends is not known:
-            state.usual_ends = reader.ends
 
     def _the_reader(self) -> AnswerReader:
         """The reader of a stream, made when it is needed."""
@@ -618,27 +607,26 @@ class Response:
         self.over = True
         request = self._request
         now, observers = self.now(), self.observers
-        fields = (
-            self.request_id.decode(),
-            self._client.peer,
-            request.method.decode(),
-            request.path.decode("latin-1"),
-            self.route,
-            self.model,
-            self.status,
-            code,
-            self.unit,
-            outcome,
-            self.attempts,
-            self.continued,
-            self.ttft_s,
-            now - request.received_at,
-            self.events,
-            request.body_size,
-            self.sent,
-            self.rank,
+        record = Finished(
+            request_id=self.request_id.decode(),
+            peer=self._client.peer,
+            method=request.method.decode(),
+            path=request.path.decode("latin-1"),
+            route=self.route,
+            model=self.model,
+            status=self.status,
+            code=code,
+            unit=self.unit,
+            outcome=outcome,
+            attempts=self.attempts,
+            continued=self.continued,
+            ttft_s=self.ttft_s,
+            duration_s=now - request.received_at,
+            events=self.events,
+            bytes_in=request.body_size,
+            bytes_out=self.sent,
+            rank=self.rank,
         )
-        record = _new(Finished, fields)
         self._host.finished(record)
         for observer in observers:
             observer.over(record, now)

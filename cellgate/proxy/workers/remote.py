@@ -222,22 +222,13 @@ class RemoteLease(Lease):
     def __init__(
         self, number: int, state: UnitState, request: PickRequest, at: float, lines: bytes, rank: int
     ) -> None:
-        # Not the base's: the cost model is kept in the control process.
+        super().__init__(state, request.ask, at, request.draws)
         self.id = number
-        self.unit_state = state
-        self.unit = state.unit.name
-        self.build = state.build
-        self.ask = request.ask
+        # The cost model is kept in the control process.
         self.job = _NO_JOB
-        self.opened_at = at
-        self.retry = request.draws
-        self.committed = self.evicted = self.closed = self.paused = self.was_paused = False
         self.told_paused = False
         self.lines = lines
         self.rank = rank
-        self.first_at = 0.0
-        self.split = None
-        self.on_evict = None
 
     def commit(self, now: float) -> None:
         """The attempt commits."""

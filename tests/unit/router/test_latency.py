@@ -108,8 +108,8 @@ def test_what_was_achieved_is_the_least_that_a_unit_can_do() -> None:
     for _ in range(20):
         rates.prefilled(4096, 4.096)
     for _ in range(60):
-        rates.achieved(10_000, 1.0)
+        rates.prefilled(10_000, 0.0, 1.0, had_seat=False)
     assert rates.prefill_tokens_s.value > 7_500.0
     for _ in range(60):
-        rates.achieved(100, 1.0)
+        rates.prefilled(100, 0.0, 1.0, had_seat=False)
     assert rates.prefill_tokens_s.value > 7_500.0
