@@ -109,8 +109,7 @@ async def run(requests: int, handovers: int) -> tuple[list[str], str]:
     """One drill: what is wrong, and a line about it all."""
     with ExitStack() as stack:
         units = stack.enter_context(sim_units(("a", "b"), step_ms=STEP_MS))
-        settings = {"timeouts": {"handover_s": LIMIT_S}}
-        first = stack.enter_context(GateProcess(units, settings=settings))
+        first = stack.enter_context(GateProcess(units))
         dynasty = Dynasty(first)
         stack.callback(dynasty.close)
         checks = Checks(first.admin_port)

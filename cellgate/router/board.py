@@ -144,7 +144,7 @@ class Learning:
 
 
 def _peer(state: UnitState) -> Peer:
-    return Peer((state.base_models(), state.unit.prefill_tokens_s), state.weight, state.costs.rates)
+    return Peer(state.base_models(), state.weight, state.costs.rates)
 
 
 def _watch(states: Iterable[UnitState]) -> None:
@@ -169,7 +169,7 @@ def foresee(states: Collection[UnitState], others: Mapping[str, RemoteLoad], now
         costs, there = state.costs, others.get(state.unit.name)
         in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
         if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
-            costs.size(state.unit, state.load, share)
+            costs.size(state.load, share)
             costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
             due.append((place, costs))
         facts.append(costs.facts)

@@ -27,7 +27,7 @@ from cellgate.router.cost import (
     terms,
 )
 from cellgate.router.learning import Errors, Rates
-from cellgate.router.nouns import Ask, Load, Unit
+from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for
 
 # What other gates have at units. Pure.
@@ -194,7 +194,7 @@ class CostModel:
         "seats",
     )
 
-    def __init__(self, rates: Rates, unit: Unit) -> None:
+    def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.backlog = Backlog()
         self.other_gates = OtherGates()
@@ -211,13 +211,11 @@ class CostModel:
         self.facts = Facts(rates)
         """What the last forecast was made from."""
         self.set_forecast(forecast([self.facts], COSTS)[0])
-        self.size(unit, None, ALL_BLOCKS)
-        if unit.prefill_tokens_s:
-            rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
+        self.size(None, ALL_BLOCKS)
 
-    def size(self, unit: Unit, load: Load | None, share: int) -> None:
-        """Set the size of the KV cache, configured or reported; at most `share` blocks of it are kept."""
-        self.kv_tokens = unit.kv_tokens or (load.kv_tokens if load is not None else 0) or self.kv_tokens
+    def size(self, load: Load | None, share: int) -> None:
+        """Set the size of the KV cache, as reported; at most `share` blocks of it are kept."""
+        self.kv_tokens = (load.kv_tokens if load is not None else 0) or self.kv_tokens
         limit = blocks_for(self.kv_tokens or DEFAULT_KV_TOKENS, self.rates.bytes_per_token.value, BLOCK_BYTES)
         limit = min(limit, share)
         # The measured bytes per token change a little all the time.

@@ -138,14 +138,13 @@ def reckon(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
 class Estimate:
     """A positive number that follows its samples in the logarithm. `usual` is what units of its kind have."""
 
-    __slots__ = ("_first", "_guesses", "_high", "_is_given", "_low", "_weight", "seen", "usual", "value")
+    __slots__ = ("_first", "_guesses", "_high", "_low", "_weight", "seen", "usual", "value")
 
     def __init__(self, first: float, low: float, high: float) -> None:
         self._first, self._low, self._high = first, low, high
         self.seen = 0
         self._weight = 0.0
         self._guesses = 0.0
-        self._is_given = False
         self.value = min(max(first, low), high)
         self.usual = 0.0
 
@@ -154,25 +153,21 @@ class Estimate:
         """The value to use: see `reckon`."""
         return reckon(self.value, self.usual, self.seen) if self.seen else self.value
 
-    @property
-    def is_given(self) -> bool:
-        """Whether an initial estimate is configured."""
-        return self._is_given
-
-    def guess(self, value: float, *, is_given: bool = False) -> None:
+    def guess(self, value: float) -> None:
         """Set an initial estimate, unless something was measured already or it is invalid.
 
-        It counts as half a sample. `is_given`: it is configured, and no other estimate replaces it.
+        It counts as half a sample.
         """
-        if not is_given and 0.0 < value < inf:
-            self.usual = value
-        if not self.seen and 0.0 < value < inf and (is_given or not self._is_given):
+        if not 0.0 < value < inf:
+            return
+        self.usual = value
+        if not self.seen:
             self.value = min(max(value, self._low), self._high)
-            self._guesses, self._is_given = _GUESS, is_given
+            self._guesses = _GUESS
 
     def presume(self, times: float) -> None:
         """Nothing was ever measured of any unit: set so many times the initial estimate."""
-        if not (self.seen or self.usual or self._is_given):
+        if not (self.seen or self.usual):
             self.value = min(max(self._first * times, self._low), self._high)
 
     def learn(self, sample: float) -> None:
@@ -579,7 +574,7 @@ class StepTimes:
         learnt_s = self._learnt_s(tokens, beside, counts=counts)
         if LARGE_TOKENS <= tokens <= 2 * self._stall_tokens and counts:
             return min(learnt_s, 2.0 * self._stall_s)
-        if tokens <= KNOWN_TIMES * self._largest or rate.is_given:
+        if tokens <= KNOWN_TIMES * self._largest:
             return learnt_s
         slowest_s = min((tokens + beside) / SLOWEST_TOKENS_S, SLOWEST_PREFILL_S)
         if rate.seen >= SURE:

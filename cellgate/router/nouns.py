@@ -367,8 +367,7 @@ class Unit:
     `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
     `engine` and `canary` (which API a canary goes through) empty means: found out by the probes.
     `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
-    `api_key` is what probes send. `prefill_tokens_s` (uncached tokens a second) and `kv_tokens` (the size of
-    the KV cache) are first estimates; 0 means: take the engine's word, or go by the unit's peers.
+    `api_key` is what probes send.
     `kv_events` None: ask the unit, if the package is installed. `bootstrap_port`: SGLang's, of a prefiller.
     """
 
@@ -383,8 +382,6 @@ class Unit:
     canary: str = ""
     metrics_url: str = ""
     api_key: str = field(default="", repr=False)
-    prefill_tokens_s: float = 0.0
-    kv_tokens: int = 0
     kv_events: KvEvents | None = None
     role: ServingRole = "both"
     bootstrap_port: int = 8998

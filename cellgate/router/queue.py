@@ -197,7 +197,7 @@ class FairRules:
     """
 
     limit: int = 1024
-    limit_bytes: int = 256 << 20
+    limit_bytes: int = field(default=256 << 20, metadata=FIXED)
     max_wait_s: float = 60.0
     backlog_s: float = field(default=0.25, metadata=FIXED)
     quantum_tokens: int = field(default=64, metadata=FIXED)

@@ -518,7 +518,7 @@ class UnitState(InRotation):
         self.leases: dict[Lease, None] = {}
         self.unread = Unread()
         self.step_times = StepTimes()
-        self.costs = CostModel(self.step_times.rates, unit)
+        self.costs = CostModel(self.step_times.rates)
         # The same list, a step nearer for the byte path.
         self.gaps_ms = self.step_times.gaps_ms
         self.usual_ends = NO_ENDS

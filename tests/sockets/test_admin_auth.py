@@ -14,7 +14,7 @@ from tests.sockets.admin_stage import NOBODY, RELAYED, Port, run
 
 def test_a_relayed_caller_sees_only_what_is_for_everyone() -> None:
     async def check(port: Port) -> None:
-        for path, status in (("/livez", 200), ("/readyz", 503), ("/metrics", 200)):
+        for path, status in (("/livez", 200), ("/readyz", 503), ("/metrics", 200), ("/metrics/engine", 200)):
             async with port.client.get(port.url + path, headers=RELAYED) as reply:
                 assert reply.status == status
         for path in ("/units", "/units/a1", "/events", "/healthz/unit/a1", "/nowhere"):

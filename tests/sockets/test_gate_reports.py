@@ -56,15 +56,6 @@ async def test_what_no_unit_has_answered_carries_none() -> None:
         assert reply.get("x-envoy-immediate-health-check-fail") is None
 
 
-@pytest.mark.parametrize("is_asked_for", [False, True])
-@live
-async def test_the_gate_is_shown_as_one_engine_where_that_is_asked_for(is_asked_for: bool) -> None:
-    async with stage(STREAM, pool_metrics=is_asked_for) as here:
-        page = (await here.plane.metrics.render()).decode()
-        assert ("\nvllm:num_requests_waiting 0.0\n" in page) is is_asked_for
-        assert page.count("\nvllm:") == 3 * is_asked_for
-
-
 @live
 async def test_a_stopping_gate_says_so_on_every_answer() -> None:
     async with stage(STREAM) as here, here.client() as client, here.client() as other:

@@ -63,7 +63,7 @@ def exposed() -> dict[str, set[str]]:
     metrics = Metrics(board)
     sides = {"client": 0, "unit": 0}
     metrics.include(Exposition(metrics, lambda: 1.0, waiting=lambda: 0, connections=lambda: sides))
-    metrics.include(Traffic(metrics, per_unit=False))
+    metrics.include(Traffic(metrics))
     metrics.finished(DONE)
     metrics.recoveries["a", "gave_up"] = 0
     events = EventLog(float, 2, log=lambda _level, _line: None)

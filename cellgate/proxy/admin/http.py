@@ -353,7 +353,7 @@ class AdminServer(web.Server):
 # judged by it alone: a wrong one is refused from anywhere.
 
 
-OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics", "/metrics/engine"})
 
 _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 """A trusted peer that sends one of these acts for another: a proxy's client, a page in a browser."""

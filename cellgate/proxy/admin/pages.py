@@ -46,8 +46,9 @@ from cellgate.proxy.ingress.reports import (
     unit_headers,
     unit_health,
 )
-from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.counters import PLAIN, Metrics
 from cellgate.proxy.observe.events import Action, EventLog, EventRecord
+from cellgate.proxy.observe.exposition import PoolMetrics
 from cellgate.proxy.observe.log import log_line
 from cellgate.router.board import Board
 from cellgate.router.scaling import least_valued
@@ -311,6 +312,7 @@ class _Admin:
             "/livez": {"GET": self.livez},
             "/readyz": {"GET": self.readyz},
             "/metrics": {"GET": self.metrics},
+            "/metrics/engine": {"GET": self.metrics_of_pool},
             "/status": {"GET": self.status},
             "/units": {"GET": self.units},
             "/units/{name}": {"GET": self.unit},
@@ -419,6 +421,11 @@ class _Admin:
         metrics = self._view.metrics
         encoding = metrics.encoding_for(request.headers.get("accept", ""))
         return reply(await metrics.render(encoding), content_type=encoding.content_type)
+
+    async def metrics_of_pool(self, _request: web.BaseRequest, _name: str) -> web.Response:
+        """The gate as one engine, for an endpoint picker."""
+        pool = PoolMetrics(self._view.board, self._view.queue_size)
+        return reply(PLAIN.encode(pool), content_type=PLAIN.content_type)
 
     async def units(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """All units, in the order of the configuration."""

@@ -158,10 +158,7 @@ def _lines(shape: Shape, devices: Devices, made: MemoryPlan, scale: float) -> It
     kept = "".join(f"; {layers} layers keep {window:,} tokens" for window, layers in windows(shape))
     yield "KV cache", f"{_gib(made.kv_bytes)} a device; a token takes {token:,.0f} bytes a layer{kept}"
     yield "fits", f"{made.tokens:,} tokens, {made.sequences:,} sequences of {work.context:,}"
-    yield (
-        "configure",
-        f"max_in_flight: {made.max_in_flight}, weight: {made.weight:g}, kv_tokens: {made.tokens}",
-    )
+    yield "configure", f"max_in_flight: {made.max_in_flight}, weight: {made.weight:g}"
 
 
 def _model(shape: Shape) -> Iterator[str]:

@@ -27,7 +27,6 @@ from cellgate.proxy.config.settings import (
     LogFormat,
     OnRevoke,
     Peers,
-    PerUnit,
     ShownTo,
     Tls,
 )
@@ -98,7 +97,6 @@ seconds = _number("a number of seconds above 0", lambda number: number > 0)
 seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >= 0)
 share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
 weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
-rate = _number("a number a second, 0 or more", lambda number: number >= 0)
 count = _whole("a whole number from 1", 1)
 count_or_0 = _whole("a whole number from 0", 0)
 
@@ -184,11 +182,6 @@ def log_format(found: object) -> str:
 def on_revoke(found: object) -> str:
     """What becomes of requests in flight whose key is revoked."""
     return choice("what to do", found, get_args(OnRevoke))
-
-
-def per_unit(found: object) -> str:
-    """What /metrics shows of each unit."""
-    return choice("what to show of each unit", found, get_args(PerUnit))
 
 
 def name(found: object) -> str:

@@ -142,6 +142,12 @@ SUCCESSORS: Mapping[str, str] = {
     "alb": _TO_OPERATOR.format("alb: {…}"),
     "leases": _TO_OPERATOR.format("leases: {…}"),
     "resume_s": "is gone: a client that loses its connection sends its request again",
+    "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
+    "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",
+    "cells[].units[].kv_tokens": "is gone: the engine reports it",
+    "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
+    "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
+    "cells[].units[].nodes[].probes[].timeout_s": "is gone: a probe may take 3 s",
 }
 """What became of keys that are not there any more."""
 
@@ -156,7 +162,7 @@ def _gone(key_path: KeyPath, schema: Schema) -> str:
         if each.name == key_path[-1] and each.metadata == FIXED:
             _, _, unit = each.name.rpartition("_")
             unit = f" {unit}" if unit in ("s", "bytes", "tokens") else ""
-            return f"is no setting any more: the gate uses {each.default:g}{unit}"
+            return f"is no setting any more: the gate uses {each.default:.9g}{unit}"
     return ""
 
 

@@ -38,7 +38,6 @@ from cellgate.proxy.config.settings import (
     LogFormat,
     OnRevoke,
     OtlpMetrics,
-    PerUnit,
     Poison,
     Settings,
     ShownTo,
@@ -136,14 +135,12 @@ class CorsKeys(Keys, of=Cors):
     """The pages that may use the gate."""
 
     origins: Annotated[tuple[str, ...], PlainValidator(checks.origins)]
-    max_age_s: Annotated[float, PlainValidator(checks.seconds_or_0)]
 
 
 class OtlpMetricsKeys(Keys, of=OtlpMetrics):
-    """Where metrics go, and how often."""
+    """Where metrics go."""
 
     endpoint: Annotated[str, PlainValidator(checks.otlp_metrics)]
-    every_s: Annotated[float, PlainValidator(checks.seconds)]
 
 
 class JwtKeys(Keys, of=JwtSettings):
@@ -241,8 +238,6 @@ class FileKeys(Keys, of=Settings):
     usage_log: Annotated[str | None, PlainValidator(checks.log_file), AfterValidator(_usage_needs_keys)]
     tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
     otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)]
-    pool_metrics: Annotated[bool, PlainValidator(checks.flag)]
-    per_unit_metrics: Annotated[PerUnit, PlainValidator(checks.per_unit)]
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, section(Rules, RulesKeys)]
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(
@@ -353,7 +348,6 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.seconds_or_0: _kind("number", "seconds", minimum=0),
     checks.share: _kind("number", "a share from 0 to 1", minimum=0, maximum=1),
     checks.weight: _kind("number", "1 is usual", exclusiveMinimum=0),
-    checks.rate: _kind("number", "a number a second", minimum=0),
     checks.count: _kind("integer", minimum=1),
     checks.count_or_0: _kind("integer", minimum=0),
     checks.size: _SIZE,
@@ -365,7 +359,6 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.serving_role: _one_of(get_args(ServingRole)),
     checks.transfer: _one_of(get_args(Transfer)),
     checks.log_format: _LOG_FORMATS,
-    checks.per_unit: _one_of(get_args(PerUnit)),
     checks.guardrail_url: _kind("string", "http://HOST:PORT/PATH or unix:///PATH"),
     checks.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
     checks.guardrail_fail: _one_of(get_args(GuardrailFail)),

@@ -166,7 +166,6 @@ LogFormat = Literal["console", "json", "off"]
 GuardrailAnswer = Literal["off", "whole", "windows"]
 GuardrailFail = Literal["open", "closed"]
 ShownTo = Literal["trusted", "all"]
-PerUnit = Literal["counters", "histograms"]
 Split = tuple[tuple[str, float], ...]
 """The models that serve a name, each with its weight, in the order of the configuration."""
 REDIS_PREFIX = "cellgate:"
@@ -195,11 +194,11 @@ class Limits:
     longer than the idle timeout of the load balancer in front, or it would race with our close.
     """
 
-    head_bytes: int = 64 * KIB
+    head_bytes: int = field(default=64 * KIB, metadata=FIXED)
     body_bytes: int = 64 * MIB
     bodies_bytes: int = 1024 * MIB
-    head_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
+    head_timeout_s: float = field(default=10.0, metadata=FIXED)
+    body_timeout_s: float = field(default=30.0, metadata=FIXED)
     idle_timeout_s: float = 75.0
 
 
@@ -218,7 +217,7 @@ class Timeouts:
     answer_s: float = 600.0
     drain_delay_s: float = 5.0
     drain_s: float = 300.0
-    handover_s: float = 30.0
+    handover_s: float = field(default=30.0, metadata=FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +267,11 @@ class HeaderNames:
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """Pages of these origins may use the gate in a browser (`*`: any). max_age_s (600): for how long it may
-    remember that.
-    """
+    """Pages of these origins may use the gate in a browser (`*`: any)."""
 
     origins: tuple[str, ...]
-    max_age_s: float = 600.0
+    max_age_s: float = field(default=600.0, metadata=FIXED)
+    """For how long it may remember that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +310,7 @@ class OtlpMetrics:
     """Where metrics are sent by OTLP, and how often."""
 
     endpoint: str
-    every_s: float = 15.0
+    every_s: float = field(default=15.0, metadata=FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,10 +398,6 @@ class Settings:
     """The file that gets a line for each request of a key."""
     tracing: TracingSettings | None = None
     otlp_metrics: OtlpMetrics | None = None
-    pool_metrics: bool = False
-    """Whether /metrics also shows the gate as one engine."""
-    per_unit_metrics: PerUnit = "counters"
-    """What /metrics shows of the latencies of each unit: count and sum, or whole histograms."""
     guardrail: GuardrailSettings | None = None
     realtime: bool = False
     """Whether clients may have WebSockets to units."""

@@ -77,14 +77,16 @@ class ProbeKeys(Keys):
     service: Annotated[str | None, PlainValidator(probing.service)] = None
     rule: Annotated[str | None, PlainValidator(probing.rule)] = None
     preset: Annotated[str | None, PlainValidator(probing.preset)] = None
-    period_s: Annotated[float | None, PlainValidator(checks.seconds)] = None
-    timeout_s: Annotated[float | None, PlainValidator(checks.seconds)] = None
 
 
 def _node_probe(found: object) -> NodeProbe:
     keys = ProbeKeys.model_validate(found)
     kind = NODE_PROBES[keys.probe]
-    fields = {field.name: field.default for field in dataclasses.fields(kind)}
+    fields = {
+        field.name: field.default
+        for field in dataclasses.fields(kind)
+        if field.name in ProbeKeys.model_fields
+    }
     given = {key: value for key, value in keys if key in keys.model_fields_set and key != "probe"}
     if strange := [key for key in given if key not in fields]:
         raise ValueError(
@@ -163,8 +165,6 @@ class UnitKeys(LikeKeys, of=Unit):
     name: Annotated[str, PlainValidator(checks.name)]
     url: Annotated[str, PlainValidator(checks.url)]
     metrics_url: Annotated[str, PlainValidator(checks.page)]
-    prefill_tokens_s: Annotated[float, PlainValidator(checks.rate)]
-    kv_tokens: Annotated[int, PlainValidator(checks.count_or_0)]
     kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)]
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)]
 

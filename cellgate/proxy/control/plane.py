@@ -37,7 +37,6 @@ from cellgate.proxy.observe.exposition import (
     Exposition,
     History,
     NodeAgentMetrics,
-    PoolMetrics,
     TallyMetrics,
     Traffic,
 )
@@ -263,7 +262,6 @@ class Plane:
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
-        self._shows_each_unit = settings.per_unit_metrics == "histograms"
         self.reach = self._make_reach(unit_tls)
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)
@@ -277,7 +275,7 @@ class Plane:
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
-        self.routing = RoutingMetrics(self.board, self.router.queue, per_unit=self._shows_each_unit)
+        self.routing = RoutingMetrics(self.board, self.router.queue)
         self.scaling = Scaling(self.board, self.router.queue)
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
@@ -378,7 +376,7 @@ class Plane:
             gate_faults=lambda: self.stall_watch.gate_faults,
         )
         self.metrics.include(exposition)
-        self.metrics.include(Traffic(self.metrics, per_unit=self._shows_each_unit))
+        self.metrics.include(Traffic(self.metrics))
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
         self.metrics.include(TallyMetrics(self.metrics.workers_tallies))
         self.metrics.include(PoisonMetrics(self.containment))
@@ -387,8 +385,6 @@ class Plane:
         self.metrics.include(self.routing)
         self.metrics.include(self.scaling)
         self.metrics.include(SplitMetrics(self.board, self.link_watch, self.now))
-        if self.settings.pool_metrics:
-            self.metrics.include(PoolMetrics(self.board, self.waiting))
 
     def _looks(self) -> tuple[Callable[[float], object], ...]:
         """What runs on each tick, in this order."""

@@ -170,41 +170,29 @@ TTFT, DURATION = "ttft_seconds", "request_duration_seconds"
 _BOUNDS = {TTFT: TTFT_BOUNDS_S, DURATION: DURATION_BOUNDS_S}
 
 
-class Traced(NamedTuple):
-    """A request that was traced: the unit that answered it, and what was observed."""
-
-    unit: str
-    shown: Exemplar
-
-
 class Exemplars:
     """The latest traced request of each bucket, by family and cell: as many as there are buckets at most."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, str], dict[int, Traced]] = {}
+        self._latest: dict[tuple[str, str], dict[int, Exemplar]] = {}
 
     def __bool__(self) -> bool:
         """Whether there is any."""
         return bool(self._latest)
 
-    def note(self, family: str, cell: str, unit: str, value_s: float, trace_id: str) -> None:
+    def note(self, family: str, cell: str, value_s: float, trace_id: str) -> None:
         """A traced request was observed."""
         bucket = bisect_left(_BOUNDS[family], value_s)
         shown = Exemplar({"trace_id": trace_id}, value_s, round(time.time(), 3))
-        self._latest.setdefault((family, cell), {})[bucket] = Traced(unit, shown)
+        self._latest.setdefault((family, cell), {})[bucket] = shown
 
-    def beside(
-        self, family: str, cell: str, unit: str | None, buckets: Buckets
-    ) -> Sequence[Sequence[object]]:
-        """The buckets of one row, each with its exemplar, if it has one; `unit` None: those of all units."""
+    def beside(self, family: str, cell: str, buckets: Buckets) -> Sequence[Sequence[object]]:
+        """The buckets of a cell, each with its exemplar, if it has one."""
         found = self._latest.get((family, cell))
         if not found:
             return buckets
         return [
-            (*bucket, traced.shown)
-            if (traced := found.get(number)) is not None and unit in (None, traced.unit)
-            else bucket
-            for number, bucket in enumerate(buckets)
+            (*bucket, found[number]) if number in found else bucket for number, bucket in enumerate(buckets)
         ]
 
 
@@ -450,9 +438,9 @@ class Metrics:
     def traced(self, unit: str, ttft_s: float | None, duration_s: float, trace_id: str) -> None:
         """A request that has ended was traced under this id."""
         cell = self.tally(unit).cell
-        self.exemplars.note(DURATION, cell, unit, duration_s, trace_id)
+        self.exemplars.note(DURATION, cell, duration_s, trace_id)
         if ttft_s is not None:
-            self.exemplars.note(TTFT, cell, unit, ttft_s, trace_id)
+            self.exemplars.note(TTFT, cell, ttft_s, trace_id)
 
     def attempt(self, unit: str, outcome: Outcome) -> None:
         """An attempt on a unit has ended."""

@@ -340,16 +340,15 @@ OWN_ROUTES = frozenset({"health", "models", "unit_health"})
 
 
 class Traffic(Collector):
-    """Renders the counts of `metrics` at each scrape. `per_unit`: latencies of each unit as histograms."""
+    """Renders the counts of `metrics` at each scrape."""
 
-    def __init__(self, metrics: Metrics, *, per_unit: bool) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._board = metrics.board
         self._ttft = UnitHistograms(
             TTFT,
             "From a request's first byte to the first token sent to its client.",
             Histogram.read,
-            per_unit=per_unit,
             has_means=True,
             exemplars=metrics.exemplars,
         )
@@ -357,14 +356,12 @@ class Traffic(Collector):
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them.",
             _read_gaps,
-            per_unit=per_unit,
             has_means=True,
         )
         self._duration = UnitHistograms(
             DURATION,
             "From a request's first byte to its answer's last.",
             Histogram.read,
-            per_unit=per_unit,
             exemplars=metrics.exemplars,
         )
 

@@ -46,9 +46,8 @@ class UnitSource(NamedTuple, Generic[T]):
 
 
 class UnitHistograms(Generic[T]):
-    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown; `has_means`:
-    count and sum of each unit are shown besides, from which its mean follows. `exemplars` has those of all
-    families.
+    """One family, by cell. `read` renders what a unit has counted; `has_means`: count and sum of each unit
+    are shown besides, from which its mean follows. `exemplars` has those of all families.
     """
 
     def __init__(
@@ -57,14 +56,12 @@ class UnitHistograms(Generic[T]):
         text: str,
         read: Callable[[T], Counted],
         *,
-        per_unit: bool,
         has_means: bool = False,
         exemplars: Exemplars | None = None,
     ) -> None:
         self._name = name
         self._text = text
         self._read = read
-        self._per_unit = per_unit
         self._has_means = has_means
         self._exemplars = Exemplars() if exemplars is None else exemplars
         self._shown: dict[tuple[int, str], UnitSource[T]] = {}
@@ -74,8 +71,7 @@ class UnitHistograms(Generic[T]):
     def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
         """The families as they stand; `sources` are all that there are. Each is read once."""
         counted = [(source, self._read(source.of)) for source in sources]
-        labels, rows = self._rows(counted)
-        yield histogram(self._name, self._text, labels, map(self._with_exemplars, rows))
+        yield histogram(self._name, self._text, ("cell",), map(self._with_exemplars, self._rows(counted)))
         if self._has_means:
             means = (
                 ((source.unit,), int(buckets[-1][1]), total)
@@ -86,13 +82,9 @@ class UnitHistograms(Generic[T]):
 
     def _with_exemplars(self, row: _Row) -> _Shown:
         labels, buckets, total = row
-        cell, *unit = labels
-        shown = self._exemplars.beside(self._name, cell, unit[0] if unit else None, buckets)
-        return labels, shown, total
+        return labels, self._exemplars.beside(self._name, labels[0], buckets), total
 
-    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> tuple[tuple[str, ...], Iterator[_Row]]:
-        if self._per_unit:
-            return ("cell", "unit"), (((one.cell, one.unit), *what) for one, what in counted)
+    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> Iterator[_Row]:
         shown = {(id(source.of), source.cell): source for source, _ in counted}
         for key in self._shown.keys() - shown.keys():
             gone = self._shown[key]
@@ -101,7 +93,7 @@ class UnitHistograms(Generic[T]):
         cells = dict(self._departed)
         for source, what in counted:
             _add(cells, source.cell, what)
-        return ("cell",), (((cell,), *sums) for cell, sums in cells.items())
+        return (((cell,), *sums) for cell, sums in cells.items())
 
 
 def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
@@ -140,7 +132,7 @@ class _ModelTokens:
 class RoutingMetrics(Collector):
     """Counts in plain numbers. `ignored`: headers with invalid values."""
 
-    def __init__(self, board: Board, queue: Queue, *, per_unit: bool = False) -> None:
+    def __init__(self, board: Board, queue: Queue) -> None:
         self._board = board
         self.ignored = 0
         self._queue = queue
@@ -152,13 +144,11 @@ class RoutingMetrics(Collector):
             "ttft_predicted_seconds",
             "Predicted time from the start of an attempt to its first token.",
             Histogram.read,
-            per_unit=per_unit,
         )
         self._missed = UnitHistograms(
             "ttft_missed_seconds",
             "Absolute error of the predicted time to first token.",
             Histogram.read,
-            per_unit=per_unit,
         )
 
     def count_ignored(self) -> None:

@@ -45,12 +45,12 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
             "guardrail.window_bytes: is no setting any more: the gate uses 2048 bytes",
         ),
         ("rules: {retry_budget: 1.1}", "rules.retry_budget: expected a share from 0 to 1, found 1.1"),
-        ("limits: {head_bytes: 64MB}", "limits.head_bytes: expected a size: …; did you mean '64MiB'?"),
+        ("limits: {body_bytes: 64MB}", "limits.body_bytes: expected a size: …; did you mean '64MiB'?"),
         (
             "limits: {body_bytes: 2MiB, bodies_bytes: 1MiB}",
             "limits: body_bytes (2097152) must not be larger than bodies_bytes (1048576), …",
         ),
-        ("limits: {head_bytes: 1, head_bytes: 2}", "limits.head_bytes: duplicate key, again in line 2"),
+        ("limits: {body_bytes: 1, body_bytes: 2}", "limits.body_bytes: duplicate key, again in line 2"),
         (
             "tls: {cert: no.pem}",
             "tls.cert: expected a readable file, found 'no.pem': No such file or directory",
@@ -165,7 +165,7 @@ PAGE = "url: 'http://x/m'"
         ),
         (
             f"probe: http, {PAGE}, timeout_s: 0",
-            "[0].timeout_s: expected a number of seconds above 0, found 0",
+            "[0].timeout_s: is gone: a probe may take 3 s",
         ),
         (
             "probe: grpc, address: 'x:1', service: ''",
@@ -192,7 +192,7 @@ def test_a_bad_probe_gets_one_line(tmp_path: Path, probe: str, problem: str) -> 
 def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
     one = "probe: http, url: 'http://x/m?token=s3cret'"
     with pytest.raises(ConfigError) as caught:
-        probes_of(tmp_path, one, f"{one}, period_s: 2")
+        probes_of(tmp_path, one, f"{one}, expect: [204]")
     (line,) = caught.value.problems
     assert same(line, "….probes: duplicate probe 'http x/m'")
 

@@ -52,8 +52,6 @@ IN_WORDS = {
     "cells[].units[].nodes[].probes[].address": "required with `tcp` and `grpc`",
     "cells[].units[].nodes[].probes[].expect": "200 to 299",
     "cells[].units[].nodes[].probes[].service": "the server as a whole",
-    "cells[].units[].nodes[].probes[].period_s": "1, with `exporter` 5",
-    "cells[].units[].nodes[].probes[].timeout_s": "3",
     "cells[].units[].models": "asked of the unit",
     "cells[].units[].nodes": "one leader with the unit's name",
     "limits.bodies_bytes": "a quarter of memory",

@@ -37,7 +37,7 @@ LIKE = {
 }
 EVENTS = {"from": "vllm", "endpoint": "tcp://u:2", "replay_endpoint": "tcp://u:3", "ranks": 2}
 PROBES = [
-    {"probe": "http", "url": "http://n:5/", "expect": [204], "period_s": 7, "timeout_s": 2},
+    {"probe": "http", "url": "http://n:5/", "expect": [204]},
     {"probe": "tcp", "address": "n:6"},
     {"probe": "grpc", "address": "n:7", "service": "s"},
     {"probe": "exporter", "url": "http://n:8/", "rule": "node_load1 > 9"},
@@ -49,8 +49,6 @@ UNIT_FULL: Any = {
     **LIKE,
     **UNIT,
     "metrics_url": "http://u:9/m",
-    "prefill_tokens_s": 5,
-    "kv_tokens": 7,
     "kv_events": EVENTS,
     "nodes": [NODE],
 }
@@ -94,8 +92,6 @@ DOCUMENTS: list[Any] = [
         "access_log": "off",
         "usage_log": "LOG",
         "operator": "OPERATOR",
-        "pool_metrics": True,
-        "per_unit_metrics": "histograms",
         "keys": {
             "file": "KEYS",
             "on_revoke": "end",
@@ -107,7 +103,7 @@ DOCUMENTS: list[Any] = [
             },
         },
         "tracing": {"endpoint": "http://spans:1/v1/traces", "sample_ratio": 0.5},
-        "otlp_metrics": {"endpoint": "http://told:1/v1/metrics", "every_s": 5},
+        "otlp_metrics": {"endpoint": "http://told:1/v1/metrics"},
         "rules": {
             "passes": 3,
             "canary_idle_s": 15,
@@ -119,11 +115,8 @@ DOCUMENTS: list[Any] = [
             "retry_budget": 0.3,
         },
         "limits": {
-            "head_bytes": 5000,
             "body_bytes": 6000,
             "bodies_bytes": 7000,
-            "head_timeout_s": 11,
-            "body_timeout_s": 31,
             "idle_timeout_s": 76,
         },
         "timeouts": {
@@ -132,7 +125,6 @@ DOCUMENTS: list[Any] = [
             "answer_s": 601,
             "drain_delay_s": 6,
             "drain_s": 301,
-            "handover_s": 31,
         },
         "tls": {
             "cert": "FILE",
@@ -146,7 +138,6 @@ DOCUMENTS: list[Any] = [
         },
         "queue": {
             "limit": 7,
-            "limit_bytes": 8000,
             "max_wait_s": 9,
         },
         "headers": {"session": "x-a", "tenant": "x-b", "priority": "x-c"},
@@ -159,7 +150,7 @@ DOCUMENTS: list[Any] = [
             "timeout_s": 3,
             "fail": "open",
         },
-        "cors": {"origins": ["https://a.example"], "max_age_s": 5},
+        "cors": {"origins": ["https://a.example"]},
         "realtime": True,
         "internal_headers": "all",
         "pass_unlisted": True,

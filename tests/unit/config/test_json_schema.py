@@ -60,7 +60,7 @@ def test_every_configuration_that_is_shipped_keeps_to_it(file: Path) -> None:
     "text",
     [
         FULL,
-        CELLS + "workers: ${WORKERS:-2}\naccess_log: off\nlimits: {head_bytes: 64KiB, body_bytes: '${BODY}'}",
+        CELLS + "workers: ${WORKERS:-2}\naccess_log: off\nlimits: {body_bytes: '${BODY}'}",
         CELLS + "rules: {attempts: 3, retry_budget: 0.5}\nversion: 1\ntrusted: [10.0.0.0/8]",
     ],
 )
@@ -79,7 +79,7 @@ def test_what_a_gate_takes_is_taken(text: str) -> None:
         "rules: {retry_budget: 1.1}",
         "timeouts: {connect_s: 0}",
         "timeouts: {drain_s: soon}",
-        "limits: {head_bytes: 64MB}",
+        "limits: {body_bytes: 64MB}",
         "pass_unlisted: 1",
         "trusted: 10.0.0.0/8",
         "tls: {certificate: x}",

@@ -228,6 +228,9 @@ def test_what_does_not_go_with_the_gates_file_is_said(
         ("leases: {}", "leases", "operator: FILE, and there leases: {…}"),
         ("resume_s: 5", "resume_s", "a client that loses its connection sends its request again"),
         ("queue: {age_s: 5}", "queue.age_s", "is no setting any more: the gate uses 8 s"),
+        ("limits: {head_bytes: 5}", "limits.head_bytes", "is no setting any more: the gate uses 65536 bytes"),
+        ("cors: {origins: ['*'], max_age_s: 5}", "cors.max_age_s", "the gate uses 600 s"),
+        ("pool_metrics: true", "pool_metrics", "at /metrics/engine"),
     ],
 )
 def test_a_key_that_is_gone_names_its_successor(tmp_path: Path, keys: str, place: str, said: str) -> None:

@@ -56,12 +56,6 @@ def test_the_latest_of_a_bucket_is_kept_and_no_other() -> None:
     assert [each.exemplar.labels["trace_id"] for each in shown if each.exemplar] == [f"{999:032x}"] * 2
 
 
-def test_with_histograms_of_units_it_stands_at_its_own() -> None:
-    metrics, _ = make(A1, A2, per_unit=True)
-    finished(metrics, "a2", 0.2, TRACE)
-    assert {sample.labels["unit"] for sample in with_exemplars(metrics)} == {"a2"}
-
-
 def test_a_request_without_a_token_has_one_of_its_duration_only() -> None:
     metrics, _ = make(A1)
     finished(metrics, "", None, TRACE)

@@ -53,12 +53,12 @@ DONE = Finished(
 )
 
 
-def make(*units: Unit, per_unit: bool = False) -> tuple[Metrics, Board]:
+def make(*units: Unit) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
     metrics.include(Exposition(metrics, lambda: 10.0, waiting=lambda: 3, connections=lambda: sides))
-    metrics.include(Traffic(metrics, per_unit=per_unit))
+    metrics.include(Traffic(metrics))
     return metrics, board
 
 
@@ -111,18 +111,13 @@ def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_cell_of_the_unit
     assert shown["cellgate_request_duration_seconds_count{cell=b}"] == 1
 
 
-def test_a_unit_is_shown_with_count_and_sum_or_with_its_whole_histograms() -> None:
+def test_a_unit_is_shown_with_count_and_sum() -> None:
     metrics, _ = make(A1, A2)
     metrics.finished(DONE)
     shown = scrape(metrics)
     assert shown["cellgate_unit_ttft_seconds_count{unit=a1}"] == 1
     assert shown["cellgate_unit_ttft_seconds_sum{unit=a1}"] == 0.2
     assert shown["cellgate_unit_ttft_seconds_count{unit=a2}"] == 0
-    metrics, _ = make(A1, A2, per_unit=True)
-    metrics.finished(DONE)
-    shown = scrape(metrics)
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a1}"] == 1
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a2}"] == 0
 
 
 def test_the_histogram_of_a_cell_never_falls() -> None:

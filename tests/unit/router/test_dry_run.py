@@ -28,17 +28,17 @@ PROMPT = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, blocks=(1,
 def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules | None = None) -> Router:
     """Units u0, u1… with two places each, UP and of a known speed."""
     board = Board(Rules(slow_start_s=0.001))
-    units = tuple(
-        Unit(f"u{n}", "c", f"http://u{n}:1", ("m",), max_in_flight=2, prefill_tokens_s=1000.0 * (n + 1))
-        for n in range(count)
-    )
+    units = tuple(Unit(f"u{n}", "c", f"http://u{n}:1", ("m",), max_in_flight=2) for n in range(count))
     board.configure(Fleet((Cell("c"),), units), NOW - 10.0)
     for unit in units:
         board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", NOW - 5.0))
         board.units[unit.name].last_lease_at = NOW
     board.tick(NOW)
-    for state in board:
-        state.costs.rates.followed = SURE
+    for n, state in enumerate(board):
+        rate = state.costs.rates.prefill_tokens_s
+        state.costs.rates.followed = rate.seen = SURE
+        rate.value, rate.usual = 1000.0 * (n + 1), 0.0
+    board.forecast(NOW)
     return Router(board, POLICIES[policy](), random.Random(1), Queue(rules or FairRules(backlog_s=100.0)))
 
 
@@ -205,7 +205,7 @@ def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(
     jobs: list[tuple[int, int, bool]], shared: int
 ) -> None:
     router = router_of(1)
-    router.board.units["u0"].unit = replace(router.board.units["u0"].unit, kv_tokens=20_000)
+    router.board.units["u0"].costs.kv_tokens = 20_000
     router.board.forecast(NOW)
     now = NOW
     for size, blocks, shows in jobs:

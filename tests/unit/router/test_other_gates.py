@@ -87,13 +87,14 @@ def forecasts(told: dict[str, RemoteLoad], *units: Unit) -> list[CostTerms]:
     for unit in units:
         board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "one token", 1.0))
         board.report(Load(unit.name, 1.25))
+        board.units[unit.name].costs.rates.prefill_tokens_s.guess(1000.0)
     board.elsewhere = told
     board.tick(1.25)
     return [state.costs.forecast for state in board.units.values()]
 
 
 def unit(name: str, model: str = "m") -> Unit:
-    return Unit(name, "c", f"http://{name}", models=(model,), prefill_tokens_s=1000.0)
+    return Unit(name, "c", f"http://{name}", models=(model,))
 
 
 def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() -> None:

@@ -74,15 +74,6 @@ def test_what_was_seen_long_ago_gives_way_sooner() -> None:
     assert stale.prefill_tokens_s.value > 1.25 * fresh.prefill_tokens_s.value
 
 
-def test_what_the_operator_gives_is_replaced_by_what_is_seen_and_by_no_peer() -> None:
-    peer, given = fed(14_000.0, 5), Rates()
-    given.prefill_tokens_s.guess(2_000.0, is_given=True)
-    learn_of_peers([Peer("m", 1.0, peer), Peer("m", 1.0, given)], 1.0)
-    assert given.prefill_tokens_s.value == 2_000.0
-    fed(4_000.0, 20, given)
-    assert given.prefill_tokens_s.value == pytest.approx(4_000.0, rel=0.1)
-
-
 def test_what_one_unit_shows_first_its_peers_have_before_costs_are_compared() -> None:
     """In the middle of a burst: beside ten times the speed guessed for the others it would get the rest."""
     board = Board(Rules())
