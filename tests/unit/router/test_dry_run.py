@@ -109,7 +109,7 @@ def test_the_candidates_stand_in_their_rank_with_every_term() -> None:
     assert [row.unit_state.unit.name for row in found.units] == ["u2", "u1", "u0", "u3"]
     first = found.units[0].cost
     assert first.total_s == pytest.approx(sum(first[1:]))
-    assert first.prefill_s == pytest.approx(1000 / 3000)
+    assert first.prefill_s == pytest.approx(1000 / found.units[0].unit_state.costs.forecast.tokens_s)
     assert found.units[0].why_not == ""
     assert reasons(found)["u3"] == "full"
 
