@@ -226,6 +226,10 @@ class Gateway:
             return Exchange(TABLE, self, client, request)
         return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))
 
+    def own_lines(self, request: Request) -> bytes:
+        """Without these, a page of another site cannot read why it was refused."""
+        return b"" if self.cors is None else self.cors.lines(request)
+
     def turns_away(self, request: Request) -> Failure | None:
         """Why the body of a request is not worth reading."""
         return None if self.door is None else self.door.turns_away(request)

@@ -60,6 +60,31 @@ async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...
             assert (reply.get("access-control-allow-origin"), reply.get("vary")) == ("*", "Origin")
 
 
+FROM_APP = f"Origin: {APP}\r\n"
+REFUSED_EARLY: dict[str, tuple[int, bytes]] = {
+    "a body too large": (
+        413,
+        chat(head=f"{FROM_APP}X-A: b\r\n").replace(b"ength: ", b"ength: 99999999999", 1),
+    ),
+    "a head too large": (431, chat(head=f"{FROM_APP}X-A: {'a' * 200_000}\r\n")),
+    "too many lines": (431, chat(head=FROM_APP + "X-A: b\r\n" * 2000)),
+    "two hosts": (400, chat(head=f"{FROM_APP}Host: b\r\n")),
+    "a coding that is not known": (400, chat(head=f"{FROM_APP}Transfer-Encoding: foo\r\n")),
+}
+
+
+@pytest.mark.parametrize("origins", [(APP, "https://b.example"), ("*",)])
+@pytest.mark.parametrize("what", REFUSED_EARLY)
+@live
+async def test_a_page_reads_why_its_request_was_not_even_read(what: str, origins: tuple[str, ...]) -> None:
+    status, request = REFUSED_EARLY[what]
+    async with stage(STREAM, cors=Cors(origins)) as here, here.client() as client:
+        reply = await client.ask(request)
+        assert (reply.status, reply.get("access-control-allow-origin")) == (status, origins[0])
+        assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
+        assert here.received == 0
+
+
 @live
 async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
     async with stage(STREAM) as here, here.client() as client:

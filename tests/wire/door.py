@@ -55,6 +55,9 @@ class Door:
         self.client = ClientConnection(self)
         self.client.connection_made(cast(asyncio.Transport, self.wire))
 
+    def own_lines(self, _request: Request) -> bytes:
+        return b""
+
     def turns_away(self, request: Request) -> Failure | None:
         return None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from heapq import nsmallest
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
@@ -352,6 +353,9 @@ class ConnectionHost(IntakeBounds, Protocol):
     backlogs: Backlogs
 
     def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
+    def own_lines(self, request: Request) -> bytes:
+        """Header lines of any answer to `request`, of which only a part may have come."""
+
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
     def defect(self, what: str, error: Exception) -> None: ...
     def shows_internals(self, peer: str) -> bool: ...
@@ -720,6 +724,8 @@ class ClientConnection(asyncio.Protocol):
         if self._ended:
             return
         self._ended = self._rejected = True
+        if (request := self._intake.reader.request) is not None:
+            failure = replace(failure, lines=failure.lines + self._host.own_lines(request))
         self._intake.end(failure)
         if self.exchange is None:
             self.serve()
