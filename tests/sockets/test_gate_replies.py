@@ -110,6 +110,8 @@ async def test_hints_are_passed_on_to_clients_that_know_them(http10: bool, apart
         assert await client.reader.readexactly(2) == b"{}"
 
 
+@pytest.mark.parametrize("status", ["307 Temporary Redirect", "201 Created", "202 Accepted"])
+@pytest.mark.parametrize("name", ["Location", "Content-Location"])
 @pytest.mark.parametrize(
     ("place", "shown"),
     [
@@ -122,16 +124,17 @@ async def test_hints_are_passed_on_to_clients_that_know_them(http10: bool, apart
     ],
 )
 @live
-async def test_a_redirect_of_a_unit_to_itself_leads_to_the_gate(place: str, shown: str) -> None:
+async def test_an_address_of_a_unit_that_is_its_own_leads_to_the_gate(
+    place: str, shown: str, name: str, status: str
+) -> None:
     async def play(request: Received) -> None:
         port = (request.get("host") or "").partition(":")[2]
-        line = f"Location: {place.replace('PORT', port)}\r\n"
-        request.write(whole(b"", "307 Temporary Redirect", line))
+        request.write(whole(b"", status, f"{name}: {place.replace('PORT', port)}\r\n"))
 
     async with stage(play) as here, here.client() as client:
         reply = await client.ask(chat(stream=False))
         port = here.units[0].port
-        assert (reply.status, reply.get("location")) == (307, shown.replace("PORT", str(port)))
+        assert (reply.status, reply.get(name.lower())) == (int(status[:3]), shown.replace("PORT", str(port)))
 
 
 @live

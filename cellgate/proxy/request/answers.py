@@ -39,9 +39,10 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
     if not response.begun:
         # Otherwise the client has been shown a head before, of a unit that came to nothing.
         response.status = status
-    if status < 300:
+    if status == 200:
         return True
     if status < 400:
+        # What was created has a place as well.
         with_own_origin(head, urlsplit(exchange.in_flight().lease.unit_state.unit.url).netloc.encode())
         return True
     return not _is_turned_down(exchange, head)
