@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from loadtests.kit import progress
-from loadtests.kit.questions import Answer, End, Question, ask
+from loadtests.kit.questions import HANG_S, Answer, End, Question, ask
 from loadtests.wire.client import Connections
 
 RAMP_S = 1.0
@@ -21,7 +21,7 @@ RETRY_S = 0.5
 class Users:
     """An async context manager: inside, `count` users ask what `draw` gives them; leaving it waits for all
     that they have asked. `seed` makes each user's questions the same every time; they begin
-    within `ramp_s`, and keep their connections or not.
+    within `ramp_s`, and keep their connections or not. One who gets no byte for `silence_s` counts as hung.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Users:
         seed: int = 0,
         ramp_s: float = RAMP_S,
         keep_connections: bool = True,
+        silence_s: float = HANG_S,
     ) -> None:
         self.answers: list[Answer] = []
         self._gate = Connections(url, keep=keep_connections)
@@ -40,6 +41,7 @@ class Users:
         self._draw = draw
         self._seed = seed
         self._ramp_s = ramp_s
+        self._silence_s = silence_s
         self._over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -68,6 +70,6 @@ class Users:
         await asyncio.sleep(rng.uniform(0, self._ramp_s))
         while not self._over.is_set():
             self.answers.append(answer := Answer(self._draw(rng)))
-            await ask(self._gate, answer)
+            await ask(self._gate, answer, silence_s=self._silence_s)
             if answer.end() is not End.WHOLE:
                 await asyncio.sleep(RETRY_S)

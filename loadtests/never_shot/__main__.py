@@ -47,6 +47,10 @@ DEGRADED_LIMIT_S = 60.0
 SLOW_S = 90.0
 FIRST_TOKEN_S, ANSWER_S, ENGINES_S, AT_ONCE = 20.0, 10.0, 60.0, 5
 """Of slow engines: the longest prompts and answers, how long they work, and seeds at a time."""
+SILENCE_S = 120.0
+"""Their users wait so long for a byte: a stream that has begun stands still, and the gate says nothing, while
+the engine computes the prompts of all others.
+"""
 MUST_NOT = (End.DISHONEST, End.HUNG, End.WRONG, End.BROKEN)
 """Who is refused with a 429 or 503 has not been answered, which is right when all queues are full."""
 
@@ -136,7 +140,7 @@ async def slow_engines(seed: int) -> list[str]:
         agents = stack.enter_context(Agents(units)) if drawn.has_agents else None
         gate = stack.enter_context(GateProcess(units, max_in_flight=drawn.in_flight, agents=agents))
         began = time.time()
-        async with Users(gate.url, drawn.users, drawn.question, seed=seed) as users:
+        async with Users(gate.url, drawn.users, drawn.question, seed=seed, silence_s=SILENCE_S) as users:
             await asyncio.sleep(ENGINES_S)
             ended = [answer for answer in users.answers if answer.ended_at]
         lost = [answer for answer in ended if answer.status != 200 or answer.end() is not End.WHOLE]
