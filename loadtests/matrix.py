@@ -16,10 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +25,7 @@ from urllib.parse import urlsplit
 
 from backports import zstd
 
+from loadtests.kit.engine_fakes import FAKES, FakeServer, Page, serving
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.report import columns, print_problems, verdict
 
@@ -65,244 +64,6 @@ class Answer(NamedTuple):
 Client = Callable[[str, Ask], Answer]
 
 
-# -- engines -------------------------------------------------------------------------------------------------
-
-
-class Page(NamedTuple):
-    """What an engine answers at a path: a whole answer, and events where it streams."""
-
-    whole: bytes
-    events: tuple[bytes, ...] = ()
-    content_type: str = "application/json"
-
-
-def _json(document: object) -> bytes:
-    return json.dumps(document).encode()
-
-
-def _data(*documents: object, done: bool = True) -> tuple[bytes, ...]:
-    return tuple(b"data: %b\n\n" % _json(each) for each in documents) + (
-        (b"data: [DONE]\n\n",) if done else ()
-    )
-
-
-def _chat(extra: Mapping[str, object]) -> Page:
-    base = {"id": "chatcmpl-1", "created": 1, "model": "tiny", **extra}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    message = {"role": "assistant", "content": "Hello there"}
-    chunk = {"object": "chat.completion.chunk", **base}
-    deltas: tuple[tuple[dict[str, object], str | None], ...] = (
-        ({"role": "assistant", "content": ""}, None),
-        ({"content": "Hello"}, None),
-        ({"content": " there"}, None),
-        ({}, "stop"),
-    )
-    return Page(
-        _json(
-            {
-                "object": "chat.completion",
-                **base,
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": usage,
-            }
-        ),
-        _data(
-            *(
-                {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-                for delta, reason in deltas
-            ),
-            {**chunk, "choices": [], "usage": usage},
-        ),
-    )
-
-
-def _messages() -> Page:
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "tiny"}
-    usage = {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 1}
-    whole = {
-        **message,
-        "content": [{"type": "text", "text": "Hello"}],
-        "stop_reason": "end_turn",
-        "usage": usage,
-    }
-    events: tuple[dict[str, object], ...] = (
-        {"type": "message_start", "message": {**message, "content": [], "usage": usage}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
-        {"type": "message_stop"},
-    )
-    return Page(
-        _json(whole), tuple(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), _json(e)) for e in events)
-    )
-
-
-def _responses() -> Page:
-    output = [
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
-        }
-    ]
-    base = {"id": "resp_1", "object": "response", "created_at": 1, "model": "tiny", "error": None}
-    usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
-    whole = {**base, "status": "completed", "output": output, "usage": usage}
-    begun = {**base, "status": "in_progress", "output": [], "instructions": "You are helpful. " * 40_000}
-    events: tuple[dict[str, object], ...] = (
-        {"type": "response.created", "sequence_number": 0, "response": begun},
-        {"type": "response.in_progress", "sequence_number": 1, "response": begun},
-        {"type": "response.output_item.added", "sequence_number": 2, "output_index": 0, "item": output[0]},
-        {"type": "response.output_text.delta", "sequence_number": 3, "item_id": "msg_1", "delta": "Hello"},
-        {"type": "response.completed", "sequence_number": 4, "response": whole},
-    )
-    return Page(
-        _json(whole), tuple(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), _json(e)) for e in events)
-    )
-
-
-def _embeddings() -> Page:
-    vector = {"object": "embedding", "index": 0, "embedding": [0.25] * 64}
-    return Page(_json({"object": "list", "model": "tiny", "data": [vector], "usage": {"total_tokens": 3}}))
-
-
-_OPENAI = {
-    "/v1/chat/completions": _chat({}),
-    "/v1/completions": Page(
-        _json({"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": "Hello"}]}),
-        _data({"id": "cmpl-1", "choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]}),
-    ),
-    "/v1/embeddings": _embeddings(),
-}
-_TOKEN = {"token": {"id": 1, "text": "Hello", "logprob": -0.1, "special": False}, "generated_text": None}
-_TGI_END = {"generated_text": "Hello", "details": {"finish_reason": "length", "generated_tokens": 1}}
-FAKES: Mapping[str, Mapping[str, Page]] = {
-    # https://huggingface.co/docs/text-generation-inference/reference/api_reference
-    "tgi": {
-        "/v1/chat/completions": _chat({"system_fingerprint": "3.3.4-sha"}),
-        "/generate": Page(_json(_TGI_END), _data({**_TOKEN, **_TGI_END}, done=False)),
-    },
-    # https://docs.ollama.com/openai
-    "ollama": {**_OPENAI, "/v1/chat/completions": _chat({"system_fingerprint": "fp_ollama"})},
-    # https://lmdeploy.readthedocs.io/en/latest/llm/api_server.html
-    "lmdeploy": {**_OPENAI, "/v1/responses": _responses()},
-    # https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
-    "tensorrt-llm": {**_OPENAI, "/v1/responses": _responses()},
-    # https://docs.sglang.ai/basic_usage/native_api.html
-    "sglang": {
-        **_OPENAI,
-        "/v1/messages": _messages(),
-        "/v1/messages/count_tokens": Page(_json({"input_tokens": 3})),
-        "/generate": Page(
-            _json({"text": "Hello", "meta_info": {"prompt_tokens": 3, "completion_tokens": 1}}),
-            _data({"text": "Hello", "meta_info": {"prompt_tokens": 3, "completion_tokens": 1}}),
-        ),
-        "/v1/rerank": Page(_json([{"score": 0.5, "document": "a", "index": 0}])),
-    },
-    # https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
-    "vllm": {
-        **_OPENAI,
-        "/v1/responses": _responses(),
-        "/v1/messages": _messages(),
-        "/v1/messages/count_tokens": Page(_json({"input_tokens": 3})),
-        "/tokenize": Page(_json({"count": 1, "max_model_len": 4096, "tokens": [1]})),
-    },
-    # https://platform.openai.com/docs/api-reference/audio
-    "whisper": {
-        **_OPENAI,
-        "/v1/audio/transcriptions": Page(_json({"text": "Hello", "usage": {"seconds": 1}})),
-    },
-    "speech": {**_OPENAI, "/v1/audio/speech": Page(bytes(range(256)) * 500, content_type="audio/wav")},
-}
-
-
-class _Server(ThreadingHTTPServer):
-    """A fake; `asked` are the heads and bodies of all requests but those of probes."""
-
-    daemon_threads = True
-
-    def __init__(self, pages: Mapping[str, Page]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.pages = pages
-        self.asked: list[tuple[str, str, tuple[tuple[str, str], ...], bytes]] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers as uvicorn frames it: a body with its length, events in chunks."""
-
-    server: _Server
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
-
-    def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        if path == "/health":
-            self._whole(200, Page(b""))
-        elif path.startswith("/v1/models"):
-            model = {"id": "tiny", "object": "model", "created": 1, "owned_by": "me"}
-            self._whole(
-                200, Page(_json(model if path != "/v1/models" else {"object": "list", "data": [model]}))
-            )
-        else:
-            self._whole(404, Page(_json({"error": "no such page"})))
-
-    def do_OPTIONS(self) -> None:
-        """As Starlette's CORSMiddleware, which vLLM and others have on by default."""
-        self.send_response(200)
-        for name in ("origin", "methods", "headers"):
-            self.send_header(f"access-control-allow-{name}", "*")
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        coding = self.headers.get("content-encoding")
-        body = {"gzip": gzip.decompress, "zstd": zstd.decompress}.get(coding or "", bytes)(body)
-        lines = tuple((name.lower(), value) for name, value in self.headers.items())
-        if not (self.headers.get("x-request-id") or "").startswith("cellgate-"):
-            self.server.asked.append((self.command, self.path, lines, body))
-        page = self.server.pages.get(urlsplit(self.path).path)
-        if page is None:
-            self._whole(404, Page(_json({"detail": "no such path"})))
-        elif b'"bad"' in body:
-            self._whole(400, Page(_json({"object": "error", "message": "bad is no parameter", "code": 400})))
-        elif page.events and re.search(rb'"stream"\s*:\s*true', body):
-            self._events(page.events)
-        else:
-            self._whole(200, page)
-
-    def _whole(self, status: int, page: Page) -> None:
-        self._head(status, page.content_type, f"content-length: {len(page.whole)}\r\n")
-        self.wfile.write(page.whole)
-
-    def _events(self, events: tuple[bytes, ...]) -> None:
-        self._head(200, "text/event-stream; charset=utf-8", "transfer-encoding: chunked\r\n")
-        for event in events:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
-        self.wfile.write(b"0\r\nx-checksum: 1\r\n\r\n")
-
-    def _head(self, status: int, content_type: str, framing: str) -> None:
-        head = (
-            f"HTTP/1.1 {status} {http.client.responses[status]}\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\n"
-            f"server: uvicorn\r\nx-request-id: engine-1\r\naccess-control-allow-origin: *\r\n"
-            f"content-type: {content_type}\r\n{framing}\r\n"
-        )
-        self.wfile.write(head.encode())
-
-
-@contextmanager
-def _serving(pages: Mapping[str, Page]) -> Iterator[_Server]:
-    with _Server(pages) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 # -- requests ------------------------------------------------------------------------------------------------
 
 _JSON = ("content-type", "application/json")
@@ -310,6 +71,7 @@ _FORM = (
     b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\ntiny\r\n'
     b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--x--\r\n'
 )
+_STREAMED = b'--x\r\ncontent-disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
 _CLAUDE = (
     _JSON,
     ("anthropic-version", "2023-06-01"),
@@ -319,10 +81,16 @@ _CLAUDE = (
 )
 
 
+def _json(document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
 def asks(path: str, page: Page) -> Iterator[Ask]:
     """The rows of one endpoint."""
-    if path.startswith("/v1/audio/transcriptions"):
-        yield Ask("form", "POST", path, _FORM, (("content-type", "multipart/form-data; boundary=x"),))
+    if path.startswith("/v1/audio/trans"):
+        form = (("content-type", "multipart/form-data; boundary=x"),)
+        yield Ask("form", "POST", path, _FORM, form)
+        yield Ask("streamed form", "POST", path, _STREAMED + _FORM, form)
         return
     fields: dict[str, object] = {
         "model": "tiny",
@@ -336,6 +104,11 @@ def asks(path: str, page: Page) -> Iterator[Ask]:
     yield Ask("whole", "POST", path, _json(fields), (_JSON,))
     yield Ask("bad", "POST", path, _json({**fields, "bad": 1}), (_JSON,))
     stream = _json({**fields, "stream": True})
+    usual = stream if page.events else _json(fields)
+    odd = {"a mark": usual.decode().encode("utf-8-sig"), "UTF-16": usual.decode().encode("utf-16")}
+    odd["NaN"] = usual[:-1] + b', "seed": NaN}'
+    for name, body in odd.items():
+        yield Ask(name, "POST", path, body, (_JSON,))
     if page.events:
         yield Ask("stream", "POST", path, stream, (_JSON,))
         for coding, compress in (("gzip", gzip.compress), ("zstd", zstd.compress)):
@@ -425,6 +198,12 @@ def _java(folder: Path) -> list[str]:
     return ["java", "-XX:TieredStopAtLevel=1", str(source)]
 
 
+_SDK_KEYS = {
+    "/v1/chat/completions": ("model", "messages", "stream"),
+    "/v1/responses": ("model", "input", "stream"),
+}
+
+
 def _sdk(url: str, ask: Ask) -> Answer:
     """OpenAI's library for Python: its objects, as it has read them."""
     import openai
@@ -435,12 +214,9 @@ def _sdk(url: str, ask: Ask) -> Answer:
         "/v1/chat/completions": client.chat.completions.create,
         "/v1/responses": client.responses.create,
     }
-    keys = {
-        "/v1/chat/completions": ("model", "messages", "stream"),
-        "/v1/responses": ("model", "input", "stream"),
-    }
     try:
-        got = call[ask.path](**{key: document[key] for key in keys[ask.path] if key in document})
+        words = {key: document[key] for key in _SDK_KEYS[ask.path] if key in document}
+        got = call[ask.path](**words, extra_body={"bad": 1} if "bad" in document else None)
         objects = [each.to_json() for each in got] if document.get("stream") else [got.to_json()]
     except openai.APIStatusError as error:
         return Answer(error.status_code, (), error.response.content)
@@ -460,6 +236,34 @@ def _anthropic(url: str, ask: Ask) -> Answer:
     except anthropic.APIStatusError as error:
         return Answer(error.status_code, (), error.response.content)
     return Answer(200, (), "\n".join(objects).encode())
+
+
+_NODE_SDK = """
+const OpenAI = require('openai'); const [base, path, sent] = process.argv.slice(1);
+const ask = JSON.parse(sent);
+const api = new OpenAI.OpenAI({baseURL: base + '/v1', apiKey: 'unused', maxRetries: 0});
+const calls = {'/v1/chat/completions': api.chat.completions, '/v1/responses': api.responses};
+calls[path].create(ask).then(async (got) => {
+  const objects = [];
+  if (ask.stream) for await (const each of got) objects.push(each); else objects.push(got);
+  console.log(JSON.stringify([200, objects]));
+}).catch((error) => { console.log(JSON.stringify([error.status, [error.error]])); });
+"""
+
+
+def _node_sdk(url: str, ask: Ask) -> Answer:
+    """OpenAI's library for Node, as above; NODE_PATH says where it is."""
+    document = json.loads(ask.body)
+    words = {key: document[key] for key in (*_SDK_KEYS[ask.path], "bad") if key in document}
+    command = ["node", "-e", _NODE_SDK, url, ask.path, json.dumps(words)]
+    out = subprocess.run(command, capture_output=True, check=True, timeout=ANSWER_S).stdout
+    status, objects = json.loads(out)
+    return Answer(status, (), _json(objects))
+
+
+def _has_node_package(name: str) -> bool:
+    command = ["node", "-e", f"require.resolve({name!r})"]
+    return subprocess.run(command, capture_output=True, check=False, timeout=ANSWER_S).returncode == 0
 
 
 _PAGE = """<script>
@@ -491,11 +295,14 @@ _SDK_ASKS = ("whole", "stream", "bad")
 
 
 class Way(NamedTuple):
-    """A client, and what it needs: a program or a module. `paths` and `asks`: those it is for, else all."""
+    """A client, and what it needs: a program, a module of Python, or a package of Node. `paths` and `asks`:
+    those it is for, else all.
+    """
 
     client: Client
     program: str = ""
     module: str = ""
+    package: str = ""
     paths: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
 
@@ -503,6 +310,8 @@ class Way(NamedTuple):
         """Whether it is installed."""
         if self.module:
             return find_spec(self.module) is not None
+        if self.package:
+            return shutil.which("node") is not None and _has_node_package(self.package)
         return not self.program or shutil.which(self.program) is not None
 
     def asks_for(self, path: str, ask: Ask) -> bool:
@@ -517,6 +326,7 @@ CLIENTS: Mapping[str, Way] = {
     "node": Way(_by(lambda _: ["node", "-e", _NODE]), "node"),
     "chromium": Way(browser, "chromium", asks=_SDK_ASKS),
     "openai": Way(_sdk, module="openai", paths=_SDK_PATHS, asks=_SDK_ASKS),
+    "openai for node": Way(_node_sdk, package="openai", paths=_SDK_PATHS, asks=_SDK_ASKS),
     "anthropic": Way(_anthropic, module="anthropic", paths=("/v1/messages",), asks=_SDK_ASKS),
 }
 
@@ -552,7 +362,7 @@ def differences(direct: Answer, gated: Answer) -> Iterator[str]:
         yield f"body of {len(direct.body)} -> {len(gated.body)} bytes"
 
 
-def _asked_differently(server: _Server) -> Iterator[str]:
+def _asked_differently(server: FakeServer) -> Iterator[str]:
     """The same of what reached the engine, in the last two requests."""
     (method, path, lines, body), (method2, path2, lines2, body2) = server.asked[-2:]
     if (method, path, body) != (method2, path2, body2):
@@ -562,7 +372,7 @@ def _asked_differently(server: _Server) -> Iterator[str]:
 
 
 def compare(
-    engine: str, url: str, pages: Mapping[str, Page], server: _Server | None, args: argparse.Namespace
+    engine: str, url: str, pages: Mapping[str, Page], server: FakeServer | None, args: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """Each row of one engine, with what differs."""
     with GateProcess([Named(engine, url)], settings={"cors": {"origins": ["*"]}}) as gate:
@@ -584,7 +394,13 @@ def compare(
 def main() -> int:
     """Exit code 1: something differs that the documentation does not name."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", action="append", default=[], metavar="NAME=URL", help="a real engine")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="a real engine; of a NAME that has a fake, the same paths are asked for",
+    )
     parser.add_argument("--engines", nargs="*", default=list(FAKES), choices=list(FAKES), help="fakes")
     parser.add_argument("--clients", nargs="*", default=list(CLIENTS), choices=list(CLIENTS))
     args = parser.parse_args()
@@ -593,13 +409,15 @@ def main() -> int:
         args.clients.remove(name)
     named, problems, seen, rows = named_differences(PAGE.read_text()), [], dict[str, int](), 0
     with ExitStack() as stack:
-        todo: list[tuple[str, str, Mapping[str, Page], _Server | None]] = []
+        todo: list[tuple[str, str, Mapping[str, Page], FakeServer | None]] = []
         for engine in args.engines:
-            server = stack.enter_context(_serving(FAKES[engine]))
-            todo.append((engine, f"http://127.0.0.1:{server.server_port}", FAKES[engine], server))
-        todo += [(*each.split("=", 1), _OPENAI, None) for each in args.engine]
-        for each in todo:
-            for row, found in compare(*each, args):
+            server = stack.enter_context(serving(FAKES[engine]))
+            todo.append((engine, f"http://127.0.0.1:{server.server_port}", FAKES[engine].pages, server))
+        for each in args.engine:
+            name, url = each.split("=", 1)
+            todo.append((name, url, FAKES.get(name, FAKES["vllm"]).pages, None))
+        for one in todo:
+            for row, found in compare(*one, args):
                 rows += 1
                 for difference in filter(None, found.split(", ")):
                     seen[difference] = seen.get(difference, 0) + 1
