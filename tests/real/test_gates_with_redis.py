@@ -95,8 +95,9 @@ async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Pat
             "gate": "liar",
             "verdict": "down",
             "reason": "I say so",
-            "beats": False,
         }
+        beat = orjson.dumps({"v": 1, "gate": "liar", "beat": 1, "units": {}})
+        server.do("SET", "cellgate:beat:liar", beat, "PX", 5000)
         server.do("SADD", "cellgate:cell:c", "a:liar")
         server.do("SET", "cellgate:unit:a:liar", orjson.dumps(document), "PX", 5000)
         flips = ("up -> suspect: gate liar reports it as down: I say so", "suspect -> up")

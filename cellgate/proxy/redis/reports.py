@@ -94,8 +94,7 @@ class UnitReport:
     `life_age_s`: how long ago it last made progress; `prefilling` of those in flight have prompts that are
     not computed yet, of `uncached_tokens` in all;
     `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
-    `hold`: why its engine stands still on purpose; `role`: what it does for requests; `beats`: the gate has a
-    heartbeat, and without it is gone.
+    `hold`: why its engine stands still on purpose; `role`: what it does for requests.
     """
 
     unit: str
@@ -128,7 +127,6 @@ class UnitReport:
     engine: str = ""
     hold: HoldKind | None = None
     role: ServingRole = "both"
-    beats: bool = True
 
 
 class Seen(NamedTuple):
@@ -162,12 +160,7 @@ def read_report(document: bytes) -> UnitReport | None:
         return None
     names = _FIELDS if found.get("v") == VERSION else CORE
     taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
-    # Gates of an earlier version say nothing of beats.
-    return (
-        UnitReport(**{"beats": False} | taken)
-        if taken.keys() >= {"unit", "cell", "gate", "verdict"}
-        else None
-    )
+    return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
 
 
 def age_s(pttl_ms: int, expiry_s: float) -> float | None:
@@ -322,7 +315,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "engine": _text,
     "hold": _hold,
     "role": _role,
-    "beats": _flag,
 }
 
 
@@ -330,10 +322,9 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
 #
 # 1. A beat is written four times a second, and has all that has changed within the last WINDOW beats. Who
 #    reads it at least that often knows all that the gate knows; one in which nothing changed is 60 bytes.
-# 2. The documents of units are written in turns, each once in DOCUMENT_BEATS. Who is new, or
-#    has missed beats, reads them until each has been written again.
-# 3. A gate that is gone has no beat. A gate of an earlier version has none either, and writes its documents
-#    as often as beats are written: these are read instead.
+# 2. The documents of units are written in turns, each once in DOCUMENT_BEATS. Who is new, or has missed
+#    beats, reads them until each has been written again.
+# 3. A gate that is gone has no beat, and its documents say nothing.
 
 
 BEAT_VERSION = 1

@@ -129,14 +129,13 @@ class ReportReading:
         """The report at a key; None when it is missing or invalid, or of a gate whose beat has ended."""
         if document is None:
             return None
-        expiry_s = self._expiry_s * (DOCUMENT_BEATS if has_beat else 1)
-        age = age_s(pttl_ms, expiry_s) if isinstance(pttl_ms, int) else None
+        age = age_s(pttl_ms, self._expiry_s * DOCUMENT_BEATS) if isinstance(pttl_ms, int) else None
         report = read_report(document) if isinstance(document, bytes) else None
         if report is None or age is None or (report.unit, report.gate) != key:
             self._counts["documents_refused"] += 1
             return None
         self._counts["documents_read"] += 1
-        return Seen(report, age) if has_beat or not report.beats else None
+        return Seen(report, age) if has_beat else None
 
 
 # Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
