@@ -13,7 +13,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from loadtests.abuse.client import Client, ask_all
+from loadtests.abuse.client import Client, ask_all, ask_on
 from loadtests.abuse.evil import FOREIGN, prompt
 from loadtests.abuse.misdeeds import FORBIDDEN
 from loadtests.abuse.nouns import Abuse, Got, Place, Surroundings
@@ -28,6 +28,7 @@ KV_CONNECTED_S = 3.0
 """A gate that found nobody there tries again after so long."""
 ASKED_FOR = 40
 SIZES = (35_000, 100_000, 300_000, 900_000)
+SMALL, SMALL_BODIES = 16_000, 2000
 _ASKED = b'{"model":"none","max_tokens":1,'
 """Of a model that nobody serves: reading it is the work of the gate alone."""
 _REALTIME = "/v1/realtime?model=evil"
@@ -50,6 +51,12 @@ async def shapes(place: Place) -> Got:
     """Bodies of every shape and size: many messages, parts, tools, stop strings, names, levels."""
     each = [post(_body(shape, size)) for size in SIZES for shape in _SHAPES]
     return await ask_all(place.gate.port, each, at_once=8)
+
+
+async def small_bodies(place: Place) -> Got:
+    """The same as bodies that are read at once, from many connections."""
+    each = [post(_body(shape, SMALL)) for shape in _SHAPES]
+    return await ask_on(place.gate.port, each * (SMALL_BODIES // len(each)), at_once=256)
 
 
 def _body(shape: tuple[bytes, bytes, bytes], size: int) -> bytes:
@@ -148,6 +155,12 @@ EXTRAS = [
         f"bodies of {len(_SHAPES)} shapes and {len(SIZES)} sizes",
         shapes,
         megabytes=sum(SIZES) * len(_SHAPES) / 1e6,
+    ),
+    Abuse(
+        "small-bodies",
+        f"{SMALL_BODIES} bodies of the same shapes, of {SMALL // 1000} kB, on 256 connections",
+        small_bodies,
+        megabytes=SMALL_BODIES * SMALL / 1e6,
     ),
     Abuse("health-flips", "units whose /health is an error, while they answer", flipping),
     Abuse(

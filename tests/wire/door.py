@@ -61,6 +61,9 @@ class Door:
     def turns_away(self, request: Request) -> Failure | None:
         return None
 
+    def payer(self, peer: str, forwarded_for: bytes) -> str:
+        return forwarded_for.decode() or peer
+
     def body_payer(self, peer: str, request: Request) -> str:
         return peer
 

@@ -352,6 +352,8 @@ class ConnectionHost(IntakeBounds, Protocol):
     start_scheduler: ReadScheduler
     backlogs: Backlogs
 
+    @property
+    def payer(self) -> Callable[[str, bytes], str]: ...
     def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
     def own_lines(self, request: Request) -> bytes:
         """Header lines of any answer to `request`, of which only a part may have come."""
@@ -687,12 +689,19 @@ class ClientConnection(asyncio.Protocol):
             if self._is_free() and (intake.queue or not intake.awaiting_memory):
                 self._turn_due = True
                 host = self._host
-                (host.start_scheduler if intake.queue else host.read_scheduler).join_next(self)
+                if intake.queue:
+                    host.start_scheduler.join_next(self, self._payer(intake.queue[0]))
+                else:
+                    host.read_scheduler.join_next(self)
                 if served == LIMITS.pipelined_requests_per_turn:
                     reached("pipelined_requests_per_turn")
             self.update_reading()
         elif not self._reading:
             self.update_reading()
+
+    def _payer(self, item: Request | Failure) -> str:
+        """In whose turn it begins: an address, since keys are looked at only then."""
+        return self._host.payer(self.peer, b"" if isinstance(item, Failure) else item.forwarded_for)
 
     def _is_free(self) -> bool:
         if self.exchange is not None or self._write_paused:

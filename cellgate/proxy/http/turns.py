@@ -42,8 +42,8 @@ class PendingRead(Protocol):
 
 
 class ReadScheduler:
-    """Decides whose read is parsed next. `soon` schedules a callback for the next turn of the loop, which may
-    cost `bytes_per_turn`.
+    """Decides whose read is parsed next, or whose request begins: payers take turns, and the connections of
+    each. `soon` schedules a callback for the next turn of the loop, which may cost `bytes_per_turn`.
     """
 
     __slots__ = ("_bytes_per_turn", "_is_due", "_left", "_next", "_soon", "_waiting")
@@ -51,21 +51,21 @@ class ReadScheduler:
     def __init__(self, soon: Callable[[Callable[[], None]], object], bytes_per_turn: int) -> None:
         self._soon = soon
         self._bytes_per_turn = bytes_per_turn
-        self._waiting: OrderedDict[PendingRead, None] = OrderedDict()
-        self._next: dict[PendingRead, None] = {}
+        self._waiting: OrderedDict[str, dict[PendingRead, None]] = OrderedDict()
+        self._next: dict[PendingRead, str] = {}
         # Of this turn, and of those before it that have left something: a turn is not worth a callback.
         self._left = bytes_per_turn
         self._is_due = False
 
     def join(self, late: PendingRead) -> None:
         """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come."""
-        self._waiting[late] = None
+        self._add(late, "")
         if not self._is_due:
             self._go_on()
 
-    def join_next(self, late: PendingRead) -> None:
+    def join_next(self, late: PendingRead, payer: str = "") -> None:
         """The same, but not in this turn."""
-        self._next[late] = None
+        self._next[late] = payer
         if not self._is_due:
             self._is_due = True
             self._soon(self._next_turn)
@@ -82,20 +82,28 @@ class ReadScheduler:
 
     def _next_turn(self) -> None:
         self._left = self._bytes_per_turn
-        self._waiting.update(self._next)
+        for late, payer in self._next.items():
+            self._add(late, payer)
         self._next.clear()
         self._go_on()
+
+    def _add(self, late: PendingRead, payer: str) -> None:
+        self._waiting.setdefault(payer, {})[late] = None
 
     def _go_on(self) -> None:
         # Connections that are added meanwhile wait for their turn.
         self._is_due = True
         try:
             while self._waiting and self._left > 0:
-                late, _ = self._waiting.popitem(last=False)
+                payer, own = self._waiting.popitem(last=False)
+                late = next(iter(own))
+                del own[late]
+                if own:
+                    self._waiting[payer] = own
                 cost, has_more = late.go_on(PART_BYTES)
                 self._left -= cost
                 if has_more:
-                    self._waiting[late] = None
+                    self._add(late, payer)
         finally:
             self._is_due = self._left <= 0 or bool(self._waiting) or bool(self._next)
             if self._is_due:

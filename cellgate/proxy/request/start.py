@@ -315,8 +315,9 @@ def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool
 
 # A member of an enum is a slow attribute on CPython 3.11.
 _SMALL = LIMITS.json_nodes_on_loop
+_TINY = 2048
 _TIMES_READ = 8
-"""A byte of a body that is not small counts so many times in the turn in which requests begin: 128 kB of any
+"""A byte of a body that is not tiny counts so many times in the turn in which requests begin: 128 kB of any
 shape are read in one."""
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 
@@ -369,6 +370,8 @@ def _read(exchange: Exchange) -> None:
         if len(body) > _SMALL:
             _read_rest(exchange, payer)
         else:
+            if len(body) > _TINY:
+                exchange.gate.start_scheduler.has_room(_TIMES_READ * len(body))
             ask(exchange, read_ask(body, route.name, payer))
     elif route.kind is STICKY:
         ask(exchange, stored_ask(request.path)._replace(payer=payer))

@@ -124,6 +124,19 @@ def test_who_comes_while_others_wait_begins_behind_them() -> None:
     assert late.requests
 
 
+def test_addresses_begin_in_turns_however_many_connections_one_of_them_has() -> None:
+    street = Street()
+    *many, late = street.doors
+    for door in many:
+        door.client.data_received(GET * 4)
+    late.client.data_received(GET.replace(b"Host", b"X-Forwarded-For: 192.0.2.9\r\nHost") * 4)
+    assert not late.requests
+    street.turn()
+    assert len(late.requests) == 4
+    street.rest()
+    assert {len(door.requests) for door in street.doors} == {4}
+
+
 def test_of_a_client_that_waits_to_begin_no_more_than_one_read_is_held() -> None:
     street = Street()
     street.all_send(GET)
