@@ -167,7 +167,7 @@ def _peers(gate: GateProcess) -> int:
 
 
 def _beats(gate: GateProcess) -> float:
-    return metric_sum(gate.metrics(), "cellgate_redis_sent_total", 'kind="beats"')
+    return metric_sum(gate.metrics(), "cellgate_redis_messages_total", 'kind="beats",way="sent"')
 
 
 def _heard_at(gate: GateProcess, unit: str, since: float) -> float | None:

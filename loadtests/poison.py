@@ -164,7 +164,7 @@ async def two_gates() -> Findings:
         _of_prompt(found, reply, struck)
         await _of_refusals(found, replies, second, keeper, struck)
         page = await asyncio.to_thread(second.metrics)
-        heard = metric_sum(page, "cellgate_redis_received_total", 'kind="bans"')
+        heard = metric_sum(page, "cellgate_redis_messages_total", 'kind="bans",way="received"')
         found.expect(heard >= 1, f"the second gate has heard of {heard:.0f} by Redis")
     return found
 

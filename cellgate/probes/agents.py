@@ -272,20 +272,11 @@ _FAILURES = "failures"
 """Note: failed connections in a row."""
 _NOT_BEFORE = "not before"
 _CONNECTED = "connected"
-_LOSSES = "losses"
-"""Note: connections that were lost or failed, so far."""
 
 
-class AgentState(NamedTuple):
-    """The state of one agent: whether it is connected, and how many connections were lost or failed."""
-
-    connected: bool
-    losses: int
-
-
-def agent_state(notes: Mapping[str, Any]) -> AgentState:
-    """The same, from the notes of the probe."""
-    return AgentState(notes.get(_CONNECTED, False), notes.get(_LOSSES, 0))
+def is_connected(notes: Mapping[str, Any]) -> bool:
+    """Whether an agent is connected, from the notes of its probe."""
+    return bool(notes.get(_CONNECTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +355,6 @@ class AgentLink:
             notes.pop(_REPORTED, None)
         if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
             return self._evidence(context, _NOTHING, f"agent {self.address} not asked: {error}")
-        notes[_LOSSES] = notes.get(_LOSSES, 0) + 1
         since = notes.get(_LOST_AT)
         if since is not None and now - notes[_SAID_AT] < _UNREACHABLE_PERIOD_S:
             return None
@@ -379,7 +369,6 @@ class AgentLink:
     def _shun(self, context: ProbeContext, error: NotAnAgentError) -> Evidence:
         """A wrong address or token is a fault of the configuration: neutral evidence."""
         context.notes[_NOT_BEFORE] = context.now() + self.stranger_s
-        context.notes[_LOSSES] = context.notes.get(_LOSSES, 0) + 1
         if error.status == 401 and self.token:
             reason = f"agent {self.address} does not accept the token of this gate ({TOKEN_VARIABLE})"
         elif error.status == 401:

@@ -48,4 +48,4 @@ def cost(seconds: float) -> list[str]:
 
 
 def _beats(gate: GateProcess) -> float:
-    return metric_sum(gate.metrics(), "cellgate_redis_sent_total", 'kind="beats"')
+    return metric_sum(gate.metrics(), "cellgate_redis_messages_total", 'kind="beats",way="sent"')

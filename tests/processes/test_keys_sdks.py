@@ -139,5 +139,5 @@ def test_they_raise_what_they_have_for_it_and_wait_when_they_are_told(
     assert 0 < told["pieces"] < 4000
     assert other.ask(GOOD) == ("AuthenticationError", 401)
     assert eventually(lambda: sum(unit["in_flight"] for unit in gate.units().values()) == 0)
-    assert 'cellgate_tenant_completion_tokens_total{model="",tenant="team"}' in metrics(gate)
+    assert 'cellgate_tenant_tokens_total{kind="completion",model="",tenant="team"}' in metrics(gate)
     assert eventually(lambda: (tmp_path / "usage.jsonl").read_text().count('"key":"good"') == 2)

@@ -75,7 +75,7 @@ def test_of_two_with_other_weights_both_stay_loudly(serve: Serve) -> None:
     assert eventually(lambda: len(events(gate, "answers_differ")) == 2), gate.log
     assert max(answers(gate, unit, "differs") for unit in "ab") <= 3
     assert verdicts(gate) == {"a": "up", "b": "up"}
-    assert metrics(gate).count('cellgate_unit_answers_differ{cell="c",unit="') == 2
+    assert metrics(gate).count('cellgate_unit_state{cell="c",state="answers_differ",unit="') == 2
     assert all(unit["odd_answers"] for unit in gate.units().values())
 
 

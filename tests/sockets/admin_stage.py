@@ -80,7 +80,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
             none = cast("Any", None)
             port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
             metrics = Metrics(board)
-            metrics.include(Exposition(metrics, lambda: port.now, waiting=lambda: 0, connections=dict))
+            metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict))
             router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
             choice = RoutingExplain(
                 router,

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.probes.agents import AgentState
 from cellgate.proxy.control.comparisons import NodeFactsMetrics
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.discovery.follow import Discovery
@@ -62,7 +61,7 @@ def exposed() -> dict[str, set[str]]:
     board.report(Load("a1", 1.0))
     metrics = Metrics(board)
     sides = {"client": 0, "unit": 0}
-    metrics.include(Exposition(metrics, lambda: 1.0, waiting=lambda: 0, connections=lambda: sides))
+    metrics.include(Exposition(metrics, waiting=lambda: 0, connections=lambda: sides))
     metrics.include(Traffic(metrics))
     metrics.finished(DONE)
     metrics.recoveries["a", "gave_up"] = 0
@@ -82,7 +81,7 @@ def exposed() -> dict[str, set[str]]:
     metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
     board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
     metrics.include(NodeFactsMetrics(board))
-    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): AgentState(True, 0)}))
+    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): True}))
     page = asyncio.run(metrics.render()).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}

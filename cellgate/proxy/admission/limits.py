@@ -381,12 +381,8 @@ class DoorCounts(Collector):
         """Tokens of prompts and of answers, by tenant and by the model of an answer: only what units serve.
         """
         self._refused: Counter[tuple[str, str]] = Counter()
-        self.keys = 0
-        """In the file that holds."""
-        self.reads_refused = 0
-        """Files of keys that were refused, so that the old keys hold."""
         self.is_stale = False
-        """Whether the present file is one of them."""
+        """Whether the present file of keys was refused, so that the old keys hold."""
         self.shares: bool | None = None
         """Whether limits are shared with other gates now; None: they never are."""
         self.lines_lost: Callable[[], int] = int
@@ -406,36 +402,23 @@ class DoorCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        labels, known = ("tenant", "model"), self._models()
-        prompt, completion = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        for (tenant, model), tokens in self._used.items():
+        labels, known = ("tenant", "model", "kind"), self._models()
+        used = Counter[tuple[str, str, str]]()
+        for (tenant, model), (prompt, completion) in self._used.items():
             label = tenant, model if model in known else OTHER
-            prompt[label] += tokens[0]
-            completion[label] += tokens[1]
+            used[*label, "prompt"] += prompt
+            used[*label, "completion"] += completion
         yield counter(
-            "tenant_prompt_tokens",
-            "Tokens of prompts, by tenant and configured model.",
+            "tenant_tokens",
+            "Tokens of prompts and of answers (completion), by tenant and configured model.",
             labels,
-            prompt.items(),
-        )
-        yield counter(
-            "tenant_completion_tokens",
-            "Tokens of answers, by tenant and configured model.",
-            labels,
-            completion.items(),
+            used.items(),
         )
         yield counter(
             "limited_requests",
             "Requests that were refused because of a limit, by tenant and limit.",
             ("tenant", "limit"),
             self._refused.items(),
-        )
-        yield gauge("keys", "Keys that clients may show.", (), [((), self.keys)])
-        yield counter(
-            "key_files_refused",
-            "Files of keys that have a mistake: the old keys hold.",
-            (),
-            [((), self.reads_refused)],
         )
         yield gauge(
             "key_file_refused", "1 while the present file of keys has a mistake.", (), [((), self.is_stale)]

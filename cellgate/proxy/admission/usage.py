@@ -196,14 +196,13 @@ class Accounting:
         self.ledger.take(ring)
         if self.door is not None:
             self.door.take(ring)
-        self.counts.keys, self.counts.is_stale = len(ring.keys), False
+        self.counts.is_stale = False
         if self._has_keys:
             detail = f"{self._path}: {len(ring.keys)} keys, {len(ring.tenants)} tenants"
             self._events.add(Action("keys_taken", self._path, detail=detail))
         self._has_keys = True
 
     def _refused(self, problems: tuple[str, ...]) -> None:
-        self.counts.reads_refused += 1
         self.counts.is_stale = True
         for problem in problems:
             self._events.add(Action("keys_refused", self._path, detail=problem))

@@ -242,18 +242,6 @@ class AnswerMetrics(Collector):
             (*labels, "engine", "version", "fingerprint"),
             (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
         )
-        yield gauge(
-            "unit_other_builds",
-            "1 while another unit of its cell and model says that it is another build.",
-            labels,
-            (((s.unit.name, s.unit.cell), bool(s.other_builds)) for s in states),
-        )
-        yield gauge(
-            "unit_answers_differ",
-            "1 while its answers to the known prompt differ, whether or not it is out for them.",
-            labels,
-            (((s.unit.name, s.unit.cell), s.has_odd_answers()) for s in states),
-        )
         counts, none = self._check.counts, Counter[str]()
         yield counter(
             "known_answers",

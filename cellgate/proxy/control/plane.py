@@ -369,7 +369,6 @@ class Plane:
     def _include_metrics(self) -> None:
         exposition = Exposition(
             self.metrics,
-            self.now,
             waiting=self.waiting,
             connections=lambda: self.front.connections(),
             suspended=lambda: self.prober.distrusted,

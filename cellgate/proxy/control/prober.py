@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, cast
 
 from cellgate.probes import GATE_PROBES, PROBES
-from cellgate.probes.agents import AgentLink, AgentReport, AgentState, agent_state
+from cellgate.probes.agents import AgentLink, AgentReport, is_connected
 from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary, EngineVersion
 from cellgate.probes.engine_metrics import EngineMetrics
@@ -353,10 +353,10 @@ class Prober:
         runner = self._runners.get(unit, {}).get(probe)
         return max(0.0, runner.due_at() - now) if runner is not None else None
 
-    def agents(self) -> dict[tuple[str, str], AgentState]:
+    def agents(self) -> dict[tuple[str, str], bool]:
         """Whether agents are connected, and their lost connections, by unit and node."""
         return {
-            (unit, node): agent_state(notes)
+            (unit, node): is_connected(notes)
             for unit, nodes in self._agents.items()
             for node, notes in nodes.items()
         }

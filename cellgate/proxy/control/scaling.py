@@ -123,12 +123,6 @@ class Scaling(Collector):
             (((model,), saturation(pool.usable)) for model, pool in pools),
         )
         yield gauge(
-            "scaling_queue_seconds",
-            "Predicted time until all requests that wait in this gate have a unit.",
-            ("model",),
-            (((model,), self._queue_s(pool)) for model, pool in pools),
-        )
-        yield gauge(
             "scaling_wait_p90_seconds",
             "90th percentile of the time to a first token, with one unit fewer, as many as now, one more.",
             ("model", "units"),

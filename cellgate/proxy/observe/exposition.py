@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
@@ -17,7 +17,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cellgate import VERSION
-from cellgate.probes.agents import AgentState
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
 from cellgate.proxy.observe.counters import (
@@ -38,7 +37,7 @@ from cellgate.proxy.observe.counters import (
 from cellgate.proxy.observe.log import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 from cellgate.router.board import Board
-from cellgate.router.nouns import Load, Outcome, Sign, Verdict
+from cellgate.router.nouns import Outcome, Sign, Verdict
 from cellgate.router.unit_state import UnitState
 
 
@@ -53,7 +52,6 @@ class Exposition(Collector):
     def __init__(
         self,
         metrics: Metrics,
-        now: Callable[[], float],
         *,
         waiting: Callable[[], int],
         connections: Callable[[], Mapping[str, int]],
@@ -62,7 +60,6 @@ class Exposition(Collector):
     ) -> None:
         self._metrics = metrics
         self._board = metrics.board
-        self._now = now
         self._queue_size = waiting
         self._connections = connections
         self._suspended = suspended
@@ -136,17 +133,14 @@ class Exposition(Collector):
             ),
         )
         yield gauge(
-            "unit_drained",
-            "1 when an operator took the unit out of rotation.",
-            ("unit", "cell"),
-            (((state.unit.name, state.unit.cell), state.drained) for state in board),
-        )
-
-        yield gauge(
-            "unit_on_hold",
-            "1 while the engine of the unit stands still on purpose, or has yet to show work after that.",
-            ("unit", "cell"),
-            (((state.unit.name, state.unit.cell), state.hold is not None) for state in board),
+            "unit_state",
+            "1 while this holds for the unit, whatever its verdict.",
+            ("unit", "cell", "state"),
+            (
+                ((state.unit.name, state.unit.cell, name), holds(state))
+                for state in board
+                for name, holds in UNIT_STATES.items()
+            ),
         )
 
     def _judgement(self) -> Iterator[Metric]:
@@ -156,12 +150,6 @@ class Exposition(Collector):
             "How much slower than the others of its cell a unit is: 0 not at all, 0.5 half as fast.",
             ("unit", "cell"),
             (((state.unit.name, state.unit.cell), state.outlier.degraded) for state in board),
-        )
-        yield gauge(
-            "unit_restart_suspected",
-            "1 while a unit gets no requests because it may have restarted.",
-            ("unit", "cell"),
-            (((state.unit.name, state.unit.cell), state.is_restart_suspected()) for state in board),
         )
         yield gauge(
             "node_up",
@@ -215,29 +203,39 @@ class Exposition(Collector):
 
     def _loads(self) -> Iterator[Metric]:
         known = [(state, state.load) for state in self._board if state.load is not None]
-        now = self._now()
+        yield gauge(
+            "unit_load_requests",
+            "Requests that the engine says it is computing (running), or has queued (waiting).",
+            ("unit", "state"),
+            (
+                ((state.unit.name, name), count)
+                for state, load in known
+                for name, count in (("running", load.running), ("waiting", load.waiting))
+            ),
+        )
+        yield gauge(
+            "unit_load_kv_use",
+            "Share of the engine's KV cache in use, 0 to 1.",
+            ("unit",),
+            (((state.unit.name,), load.kv_use) for state, load in known),
+        )
 
-        def per_unit(name: str, text: str, value: Callable[[Load], float]) -> Metric:
-            return gauge(name, text, ("unit",), ((_unit(state), value(load)) for state, load in known))
 
-        yield per_unit(
-            "unit_load_running", "Requests the engine says it is computing.", lambda load: load.running
-        )
-        yield per_unit(
-            "unit_load_waiting", "Requests the engine says it has queued.", lambda load: load.waiting
-        )
-        yield per_unit(
-            "unit_load_kv_use", "Share of the engine's KV cache in use, 0 to 1.", lambda load: load.kv_use
-        )
-        yield per_unit("unit_load_age_seconds", "How old the engine's report is.", lambda load: now - load.at)
+UNIT_STATES: Mapping[str, Callable[[UnitState], bool]] = {
+    "drained": lambda state: state.drained,
+    "on_hold": lambda state: state.hold is not None,
+    "restart_suspected": UnitState.is_restart_suspected,
+    "other_build": lambda state: bool(state.other_builds),
+    "answers_differ": UnitState.has_odd_answers,
+}
+"""What may hold for a unit whatever its verdict: an operator took it out; its engine stands still on purpose,
+or has yet to show work after that; it gets no requests because it may have restarted; another unit of its
+cell and model is another build; its answers to the known prompt differ, whether or not it is out for them.
+"""
 
 
 def _build() -> MetricRow:
     return (VERSION, platform.python_version()), 1
-
-
-def _unit(state: UnitState) -> Sequence[str]:
-    return (state.unit.name,)
 
 
 # Metrics of agents, of what load balancers are told, of the access log, and of the gate as one engine. Each
@@ -260,23 +258,16 @@ class AgentCheckMetrics(Collector):
 class NodeAgentMetrics(Collector):
     """The connections to the agents of nodes, by unit and node."""
 
-    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], AgentState]]) -> None:
+    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], bool]]) -> None:
         self._agents = agents
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
-        agents, labels = self._agents(), ("unit", "node")
+        """The one family."""
         yield gauge(
             "agent_connected",
             "1 while the gate receives messages from the agent of this node.",
-            labels,
-            ((place, standing.connected) for place, standing in agents.items()),
-        )
-        yield counter(
-            "agent_losses",
-            "Connections to the agent of this node that were lost, or could not be made.",
-            labels,
-            ((place, standing.losses) for place, standing in agents.items()),
+            ("unit", "node"),
+            self._agents().items(),
         )
 
 

@@ -191,13 +191,27 @@ class RoutingMetrics(Collector):
         places = [((unit.cell, unit.name), self._tallies[unit.name]) for unit in units]
         yield from self._predicted.collect(UnitSource(*place, tally.predicted) for place, tally in places)
         yield from self._missed.collect(UnitSource(*place, tally.missed) for place, tally in places)
-        for field, (name, text) in _TOKENS.items():
-            yield counter(
-                name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]
-            )
-        for name, text, field in _MODEL_TOKENS:
-            rows = (((model,), getattr(of_model, field)) for model, of_model in self._models.items())
-            yield counter(name, text, ("model",), rows)
+        yield counter(
+            "unit_tokens",
+            "Of the answers that a unit has completed: tokens of the prompt, as estimated; of these, those "
+            "expected in its prefix cache, and those that its engine has found there; tokens of the answer.",
+            ("unit", "kind"),
+            [
+                ((unit, kind), getattr(tally, kind))
+                for unit, tally in tallies
+                for kind in ("prompt", "expected", "found", "completion")
+            ],
+        )
+        yield counter(
+            "model_tokens",
+            "Tokens of completed answers (completion) and of their prompts, by configured model.",
+            ("model", "kind"),
+            [
+                ((model, kind), getattr(of_model, kind))
+                for model, of_model in self._models.items()
+                for kind in ("prompt", "completion")
+            ],
+        )
         yield histogram(
             "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *self._waits.read())]
         )
@@ -235,29 +249,6 @@ class RoutingMetrics(Collector):
             ("unit",),
             ((unit, book.backlog.queued_tokens) for unit, book in costs),
         )
-        yield gauge(
-            "prefix_blocks",
-            "Blocks of prompts that the prefix caches of all units are believed to hold.",
-            (),
-            [((), sum(len(book.prefixes) for _, book in costs))],
-        )
-
-
-_TOKENS = {
-    "prompt": ("prompt_tokens", "Tokens of the prompts a unit has answered, as estimated."),
-    "expected": ("prefix_expected_tokens", "Of those, what was believed to be in its prefix cache."),
-    "completion": ("completion_tokens", "Tokens of the answers that a unit has completed."),
-    "found": ("prefix_found_tokens", "Tokens that its engine reported as cached, if it reports them."),
-}
-
-_MODEL_TOKENS = (
-    (
-        "model_prompt_tokens",
-        "Tokens of the prompts of completed answers, by configured model.",
-        "prompt",
-    ),
-    ("model_completion_tokens", "Tokens of completed answers, by configured model.", "completion"),
-)
 
 
 # Metrics of requests whose prompt one unit computes and another one answers.
@@ -307,15 +298,9 @@ class SplitMetrics(Collector):
             return
         yield counter(
             "split_steps",
-            "Steps of split requests by what became of them.",
+            "Steps of split requests by what became of them; not_paying: those not split for that.",
             (*_PAIR, "step"),
-            counts.steps.items(),
-        )
-        yield counter(
-            "splits_not_paying",
-            "Requests that could have been split, and were not because it would not have paid.",
-            (),
-            [((), pairs.not_paying)],
+            [*counts.steps.items(), (("", "", "not_paying"), pairs.not_paying)],
         )
         yield summary(
             "transfer_seconds",

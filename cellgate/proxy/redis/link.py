@@ -385,48 +385,36 @@ class RedisLink:
 # Metrics of the gate's connection to Redis.
 
 
-_COUNTERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+_COUNTERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[tuple[str, ...], str]]] = {
     "redis_connects": (
         "Connections to Redis: established, and those that failed or were given up.",
-        "result",
-        {"established": "connects", "failed": "failures"},
+        ("result",),
+        {("established",): "connects", ("failed",): "failures"},
     ),
-    "redis_sent": (
-        "What this gate gave to others, by kind: heartbeats, documents that Redis accepted, changes "
-        "of verdict, bans of prompts and their ends, hashes of cached prompts.",
-        "kind",
+    "redis_messages": (
+        "What this gate sent, and received of others: heartbeats, documents, changes of verdict, bans of "
+        "prompts and their ends, hashes of cached prompts. Refused: writes that Redis did not accept (full, "
+        "read-only), and what was invalid of others.",
+        ("way", "kind"),
         {
-            "beats": "beats",
-            "documents": "documents_written",
-            "flips": "flips_sent",
-            "bans": "bans_sent",
-            "prefixes": "prefixes_sent",
-        },
-    ),
-    "redis_received": (
-        "The same of other gates, as it was read here.",
-        "kind",
-        {
-            "beats": "beats_read",
-            "documents": "documents_read",
-            "flips": "flips_heard",
-            "bans": "bans_heard",
-            "prefixes": "prefixes_heard",
-        },
-    ),
-    "redis_refused": (
-        "What was not taken, by kind: documents that Redis did not accept (`writes`: full, read-only), "
-        "documents and messages of others that were invalid.",
-        "kind",
-        {
-            "writes": "writes_refused",
-            "documents": "documents_refused",
-            "bans": "bans_refused",
-            "prefixes": "prefixes_refused",
+            ("sent", "beats"): "beats",
+            ("sent", "documents"): "documents_written",
+            ("sent", "flips"): "flips_sent",
+            ("sent", "bans"): "bans_sent",
+            ("sent", "prefixes"): "prefixes_sent",
+            ("received", "beats"): "beats_read",
+            ("received", "documents"): "documents_read",
+            ("received", "flips"): "flips_heard",
+            ("received", "bans"): "bans_heard",
+            ("received", "prefixes"): "prefixes_heard",
+            ("refused", "writes"): "writes_refused",
+            ("refused", "documents"): "documents_refused",
+            ("refused", "bans"): "bans_refused",
+            ("refused", "prefixes"): "prefixes_refused",
         },
     ),
 }
-"""For each counter its text, its label, and what is counted by the values of that."""
+"""For each counter its text, its labels, and what is counted by their values."""
 
 
 class RedisMetrics(Collector):
@@ -455,5 +443,5 @@ class RedisMetrics(Collector):
                 for name in self._board.units
             ),
         )
-        for name, (text, label, counted) in _COUNTERS.items():
-            yield counter(name, text, (label,), [((key,), link.counts[of]) for key, of in counted.items()])
+        for name, (text, labels, counted) in _COUNTERS.items():
+            yield counter(name, text, labels, [(key, link.counts[of]) for key, of in counted.items()])

@@ -193,7 +193,8 @@ def test_models_that_no_configuration_names_share_a_label() -> None:
     rows = {
         sample.labels["model"]: sample.value
         for family in counts.collect()
-        if family.name == "cellgate_tenant_completion_tokens"
+        if family.name == "cellgate_tenant_tokens"
         for sample in family.samples
+        if sample.labels["kind"] == "completion"
     }
     assert rows == {"m": 2, "": 4}

@@ -10,7 +10,6 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.probes.agents import AgentState
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.observe.exposition import (
     AccessLogMetrics,
@@ -115,12 +114,10 @@ def test_questions_of_haproxy_are_counted_by_their_answers() -> None:
 
 
 def test_agents_are_shown_by_unit_and_node() -> None:
-    agents = {("u", "n0"): AgentState(True, 1), ("u", "n1"): AgentState(False, 7)}
+    agents = {("u", "n0"): True, ("u", "n1"): False}
     assert samples(NodeAgentMetrics(lambda: agents)) == {
         "cellgate_agent_connected{unit=u,node=n0}": 1,
         "cellgate_agent_connected{unit=u,node=n1}": 0,
-        "cellgate_agent_losses_total{unit=u,node=n0}": 1,
-        "cellgate_agent_losses_total{unit=u,node=n1}": 7,
     }
 
 
@@ -155,7 +152,7 @@ def test_every_one_is_documented() -> None:
     collectors: list[Collector] = [
         RedisMetrics(a_link()[0], board),
         AgentCheckMetrics(an_agent(board)),
-        NodeAgentMetrics(lambda: {("u", "n"): AgentState(True, 0)}),
+        NodeAgentMetrics(lambda: {("u", "n"): True}),
         AccessLogMetrics(int),
         PoolMetrics(board, int),
     ]
@@ -167,6 +164,6 @@ def test_every_one_is_documented() -> None:
 def test_those_of_routing_are_documented() -> None:
     families = list(RoutingMetrics(a_board("u"), Queue(FairRules())).collect())
     names = [f"{family.name}_total" if family.type == "counter" else family.name for family in families]
-    assert len(names) == 15
+    assert len(names) == 10
     documented = DOCS.read_text()
     assert [name for name in names if f"`{name}`" not in documented] == []

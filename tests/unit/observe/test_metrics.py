@@ -57,7 +57,7 @@ def make(*units: Unit) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
-    metrics.include(Exposition(metrics, lambda: 10.0, waiting=lambda: 3, connections=lambda: sides))
+    metrics.include(Exposition(metrics, waiting=lambda: 3, connections=lambda: sides))
     metrics.include(Traffic(metrics))
     return metrics, board
 
@@ -201,17 +201,16 @@ def test_exactly_one_verdict_of_a_unit_is_shown_as_one() -> None:
     shown = scrape(metrics)
     verdicts = {v: shown[f"cellgate_unit_verdict{{cell=a,unit=a1,verdict={v.value}}}"] for v in Verdict}
     assert verdicts == {v: float(v is Verdict.DOWN) for v in Verdict}
-    assert shown["cellgate_unit_drained{cell=a,unit=a1}"] == 1
+    assert shown["cellgate_unit_state{cell=a,state=drained,unit=a1}"] == 1
 
 
 def test_load_is_shown_with_its_age_once_the_engine_has_told_it() -> None:
     metrics, board = make(A1, A2)
     board.report(Load("a1", 8.5, running=4, waiting=2, kv_use=0.25))
     shown = scrape(metrics)
-    assert shown["cellgate_unit_load_running{unit=a1}"] == 4
-    assert shown["cellgate_unit_load_waiting{unit=a1}"] == 2
+    assert shown["cellgate_unit_load_requests{state=running,unit=a1}"] == 4
+    assert shown["cellgate_unit_load_requests{state=waiting,unit=a1}"] == 2
     assert shown["cellgate_unit_load_kv_use{unit=a1}"] == 0.25
-    assert shown["cellgate_unit_load_age_seconds{unit=a1}"] == 1.5
     assert not [name for name in shown if name.startswith("cellgate_unit_load") and "a2" in name]
 
 
@@ -302,15 +301,15 @@ def test_what_the_judge_makes_of_a_unit_is_shown() -> None:
     metrics, board = make(A1, A2)
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0
-    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a1}"] == 0
     assert shown["cellgate_panic"] == 0
     board.units["a1"].outlier = Outlier(0.25)
     board.suspect_restart("a1", 9.0)
     board.panic_at = 9.0
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0.25
-    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 1
-    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a2}"] == 0
+    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a1}"] == 1
+    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a2}"] == 0
     assert shown["cellgate_panic"] == 1
 
 
@@ -330,5 +329,5 @@ def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
 
 def test_suspended_evidence_is_counted() -> None:
     metrics = Metrics(Board(Rules()))
-    metrics.include(Exposition(metrics, float, waiting=int, connections=dict, suspended=lambda: 7))
+    metrics.include(Exposition(metrics, waiting=int, connections=dict, suspended=lambda: 7))
     assert scrape(metrics)["cellgate_evidence_suspended_total"] == 7

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.probes.agents import SILENCE_S, AgentLink, agent_state
+from cellgate.probes.agents import SILENCE_S, AgentLink, is_connected
 from cellgate.probes.base import FetchError, Net, Trouble
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.patient import FakePatient, look, reply
@@ -58,7 +58,7 @@ def test_the_gates_own_exhaustion_is_no_loss_of_the_agents() -> None:
         place.listen()
         place.world.net.exhaust_files("gate")
         await asyncio.sleep(5.0)
-        assert agent_state(place.notes) == (False, 0)
+        assert not is_connected(place.notes)
 
     play(scenario)
 

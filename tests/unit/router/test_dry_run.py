@@ -33,11 +33,14 @@ def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules 
     for unit in units:
         board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", NOW - 5.0))
         board.units[unit.name].last_lease_at = NOW
+    rates = [state.costs.rates for state in board]
+    for n, rate in enumerate(rates, start=1):
+        rate.followed = rate.prefill_tokens_s.seen = SURE
+        rate.prefill_tokens_s.value = 1000.0 * n
     board.tick(NOW)
-    for n, state in enumerate(board):
-        rate = state.costs.rates.prefill_tokens_s
-        state.costs.rates.followed = rate.seen = SURE
-        rate.value, rate.usual = 1000.0 * (n + 1), 0.0
+    for rate in rates:
+        # What its peers have does not count.
+        rate.prefill_tokens_s.usual = 0.0
     board.forecast(NOW)
     return Router(board, POLICIES[policy](), random.Random(1), Queue(rules or FairRules(backlog_s=100.0)))
 
@@ -109,7 +112,7 @@ def test_the_candidates_stand_in_their_rank_with_every_term() -> None:
     assert [row.unit_state.unit.name for row in found.units] == ["u2", "u1", "u0", "u3"]
     first = found.units[0].cost
     assert first.total_s == pytest.approx(sum(first[1:]))
-    assert first.prefill_s == pytest.approx(1000 / found.units[0].unit_state.costs.forecast.tokens_s)
+    assert first.prefill_s == pytest.approx(1000 / 3000)
     assert found.units[0].why_not == ""
     assert reasons(found)["u3"] == "full"
 
