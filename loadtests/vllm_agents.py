@@ -3,7 +3,7 @@
 `python -m loadtests.vllm_agents` makes a small model that thinks and calls tools, starts two engines with it
 on this machine's CPU (some minutes), and the gate before them, through relays that cut a stream at a random
 event or stand still. A greedy answer must be the unbroken one; a sampled one valid and whole. The exit code
-is 1 when an answer is neither that nor ended by an honest error. `--each N`: so many streams of each kind.
+is 1 when an answer is neither that nor ended by an error event. `--each N`: so many streams of each kind.
 """
 
 import argparse
@@ -38,7 +38,7 @@ COUNTED = "cellgate_continuations_total{"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of answer, and how it is sampled. `may_refuse`: an honest error is as good."""
+    """One kind of answer, and how it is sampled. `may_refuse`: an error event is as good."""
 
     kind: str
     fields: dict[str, Any]

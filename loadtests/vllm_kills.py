@@ -4,7 +4,7 @@
 on this machine's CPU, and the gate before them. In each round one engine gets streams of all kinds, then
 SIGKILL, or SIGSTOP for a while, at a random moment. The other one resumes what was broken: a greedy answer
 must be the unbroken one, a sampled one valid and whole. A killed engine is started again for the next round.
-The exit code is 1 when an answer is neither that nor ended by an honest error. `--each N`: rounds go on until
+The exit code is 1 when an answer is neither that nor ended by an error event. `--each N`: rounds go on until
 so many streams of each kind were broken in each way; `--how killed` or `frozen`: in one way only.
 """
 

@@ -21,7 +21,7 @@ class End(StrEnum):
     """How a request ended for its client."""
 
     WHOLE = "whole"
-    HONEST = "error event"
+    ERROR_EVENT = "error event"
     """Broken after a token, and it says so."""
 
     REFUSED = "refused"
@@ -119,7 +119,7 @@ class Answer:
         why = f"status {self.status}, {self.tokens} tokens; error: {self.error!r}; cut: {self.cut!r}"
         if self.first_at is None:
             return (End.REFUSED if self.status == 429 else End.LOST), why
-        return (End.HONEST if self.error else End.LOST), why
+        return (End.ERROR_EVENT if self.error else End.LOST), why
 
     def _complete(self, expected: str | None) -> tuple[End, str]:
         """It says that it is complete."""

@@ -77,7 +77,7 @@ class Outcome:
 
     def continued_share(self) -> float:
         """Of all streams that broke after a token: NaN of none."""
-        bad = (End.HONEST, End.LOST, End.HUNG, End.REPEATED, End.WRONG)
+        bad = (End.ERROR_EVENT, End.LOST, End.HUNG, End.REPEATED, End.WRONG)
         broken = sum(r.first_at is not None and r.end in bad for r in self.summary.records)
         total = broken + self.continued
         return self.continued / total if total else math.nan
@@ -130,7 +130,7 @@ PROMISES: dict[str, Promise] = {
     "repeated": _count(End.REPEATED),
     "wrong": _count(End.WRONG),
     "refused": _count(End.REFUSED),
-    "honest_errors": _count(End.HONEST),
+    "error_events": _count(End.ERROR_EVENT),
     "continued": Promise(lambda outcome: outcome.continued, at_least=True),
     "continued_share": Promise(Outcome.continued_share, at_least=True),
     "continuations": Promise(lambda outcome: outcome.continued),

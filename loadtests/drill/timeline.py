@@ -14,7 +14,7 @@ from loadtests.drill.run import Run
 
 _ENDS = {
     End.WHOLE: "#7fb77e",
-    End.HONEST: "#f2b134",
+    End.ERROR_EVENT: "#f2b134",
     End.REFUSED: "#9e9e9e",
     End.LOST: "#d7263d",
     End.HUNG: "#7b1e7a",

@@ -72,8 +72,8 @@ class End(Enum):
     """How a request ended for its client."""
 
     WHOLE = "answered whole"
-    BROKEN = "broken after a token and honest about it"
-    DISHONEST = "broken without a word"
+    BROKEN = "broken after a token, with an error event"
+    CUT_SILENTLY = "broken without a word"
     UNANSWERED = "without a token and not answered"
     HUNG = "hung"
     WRONG = "with a wrong text"
@@ -127,7 +127,7 @@ class Answer:
         self.tokens += 1
 
     def end(self) -> End:
-        """Judge it. A broken stream is honest if an error event says so, and behind it comes the cut of the
+        """Judge it. A broken stream may end with an error event, if behind it comes the cut of the
         connection or, where the unit itself has reported the error, its `[DONE]`.
         """
         if self.hung:
@@ -138,7 +138,7 @@ class Answer:
             return End.WHOLE
         if self.first_at is None:
             return End.UNANSWERED
-        return End.BROKEN if self.error and (self.cut or self.done) else End.DISHONEST
+        return End.BROKEN if self.error and (self.cut or self.done) else End.CUT_SILENTLY
 
     def why(self) -> str:
         """One line about an answer that is not whole."""

@@ -16,7 +16,7 @@ from loadtests.kit.questions import Answer, End
 from loadtests.kit.sent import Sent
 from loadtests.kit.waiting import until
 
-MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
+MUST_NOT = (End.UNANSWERED, End.CUT_SILENTLY, End.HUNG, End.WRONG)
 FIND_PATIENCE_S = 20.0
 HEAL_PATIENCE_S = 60.0
 LINGER_S = 2.0
@@ -44,7 +44,7 @@ class Moments:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One round, accounted for. `waited_s`: the longest wait beyond DOWN of a request that had shown no token
-    then; `broken` streams are those that ended in an honest error; `bad` says what must not be.
+    then; `broken` streams are those that ended in an error event; `bad` says what must not be.
     """
 
     down_s: float | None

@@ -51,7 +51,7 @@ SILENCE_S = 120.0
 """Their users wait so long for a byte: a stream that has begun stands still, and the gate says nothing, while
 the engine computes the prompts of all others.
 """
-MUST_NOT = (End.DISHONEST, End.HUNG, End.WRONG, End.BROKEN)
+MUST_NOT = (End.CUT_SILENTLY, End.HUNG, End.WRONG, End.BROKEN)
 """Who is refused with a 429 or 503 has not been answered, which is right when all queues are full."""
 
 

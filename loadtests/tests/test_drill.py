@@ -97,10 +97,10 @@ def test_a_stream_that_stands_still_hangs() -> None:
         assert asked(url, hang_s=0.3).end()[0] is End.HUNG
 
 
-def test_an_error_event_with_a_clean_end_is_honest() -> None:
+def test_an_error_event_with_a_clean_end_is_one() -> None:
     error = chunk(b'data: {"error": {"message": "it broke"}}\n\n')
     with server(CHUNKED + first_token() + error + b"0\r\n\r\n") as url:
-        assert asked(url).end()[0] is End.HONEST
+        assert asked(url).end()[0] is End.ERROR_EVENT
 
 
 def test_nobody_there_is_a_loss() -> None:

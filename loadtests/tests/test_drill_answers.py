@@ -54,9 +54,9 @@ def test_a_stream_stitched_at_the_right_place_is_whole() -> None:
 
 
 @pytest.mark.parametrize("finished", [DONE, b": the connection was cut"])
-def test_an_error_event_after_a_token_is_honest(finished: bytes) -> None:
+def test_an_error_event_after_a_token_is_one(finished: bytes) -> None:
     answer = stream(*map(event, TOKENS[:4]), ERROR, finished)
-    assert answer.end()[0] is End.HONEST
+    assert answer.end()[0] is End.ERROR_EVENT
 
 
 def test_a_stream_that_is_cut_without_a_word_is_lost() -> None:

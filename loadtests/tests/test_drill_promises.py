@@ -37,8 +37,8 @@ def blow(down_at: float | None, *, must_down: bool = True) -> Blow:
 
 
 def test_counts_are_bounds_from_above() -> None:
-    result = outcome(record(End.WHOLE), record(End.LOST), record(End.HONEST), record(End.HONEST))
-    promises = {"lost": 0.0, "hung": 0.0, "wrong": 0.0, "repeated": 0.0, "honest_errors": 2.0}
+    result = outcome(record(End.WHOLE), record(End.LOST), record(End.ERROR_EVENT), record(End.ERROR_EVENT))
+    promises = {"lost": 0.0, "hung": 0.0, "wrong": 0.0, "repeated": 0.0, "error_events": 2.0}
     assert kept(promises, result) == {name: name != "lost" for name in promises}
 
 
@@ -49,7 +49,7 @@ def test_shares_and_requests_are_bounds_from_below() -> None:
 
 
 def test_the_continued_share_is_of_streams_that_broke_after_a_token() -> None:
-    broken = [record(End.HONEST), record(End.LOST), record(End.LOST, ttft_s=None), record(End.WHOLE)]
+    broken = [record(End.ERROR_EVENT), record(End.LOST), record(End.LOST, ttft_s=None), record(End.WHOLE)]
     assert outcome(*broken, continued=6).continued_share() == 0.75
 
 

@@ -61,7 +61,7 @@ def test_a_course_puts_each_token_into_the_second_in_which_it_came() -> None:
 
 def test_a_course_tells_failures_and_what_the_gate_saw_on_the_same_axis() -> None:
     seen = Seen([(100.0, 2), (101.0, 1)], [(100.0, 0), (101.0, 3)], {100.5: "a <b> down"})
-    found = course([record(0.0), record(0.5, end=End.HONEST)], seen)
+    found = course([record(0.0), record(0.5, end=End.ERROR_EVENT)], seen)
     assert found.lines["Requests that ended in a second"] == {
         "whole": [(0, 0), (1, 2 - 1)],
         "error event": [(0, 0), (1, 1)],

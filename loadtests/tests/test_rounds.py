@@ -34,7 +34,7 @@ def test_the_longest_wait_beyond_detection_is_of_a_request_that_had_shown_nothin
     assert (outcome.without_token, round(outcome.waited_s, 3), outcome.bad) == (2, 0.7, [])
 
 
-def test_a_stream_may_break_honestly_when_its_unit_does_and_not_when_it_was_sent_later() -> None:
+def test_a_stream_may_end_with_an_error_event_when_its_unit_does_and_not_when_it_was_sent_later() -> None:
     answers = [answer(9.0, 9.5, 11.0, **BROKEN), answer(11.5, 11.6, 12.0, **BROKEN)]
     (outcome,) = account([moments(10.0)], answers)
     assert outcome.broken == 2

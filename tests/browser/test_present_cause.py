@@ -153,9 +153,10 @@ async def night(gate: GateProcess, unit: SimUnit, agents: Agents, folder: Path) 
 
 
 def test_six_faults_are_named_by_their_present_cause(tmp_path: Path) -> None:
-    names = ("a1", "a2", "a3")
+    names, profile = ("a1", "a2", "a3"), tmp_path / "profile"
+    profile.mkdir()
     with sim_units(names, step_ms=20, prefill_tokens_per_s=8000) as units, Agents(units) as agents:
         rows = [{"name": each.name, "url": each.url, "nodes": agents.nodes(each.name)} for each in units]
         cells = [{"name": "a", "units": rows}]
         with GateProcess(tmp_path, {}, cells=cells) as gate:
-            asyncio.run(night(gate, units[0], agents, tmp_path / "profile"))
+            asyncio.run(night(gate, units[0], agents, profile))
