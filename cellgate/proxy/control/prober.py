@@ -409,7 +409,7 @@ class Prober:
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)
         if load.epoch is not None and _is_news(load.epoch, known):
-            reason = f"its process started at {load.epoch}" + (f", before that at {known}" if known else "")
+            reason = "its process has started again" if known else "its process has started"
             source = EngineMetrics.name
             self.observe(
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)

@@ -111,7 +111,7 @@ def why(state: UnitState) -> str:
     said = present_reason(state)
     if said is None:
         return "no probe has answered yet"
-    reason = "; ".join([*(each.sentence for each in shortcomings(state)), _sourced(said)])
+    reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
     newest = state.last_evidence.get((said.node, said.source), said)
     if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
         reason += f"; since then: {newest.reason}"

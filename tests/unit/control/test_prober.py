@@ -247,7 +247,7 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
         assert scene.consequences[-1].evicted == (lease,)
         flip = scene.consequences[-1].flip
         assert flip is not None
-        assert flip.evidence.reason == "its process started at 2, before that at 1"
+        assert flip.evidence.reason == "its process has started again"
         scene.board.close(lease, scene.now)
         await scene.until("a", UP, within_s=1.0)
 
