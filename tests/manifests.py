@@ -15,7 +15,7 @@ KUSTOMIZED = sorted(path.parent for path in DEPLOY.glob("kubernetes/*/kustomizat
 KUBERNETES = "1.31"
 LWS = "LeaderWorkerSet"
 OF_OTHERS = {LWS, "InferenceService", "RayService"}
-"""Kinds of which Kubernetes itself has no schema. Those of docs/ were compared with their own once, by hand."""
+"""Kinds of which Kubernetes has no schema. Those of docs/ were compared with their own, once, by hand."""
 
 Thing = dict[str, Any]
 

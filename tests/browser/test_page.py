@@ -102,9 +102,7 @@ def test_trouble_comes_first_with_its_reason_and_its_node(
         assert "drained" in await run("document.querySelectorAll('.cell')[1].innerText")
         assert await run(text("#summary")) == "7 of 12 units in rotation"
         assert await run("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
-        await stage.photograph(
-            f"trouble-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}"
-        )
+        await stage.photograph(f"status-page{'-phone' if size == PHONE else ''}{'-dark' if dark else ''}")
 
     show(tmp_path, fleet(3, 4), check)
 
@@ -124,7 +122,7 @@ def test_five_hundred_units_are_a_map_that_can_be_filtered(
             "document.querySelectorAll('#trouble .node').length"
         )
         assert await run("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
-        await stage.photograph(f"many-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}")
+        await stage.photograph(f"status-page-500{'-phone' if size == PHONE else ''}{'-dark' if dark else ''}")
         await run("$('filter').value = 'd7'; $('filter').dispatchEvent(new Event('input'))")
         assert await run("[...document.querySelectorAll('.unit')].filter(u => u.offsetParent).length") == 11
 

@@ -107,7 +107,7 @@ def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
     text = told(board(PASSED, GONE).units["a1"], canary_s=None)
     assert text.startswith("a1 is down, for 10.0 s: process 33 is gone (agent of node a1-1, 10.0 s ago).")
     assert "Next: it stays out until agent of node a1-1 reports no fault; then" in text
-    assert "You can check node a1-1: let go on what is stopped there" in text
+    assert "You can check node a1-1: let a process that is stopped go on" in text
 
 
 def test_a_second_fault_is_told_beside_the_one_that_decided() -> None:
