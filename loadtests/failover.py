@@ -1,8 +1,8 @@
 """Drill: one of two units breaks under streaming users, and every single request is accounted for.
 
 `python -m loadtests.failover` starts fresh units and a fresh gate for each round. What must hold: a request
-that had shown no token is answered by the other unit, a broken stream ends with an error event, nothing hangs. The exit
-code is 1 when it does not, or when no request of a round had to move and so nothing was proven.
+that had shown no token is answered by the other unit, a broken stream ends with an error event, nothing
+hangs. The exit code is 1 when it does not, or when no request of a round had to move and so nothing was proven.
 """
 
 import argparse

@@ -62,8 +62,10 @@ _ADVICE: dict[Rotation, str] = {
     "cellgate drain {unit} keeps it out meanwhile.",
 }
 _GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
-_NODES = "check node {nodes}: let a process that is stopped go on (kill -CONT); if one has ended, restart the unit "
-_NODES += "on all its nodes. This gate notices by itself."
+_NODES = (
+    "check node {nodes}: let a process that is stopped go on (kill -CONT); if one has ended, restart the "
+)
+_NODES += "unit on all its nodes. This gate notices by itself."
 _UNWATCHED = "start the agent of node {nodes} again (cellgate agent); until then, probes alone watch it."
 _REFUSES = "compare its key, its model's name and its command line with those of another unit: "
 _REFUSES += "cellgate units -o wide; docs/4xx.md."
