@@ -2,7 +2,7 @@
 
 `python -m loadtests.failover` starts fresh units and a fresh gate for each round. What must hold: a request
 that had shown no token is answered by the other unit, a broken stream ends with an error event, nothing
-hangs. The exit code is 1 when it does not, or when no request of a round had to move and so nothing was proven.
+hangs. The exit code is 1 when it does not, or when no request of a round had to move: that proves nothing.
 """
 
 import argparse
