@@ -157,8 +157,9 @@ class ReplyHead:
         return other
 
 
-_HEADS: dict[bytes, tuple[bytes, ReplyHead]] = {}
-"""Usual heads by their bytes, but for a length; with these, so that all replies share one copy."""
+_HEADS: dict[bytes | tuple[bytes, bytes], tuple[bytes, ReplyHead]] = {}
+"""Usual heads by their bytes, or by those before and behind a length; with their bytes, so that all replies
+share one copy."""
 
 
 class ReplyReader:
@@ -397,13 +398,13 @@ def _plain_head(raw: bytes) -> tuple[bytes, ReplyHead | None]:
     sized = _LENGTH_LINE.search(raw)
     if sized is None:
         return raw, _read_head(raw, raw)
-    known_as = raw[: sized.start(1)] + raw[sized.end() :]
+    known_as = raw[: sized.start(1)], raw[sized.end() :]
     if (known := _HEADS.get(known_as)) is not None:
         return raw, known[1].sized(sized[1])
     return raw, _read_head(raw, known_as)
 
 
-def _read_head(raw: bytes, known_as: bytes) -> ReplyHead | None:
+def _read_head(raw: bytes, known_as: bytes | tuple[bytes, bytes]) -> ReplyHead | None:
     """The same, read and kept."""
     if (read := plain_head(raw)) is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -107,3 +108,14 @@ async def test_replies_change_as_the_server_does() -> None:
         said = [(reply.status, reply.body, reply.headers["content-length"]) for reply in replies]
         assert said == [ok, ok, bad, bad, bad, ok, ok]
         assert [connection.requests for connection in here.unit.connections] == [7]
+
+
+@pytest.mark.parametrize("length", [b"", b" ", b"+2", b"2\r\ncontent-length: 3"])
+def test_a_head_that_was_seen_with_a_length_says_nothing_of_one_without(length: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nx-seen: %b\r\ncontent-length: %%b\r\n\r\nok" % length.hex().encode()
+    for said, fails in ((b"2", False), (length, True)):
+        reader = ReplyReader()
+        reader.expect(to_head=False)
+        with suppress(ValueError):
+            reader.feed(head % said)
+        assert bool(reader.misbehaved) is fails, reader.misbehaved
