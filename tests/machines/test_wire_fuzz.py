@@ -170,7 +170,9 @@ def taken_strictly(sent: bytes) -> tuple[int, bytes]:
 QUICK = Limits(head_timeout_s=5.0, body_timeout_s=5.0, idle_timeout_s=5.0, head_bytes=4096, body_bytes=65536)
 HASTE = Timeouts(connect_s=5.0, head_hold_s=2.0, answer_s=10.0)
 LONG_S = 200.0
-"""By then every timeout has struck more than once."""
+"""By then every timeout of a request has struck more than once."""
+IDLE_S = 30.0
+"""By then every connection that carries nothing is closed."""
 
 REQUESTS = [
     chat(),
@@ -346,7 +348,7 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
         for play in plays:
             for request in play.seen:
                 judge_request(request, {record.request_id for record in here.records.kept})
-        await asyncio.sleep(LONG_S)
+        await asyncio.sleep(IDLE_S)
         for state in here.plane.board:
             assert not here.gateway.pool(state).connections
 

@@ -73,6 +73,9 @@ def empty_link(stage: Stage) -> None:
     stage.world.transfers.faults["a", "c"] = LinkFault.EMPTY
 
 
+FAULTS = [kill_prefiller, kill_decoder, cut_link, hang_link, empty_link]
+
+
 def hurt(stage: Stage, rng: Random) -> None:
     """One fault at a time; what was broken before is mended."""
     names = list(stage.engines)

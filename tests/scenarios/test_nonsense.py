@@ -25,7 +25,7 @@ from tests.scenarios.nonsense import (
     mend,
     reasons,
 )
-from tests.scenarios.seeds import seeds
+from tests.scenarios.seeds import crossed, seeds
 from tests.sim.behaviour import Behaviour
 
 FLEETS = [(2, "b"), (3, "a"), (8, "h"), (8, "abcd")]
@@ -83,8 +83,7 @@ GOOD: dict[str, Any] = {}
 BAD: dict[str, Any] = {"user": "nobody"}
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
-@pytest.mark.parametrize("status", [400, 401, 404, 422])
+@pytest.mark.parametrize(("share", "status"), crossed([0.05, 0.5, 1.0], [400, 401, 404, 422]))
 @pytest.mark.parametrize("seed", seeds(range(4)))
 def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing(
     share: float, status: int, seed: int

@@ -11,7 +11,7 @@ from cellgate.proxy.control.containment import BANS_A_MINUTE
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.poisoned import DEATHS_MAX, drink, play, poisoned
-from tests.scenarios.seeds import seeds
+from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.users import Users
 from tests.sim.poison import Mode, Poison
 
@@ -19,8 +19,7 @@ END_S = 10.0
 WEDGED_END_S = 25.0
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.name.lower())
+@pytest.mark.parametrize(("mode", "stream"), crossed(Mode, [True, False]))
 def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(mode: Mode, stream: bool) -> None:
     stage = Stage(units=4)
     poison = poisoned(stage, mode)

@@ -15,7 +15,7 @@ def test_a_unit_that_fails_at_once_gets_no_more_requests_than_canaries() -> None
     stage = Stage(units=3)
 
     async def scenario() -> None:
-        users = Users(stage, 24)
+        users = Users(stage, 12)
         await asyncio.sleep(10.0)
         stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
         await asyncio.sleep(5.0)

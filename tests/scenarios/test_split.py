@@ -9,16 +9,14 @@ import pytest
 
 from cellgate.router.nouns import LINK_FAILED, PREFILLED
 from tests.scenarios.harness import COMPLETIONS, Stage
+from tests.scenarios.seeds import crossed
 from tests.scenarios.splits import (
+    FAULTS,
     LONG,
     NARROW,
     busy,
     cut_link,
-    empty_link,
     fill_decoder,
-    hang_link,
-    kill_decoder,
-    kill_prefiller,
     legs_kept,
     stage_of,
     transfers,
@@ -92,9 +90,9 @@ def test_no_answer_is_computed_from_the_blocks_of_another() -> None:
     stage.play(scenario())
 
 
-@pytest.mark.parametrize("fault", [kill_prefiller, kill_decoder, cut_link, hang_link, empty_link])
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.5, 1.5])
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "after_s", "stream"), crossed(FAULTS, [0.0, 0.02, 0.5, 1.5], [True, False])
+)
 def test_nothing_is_lost_whatever_breaks(
     fault: Callable[[Stage], None], after_s: float, stream: bool
 ) -> None:

@@ -12,17 +12,14 @@ import pytest
 
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import CHAT, COMPLETIONS, MESSAGES, Stage
-from tests.scenarios.seeds import seeds
+from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.splits import (
+    FAULTS,
     LONG,
     SLOW,
     busy,
     cut_link,
-    empty_link,
-    hang_link,
     hurt,
-    kill_decoder,
-    kill_prefiller,
     transfers,
 )
 from tests.sim.timing import Timing
@@ -84,9 +81,9 @@ def test_many_at_once_are_not_mixed_up() -> None:
     stage.play(scenario())
 
 
-@pytest.mark.parametrize("fault", [kill_prefiller, kill_decoder, cut_link, hang_link, empty_link])
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.5, 1.5])
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "after_s", "stream"), crossed(FAULTS, [0.0, 0.02, 0.5, 1.5], [True, False])
+)
 def test_nothing_is_lost_whatever_breaks(
     fault: Callable[[Stage], None], after_s: float, stream: bool
 ) -> None:

@@ -50,7 +50,7 @@ def test_a_frozen_unit_is_found_a_tick_later_at_most(at_s: float) -> None:
         stage = kind(units=2)
 
         async def scenario(stage: Stage = stage) -> None:
-            crowd = stage.crowd(8, max_tokens=2000)
+            crowd = stage.crowd(8, max_tokens=1000)
             await asyncio.sleep(at_s)
             stage.engines["a"].behaviour.wedged = True
             since = stage.now
