@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -10,7 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.real.programs import ROOT
+from tests.real.programs import ROOT, free_port
+from tests.wire.process import eventually
 
 pytestmark = pytest.mark.nightly
 
@@ -100,3 +104,24 @@ def test_it_lives_beside_packages_called_proxy_and_router(wheel: Path, tmp_path:
     said = run(sys.executable, "-c", code, cwd=tmp_path)
     assert said.startswith(f"{{'others'}} {tmp_path}")
     assert "cellgate" in said.splitlines()[-1]
+
+
+def test_a_demo_of_the_wheel_runs_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    """With the packages that are installed here, and nothing of this repository."""
+    (tmp_path / "empty").mkdir()
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", "installed"]
+    run(sys.executable, *install, wheel, cwd=tmp_path)
+    environ = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    command = [sys.executable, "-m", "cellgate", "demo", "--listen", f"127.0.0.1:{free_port()}"]
+    with (tmp_path / "told").open("wb") as output:
+        demo = subprocess.Popen(command, cwd=tmp_path / "empty", env=environ, stdout=output, stderr=output)
+    told = (tmp_path / "told").read_text
+    try:
+        assert eventually(lambda: "Ctrl-C stops" in told() or demo.poll() is not None)
+        typed = re.findall(r"(curl -N .*?-d '.*?')", told(), re.DOTALL)[0]
+        assert run(*shlex.split(typed.replace("\\\n", " ")), cwd=tmp_path).endswith("data: [DONE]\n\n")
+    finally:
+        demo.terminate()
+        demo.wait()
+    assert demo.returncode == 0, told()
+    assert list((tmp_path / "empty").iterdir()) == []
