@@ -209,7 +209,7 @@ def _differences(
         - metric_sum(before, "cellgate_continuations_total", f'result="{result}"')
         for result in ("continued", "completed", "not_continuable", "refused", "no_unit")
     }
-    counts = Counter("error event" if answer.error else "whole" for answer in answers)
+    counts = Counter("error event" if answer.error else "complete" for answer in answers)
     wrong = [
         f"{what} {number}: {answer.told()}, not {other.told()}; {_common(answer, other)} characters are alike"
         for number, (answer, other) in enumerate(zip(answers, expected, strict=True))

@@ -20,7 +20,7 @@ REPEAT_CHARS = 10
 class End(StrEnum):
     """How a request ended for its client."""
 
-    WHOLE = "whole"
+    WHOLE = "complete"
     ERROR_EVENT = "error event"
     """Broken after a token, and it says so."""
 

@@ -63,7 +63,7 @@ def test_a_course_tells_failures_and_what_the_gate_saw_on_the_same_axis() -> Non
     seen = Seen([(100.0, 2), (101.0, 1)], [(100.0, 0), (101.0, 3)], {100.5: "a <b> down"})
     found = course([record(0.0), record(0.5, end=End.ERROR_EVENT)], seen)
     assert found.lines["Requests that ended in a second"] == {
-        "whole": [(0, 0), (1, 2 - 1)],
+        "complete": [(0, 0), (1, 2 - 1)],
         "error event": [(0, 0), (1, 1)],
     }
     assert found.lines["Units in rotation"] == {"units": [(0, 2), (1, 1)]}
