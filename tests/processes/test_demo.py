@@ -90,6 +90,7 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(demo: Demo) -> N
     os.kill(demo.follower("a1"), signal.SIGSTOP)
     assert eventually(lambda: unit(demo.admin, "a1")["verdict"] == "down"), demo.told
     assert "agent of node a1-1" in unit(demo.admin, "a1")["why"][0]
+    assert "software differs" not in demo.told
 
 
 def test_a_stream_of_a_unit_that_stops_goes_on_at_another(demo: Demo) -> None:

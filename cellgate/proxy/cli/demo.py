@@ -111,7 +111,7 @@ class Children:
         port, (leader, follower) = _usual_or_free(0), socket.socketpair()
         with leader, follower:
             started = (
-                self.start(["-m", _LEADER, str(port)], stdin=leader),
+                self.start(["-m", _LEADER, "--port", str(port)], stdin=leader),
                 self.start(["-c", _FOLLOWER], stdin=follower),
             )
         nodes = {f"{name}-{rank}": process.pid for rank, process in enumerate(started)}

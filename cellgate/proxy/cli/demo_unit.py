@@ -4,12 +4,13 @@
    follower, and no token comes any more, while `/health` still says 200.
 2. The next word is a function of all text before it: another unit goes on with a broken answer just so.
 
-`python -m cellgate.proxy.cli.demo_unit PORT`; standard input is the connection to the follower, which answers
-each byte with one.
+`python -m cellgate.proxy.cli.demo_unit --port PORT`; standard input is the connection to the follower, which
+answers each byte with one.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -215,4 +216,6 @@ async def lead(follower: socket.socket, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(lead(socket.socket(fileno=sys.stdin.fileno()), int(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    asyncio.run(lead(socket.socket(fileno=sys.stdin.fileno()), parser.parse_args().port))
