@@ -1,7 +1,7 @@
 """Units that are whole to every probe, and answer a request that names a misdeed with that misdeed.
 
-A prompt that holds `evil:NAME` gets what `MISDEEDS[NAME]` does (misdeeds.py); others get one token. Pages
-that probes read can be replaced. They run in the suite's own process.
+A prompt that holds `evil:NAME` gets what `MISDEEDS[NAME]` does (misdeeds.py); others get one token, as a
+stream or as a whole. Pages that probes read can be replaced. They run in the suite's own process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from loadtests.bench.engine_pages import PAGES, Counters
 from loadtests.kit.gate import Named
-from loadtests.wire.messages import SSE_HEAD, chunk, whole
+from loadtests.wire.messages import LAST_CHUNK, SSE_HEAD, chunk, whole
 from loadtests.wire.scripted import Request, listen, port_of
 
 MODEL = "evil"
@@ -36,13 +36,21 @@ _TOKEN = {
 }
 
 
+_STREAMS = re.compile(rb'"stream":\s*true')
+_CHOICES = ({"delta": {"content": "a"}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"})
+_EVENTS = (json.dumps({"id": "1", "model": MODEL, "choices": [{"index": 0, **each}]}) for each in _CHOICES)
+_STREAM = (
+    SSE_HEAD + b"".join(chunk(f"data: {each}\n\n".encode()) for each in (*_EVENTS, "[DONE]")) + LAST_CHUNK
+)
+
+
 Misdeed = Callable[[Request], Awaitable[None]]
 
 
 class EvilUnits:
     """Some of them, that share what they do. `targets` counts what they were asked, `pages` holds replies in
     the place of those that probes get, `done` counts the misdeeds, and requests with `FOREIGN` in their body.
-    Each is the agent of its node as well, which `floods` its gate or not.
+    Each is the agent of a unit as well, which `floods` its gate or not.
     """
 
     def __init__(self, misdeeds: dict[bytes, Misdeed]) -> None:
@@ -85,6 +93,8 @@ class EvilUnits:
         elif page := PAGES.get(asked.target):
             kind, body = page(Counters(), asked.body)
             await asked.send(whole(body, kind=kind))
+        elif asked.target.startswith(b"/v1/") and _STREAMS.search(asked.body):
+            await asked.send(_STREAM)
         elif asked.target.startswith(b"/v1/") and asked.body:
             await asked.send(whole(json.dumps(_TOKEN).encode()))
         else:

@@ -67,10 +67,12 @@ def _body(shape: tuple[bytes, bytes, bytes], size: int) -> bytes:
 
 
 async def flipping(place: Place) -> Got:
-    """Units whose /health is an error, while they answer."""
+    """A unit of the neighbour's, and two others, whose /health is an error, while they answer."""
     since = time.time()
     place.evil.pages[b"/health"] = whole(b"", status=b"503 Service Unavailable")
+    await asyncio.to_thread(place.units[0].fault, "sick_health")
     await asyncio.sleep(ILL_FOR_S)
+    await asyncio.to_thread(place.units[0].fault, "heal")
     place.evil.pages.clear()
     flips = await asyncio.to_thread(place.gate.flips, since)
     most = max(Counter(flip["unit"] for flip in flips).values(), default=0)
@@ -181,20 +183,20 @@ EXTRAS = [
         "forbidden words in odd places of answers",
         unseen_by_guardrail,
         answers=r"200|4\d\d|503|cut",
-        surroundings=Surroundings(uses="guardrail"),
+        surroundings=Surroundings(uses="guardrail", beside_evil=True),
     ),
     Abuse(
         "transfers",
         "addresses of KV blocks that a client names",
         transfers,
         requests=4 * ASKED_FOR,
-        surroundings=Surroundings(uses="roles"),
+        surroundings=Surroundings(uses="roles", beside_evil=True),
     ),
     Abuse(
         "silent-sockets",
         f"{SOCKETS} WebSockets without a word",
         silent_sockets,
         requests=SOCKETS,
-        surroundings=Surroundings(uses="realtime"),
+        surroundings=Surroundings(uses="realtime", beside_evil=True),
     ),
 ]

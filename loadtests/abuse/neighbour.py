@@ -2,9 +2,10 @@
 
 It asks for streams of the same units as abusers do, from an address of its own.
 
-`python -m loadtests.abuse.neighbour PORT MODEL` prints a line of JSON for each answer. What must stay true: a
-request is due by the clock, whether those before it were answered or not, and goes out on a connection on
-which nothing else waits; so a gate that stands still is seen by each request that it would have served.
+`python -m loadtests.abuse.neighbour PORT MODEL KEY` prints a line of JSON for each answer. What must stay
+true: a request is due by the clock, whether those before it were answered or not, and goes out on a
+connection on which nothing else waits; so a gate that stands still is seen by each request that it would
+have served.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Neighbour:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, port: int, model: str) -> Neighbour:
-        """Start one that asks the gate at `port` for `model`."""
-        command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model)
+    async def start(cls, port: int, model: str, key: str = "") -> Neighbour:
+        """Start one that asks the gate at `port` for `model`, with a key where there are any."""
+        command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model, key)
         pipe = asyncio.subprocess.PIPE
         return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=_ROOT))
 
@@ -111,10 +112,11 @@ async def _ask(gate: Connections, request: bytes, due_at: float) -> None:
     print(json.dumps(line), flush=True)
 
 
-async def _ask_for_ever(port: int, model: str) -> None:
+async def _ask_for_ever(port: int, model: str, key: str) -> None:
     asked = {"model": model, "messages": [{"role": "user", "content": "Why?"}]}
     body = json.dumps(asked | {"max_tokens": TOKENS, "stream": True}).encode()
-    gate, request = Connections(f"http://127.0.0.1:{port}", source=ADDRESS), post(body)
+    lines = f"authorization: Bearer {key}\r\n" if key else ""
+    gate, request = Connections(f"http://127.0.0.1:{port}", source=ADDRESS), post(body, lines=lines)
     due_at = time.monotonic()
     async with asyncio.TaskGroup() as group:
         while True:
@@ -125,7 +127,7 @@ async def _ask_for_ever(port: int, model: str) -> None:
 
 def main() -> None:
     """Ask until told to end."""
-    uvloop.run(_ask_for_ever(int(sys.argv[1]), sys.argv[2]))
+    uvloop.run(_ask_for_ever(int(sys.argv[1]), *sys.argv[2:]))
 
 
 if __name__ == "__main__":

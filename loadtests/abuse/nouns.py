@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadtests.abuse.evil import EvilUnits
     from loadtests.kit.gate import GateProcess
+    from loadtests.simunit.process import SimUnit
 
+KEYS = {"neighbour": b"sk-neighbour", "abuser": b"sk-abuser"}
+"""Where keys are asked for: whose they are, and how they are shown."""
+USAGE_LOG = "usage.jsonl"
+"""Beside the file of keys."""
 Got = Counter[str]
 """How often each thing came of what was sent: "400 bad_json", "closed", "hang", …"""
 
@@ -26,11 +32,15 @@ NO_ANSWER_POSSIBLE = ANSWERED + r"|closed|reset"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an abuse is done. `kv_port`: where the gate expects the KV events of an evil unit."""
+    """Where an abuse is done. `kv_port`: where the gate expects the KV events of a unit; `keys`: the file of
+    keys.
+    """
 
     gate: GateProcess
     evil: EvilUnits
     kv_port: int
+    units: tuple[SimUnit, ...] = ()
+    keys: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +48,15 @@ class Surroundings:
     """How a gate is started for an abuse that needs its own. `files`: the most descriptors it may have;
     `unread_log`: what it prints goes into a pipe that nobody reads; `bodies_bytes`: the memory for all
     bodies, as on a machine with four times as much; `uses`: what is off by default and on here, of "agents",
-    "guardrail", "kv_events", "realtime" and "roles" (evil units give and take KV blocks).
+    "guardrail", "keys", "kv_events", "realtime" and "roles" (evil units give and take KV blocks).
+    `beside_evil`: the neighbour asks the evil units, as the abuser does.
     """
 
     files: int | None = None
     unread_log: bool = False
     bodies_bytes: int | None = None
     uses: str = ""
+    beside_evil: bool = False
 
 
 DEFAULT = Surroundings()

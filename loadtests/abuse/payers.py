@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from loadtests.abuse.bodies import MIB, OPEN, repeated
-from loadtests.abuse.client import Client, ask_all
-from loadtests.abuse.nouns import Abuse, Got, Place, Surroundings
+from loadtests.abuse.client import PATIENCE_S, Client, ask_all
+from loadtests.abuse.nouns import KEYS, USAGE_LOG, Abuse, Got, Place, Surroundings
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import get, post
 from loadtests.wire.raw import dial
@@ -29,9 +31,22 @@ ADMINISTRATION = (
     "/v2/logging",
     "/v2/systemsharedmemory/region/a/register",
 )
-KEYS = 100_000
+MANY_KEYS = 100_000
 OTHER = "127.0.0.9"
 """The address of somebody who sends large bodies in good order."""
+BILLED, TOKENS = 600, 40
+LEAVE_S = 0.025
+"""In which a unit computes about half of an answer."""
+WRITTEN_S = 5.0
+_CHAT = {"messages": [{"role": "user", "content": "usage"}]}
+FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", "max_tokens", _CHAT),
+    ("/v1/chat/completions", "max_completion_tokens", _CHAT | {"stream_options": {"include_usage": True}}),
+    ("/v1/completions", "max_tokens", {"prompt": '"usage":{"completion_tokens":0}'}),
+    ("/v1/messages", "max_tokens", _CHAT),
+    ("/v1/responses", "max_output_tokens", {"input": '"usage"'}),
+)
+_SHOWN = re.compile(rb'"(?:content|text|delta)": ?" ')
 EVERY_S = 0.25
 SLOW_S = 1.0
 """A large body of somebody else is not read for so long."""
@@ -40,7 +55,7 @@ _IMAGES = b'{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":[
 
 async def many_keys(place: Place) -> Got:
     """Bodies that take long to parse, many at once; beside them somebody with large bodies in good order."""
-    body = post(OPEN + b",".join(b'"%06d":1' % n for n in range(KEYS)) + b"}")
+    body = post(OPEN + b",".join(b'"%06d":1' % n for n in range(MANY_KEYS)) + b"}")
     over = asyncio.Event()
     other = asyncio.create_task(_other(place, over))
     got = await ask_all(place.gate.port, [body] * BODIES, at_once=64)
@@ -127,6 +142,59 @@ async def lies(place: Place) -> Got:
     )
 
 
+async def free_tokens(place: Place) -> Got:
+    """A key by which tokens are to be had for nothing: words that look like usage, answers in every form,
+    left at any moment. Each is in the usage log: with what its unit computed, or if that is an estimate, with
+    at least half of what was shown.
+    """
+    got: Got = Counter()
+    shown: dict[str, int] = {}
+    numbers = iter(range(BILLED))
+
+    async def some() -> None:
+        for number in numbers:
+            got[await _billed(place, number, shown)] += 1
+
+    await asyncio.gather(*(some() for _ in range(16)))
+    assert place.keys is not None
+    log, bills = place.keys.with_name(USAGE_LOG), dict[str, dict[str, Any]]()
+    give_up_at = time.monotonic() + WRITTEN_S
+    while shown.keys() - bills.keys() and time.monotonic() < give_up_at:
+        await asyncio.sleep(EVERY_S)
+        bills = {bill["request_id"]: bill for bill in map(json.loads, log.read_bytes().splitlines())}
+    for name, least in shown.items():
+        bill = bills.get(name, {"completion_tokens": 0, "is_estimated": True})
+        tokens, is_told = bill["completion_tokens"], not bill["is_estimated"]
+        if not (tokens == TOKENS if is_told else TOKENS >= tokens >= max(1, least / 2)):
+            got[f"billed {tokens} of {least}: {name}"] += 1
+    return got
+
+
+async def _billed(place: Place, number: int, shown: dict[str, int]) -> str:
+    """What came of one request; at least how many tokens its unit has computed for it is in `shown`."""
+    path, limit, asked = FORMS[number % len(FORMS)]
+    stream, leaves = number % 2 == 0, number % 3 == 0
+    name = f"{path.rpartition('/')[2]}-{number}{'-stream' * stream}{'-left' * leaves}"
+    body = asked | {
+        "model": "sim",
+        limit: TOKENS,
+        "stream": stream,
+        "user": "usage",
+        "metadata": {"usage": "0"},
+    }
+    lines = f"authorization: Bearer {KEYS['abuser'].decode()}\r\nx-request-id: {name}\r\n"
+    client = await Client.open(place.gate.port)
+    await client.send(post(json.dumps(body).encode(), path=path, lines=lines))
+    outcome = await client.answer(LEAVE_S if leaves else PATIENCE_S)
+    await client.close()
+    if outcome == "hang" and leaves:
+        shown[name] = len(_SHOWN.findall(client.body))
+        return "left"
+    if outcome == "200":
+        shown[name] = TOKENS
+    return outcome
+
+
 async def administration(place: Place) -> Got:
     """Verbs of engines' administration, and transfers of KV blocks: refused, or stripped."""
     each = [post(b"{}", path=path) for path in ADMINISTRATION * 20]
@@ -135,7 +203,19 @@ async def administration(place: Place) -> Got:
 
 
 PAYERS = [
-    Abuse("many-key-bodies", f"{BODIES} bodies of {KEYS:,} keys, 64 at once", many_keys, megabytes=BODIES),
+    Abuse(
+        "free-tokens",
+        f"{BILLED} answers in every form, many of them left, and words that look like usage",
+        free_tokens,
+        requests=5 * BILLED,
+        surroundings=Surroundings(uses="keys"),
+    ),
+    Abuse(
+        "many-key-bodies",
+        f"{BODIES} bodies of {MANY_KEYS:,} keys, 64 at once",
+        many_keys,
+        megabytes=BODIES,
+    ),
     Abuse(
         "drips",
         f"{DRIPS} bodies that hold memory and come byte by byte",

@@ -5,15 +5,20 @@ units.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 from loadtests.abuse.client import ask
+from loadtests.abuse.evil import MODEL as EVIL_MODEL
 from loadtests.abuse.evil import EvilUnits
 from loadtests.abuse.misdeeds import FORBIDDEN, MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
-from loadtests.abuse.nouns import Place, Surroundings
-from loadtests.kit.gate import GateProcess, Named
+from loadtests.abuse.nouns import KEYS, USAGE_LOG, Place, Surroundings
+from loadtests.kit.gate import GateProcess
 from loadtests.kit.processes import free_port, put_first, tail
 from loadtests.simunit.process import SimUnit
 from loadtests.wire.messages import get, post, whole
@@ -44,6 +49,8 @@ class Stage:
     def __init__(self) -> None:
         self.evil = EvilUnits(MISDEEDS)
         self._kv_port = free_port()
+        self._folder = TemporaryDirectory()
+        self._keys = Path(self._folder.name) / "keys.jsonl"
         self._guardrail: asyncio.Server | None = None
         self._units: list[SimUnit] = []
         self._gate: GateProcess | None = None
@@ -69,7 +76,7 @@ class Stage:
     def place(self) -> Place:
         """Where abuses are done."""
         assert self._gate is not None, "start a gate first"
-        return Place(self._gate, self.evil, self._kv_port)
+        return Place(self._gate, self.evil, self._kv_port, tuple(self._units), self._keys)
 
     @property
     def neighbour(self) -> Neighbour:
@@ -96,6 +103,10 @@ class Stage:
             assert self._guardrail is not None
             url = f"http://127.0.0.1:{port_of(self._guardrail)}/check"
             settings["guardrail"] = {"url": url, "answer": "windows", "fail": "closed"}
+        elif surroundings.uses == "keys":
+            lines = (json.dumps({"key": who, "sha256": sha256(key).hexdigest()}) for who, key in KEYS.items())
+            self._keys.write_text("\n".join(lines))
+            settings |= {"keys": {"file": str(self._keys)}, "usage_log": str(self._keys.with_name(USAGE_LOG))}
         gate = GateProcess(
             [*self._units, *self.evil.units],
             max_in_flight=SLOTS,
@@ -107,21 +118,26 @@ class Stage:
             if surroundings.uses == "roles"
             else None,
             cell=lambda name: "evil" if name in EVIL else "drill",
-            more={unit.name: self._more(unit, surroundings.uses) for unit in self.evil.units},
+            more={name: self._more(name, surroundings.uses) for name in (*UNITS, *EVIL)},
         )
         await asyncio.to_thread(gate.__enter__)
         self._gate, self._surroundings = gate, surroundings
-        self._neighbour = await Neighbour.start(gate.port, SIM)
+        key = KEYS["neighbour"].decode() if surroundings.uses == "keys" else ""
+        self._neighbour = await Neighbour.start(
+            gate.port, EVIL_MODEL if surroundings.beside_evil else SIM, key
+        )
         put_first(gate.pid)
         put_first(self._neighbour.pid)
         await self._warm_up(gate)
 
-    def _more(self, unit: Named, uses: str) -> dict[str, object]:
-        """What else the gate is told of an evil unit."""
-        if uses == "agents":
-            agent = unit.url.removeprefix("http://")
-            return {"nodes": [{"name": unit.name, "role": "leader", "agent": agent}]}
-        if uses == "kv_events" and unit.name == EVIL[0]:
+    def _more(self, unit: str, uses: str) -> dict[str, object]:
+        """What else the gate is told of a unit: an evil agent watches it, or whoever likes publishes its KV
+        events.
+        """
+        if uses == "agents" and unit in UNITS:
+            agent = self.evil.units[UNITS.index(unit)].url.removeprefix("http://")
+            return {"nodes": [{"name": unit, "role": "leader", "agent": agent}]}
+        if uses == "kv_events" and unit == UNITS[0]:
             return {"kv_events": {"from": "vllm", "endpoint": f"tcp://127.0.0.1:{self._kv_port}"}}
         return {}
 
@@ -158,6 +174,7 @@ class Stage:
 
     async def _close(self) -> None:
         await self.leave()
+        self._folder.cleanup()
         self.evil.close()
         if self._guardrail is not None:
             self._guardrail.close()

@@ -263,7 +263,7 @@ class Api:
         return web.json_response(replies.models(self._unit.model, self._created, max_model_len))
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._unit.death else 200)
+        return web.Response(status=503 if self._unit.death or self._unit.faults.health_down else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": VERSION})

@@ -34,6 +34,7 @@ class Faults:
     answers_share: float = 1.0
     answers_spare_canaries: int = 0
     lacks_status: int = 0
+    health_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ COMMANDS: Mapping[str, Command] = {
         parameters={"after_tokens": Parameter("in_stream_error_after_tokens", 4, least=1)}
     ),
     "refuse": Command(switches=("refusing",)),
+    "sick_health": Command(switches=("health_down",)),
     "full_queue": Command(
         parameters={
             "waiting": Parameter("max_waiting", 8),

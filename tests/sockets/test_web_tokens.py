@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cellgate.proxy.admission import tokens
 from cellgate.proxy.config.settings import JwtSettings, KeySettings
-from tests.wire.client import chat
+from tests.wire.client import chat, post
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import STREAM, Received, Script, ScriptedUnit, listening, whole
 
@@ -117,3 +117,35 @@ async def test_a_token_ends_with_its_key_though_the_next_one_has_its_id(
         while await status(here, token(STRANGER)) != 200:  # noqa: ASYNC110 - nobody tells the test.
             await asyncio.sleep(0.01)
         assert await status(here, old) == 401
+
+
+LARGE = b'{"model": "tiny", "prompt": "%b"}' % (b"x" * (1 << 20))
+
+
+async def answered_from_its_head(here: Stage, shown: str) -> tuple[int, str]:
+    """The status and the code of what comes back of a head, the body of which never comes."""
+    head = post(LARGE, f"Authorization: Bearer {shown}\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    async with here.client() as client:
+        reply = await client.ask(head)
+    return reply.status, orjson.loads(reply.body)["error"]["code"]
+
+
+@live
+async def test_a_large_body_is_refused_from_its_head_by_a_token_that_does_not_count(tmp_path: Path) -> None:
+    async with issued(tmp_path, whole(page())) as here:
+        for shown in (token(STRANGER), token(team="others"), token(exp=time.time() - 60), "a.b.c"):
+            assert await answered_from_its_head(here, shown) == (401, "invalid_api_key")
+        assert here.received == 0
+        async with here.client() as client:
+            asked = post(LARGE, f"Authorization: Bearer {token()}\r\n")
+            assert (await client.ask(asked)).status == 200
+
+
+@live
+async def test_a_large_body_is_refused_from_its_head_by_a_token_that_is_used_up(tmp_path: Path) -> None:
+    limited = '{"tenant": "team", "limits": {"requests_per_minute": 1}}'
+    async with issued(tmp_path, whole(page()), limited, TENANT.replace("team", "other")) as here:
+        # Who signs in again has no more than the tenant has.
+        assert [await status(here, token(jti=str(number))) for number in range(3)] == [200, 429, 429]
+        assert await answered_from_its_head(here, token(jti="3")) == (429, "rate_limit_exceeded")
+        assert await status(here, token(team="other")) == 200
