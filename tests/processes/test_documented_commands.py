@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from loadtests.kit.gate import GateProcess
 from loadtests.simunit.process import sim_units
 from tests.documented import ROOT, Typed, typed
+from tests.wire.process import PATIENCE_S, eventually
 
 ASK = ["units", "why", "explain", "drain", "undrain", "engine", "poison", "events", "top"]
 ORDERS = ["pause", "resume", "sleep", "wake"]
 """The commands that ask a gate; one that takes something away before the one that gives it back."""
 
 ENDLESS = ("-f", "--watch")
-LOOK_S = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,15 @@ def asked() -> list[Typed]:
     )
 
 
+def is_connected(process: subprocess.Popen[str]) -> bool:
+    """Whether it has a socket, which leads to its gate."""
+    with suppress(OSError):
+        return any(
+            os.readlink(each).startswith("socket:") for each in Path(f"/proc/{process.pid}/fd").iterdir()
+        )
+    return False
+
+
 @pytest.mark.parametrize("each", asked(), ids=str)
 def test_it_does_what_it_should(each: Typed, gate: GateProcess) -> None:
     # A cell has another name than a unit here.
@@ -55,9 +66,9 @@ def test_it_does_what_it_should(each: Typed, gate: GateProcess) -> None:
     command = [sys.executable, "-m", "cellgate", *words, "--admin", f"127.0.0.1:{gate.admin_port}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if set(ENDLESS) & set(words):
-        time.sleep(LOOK_S)
+        assert eventually(lambda: is_connected(process))
         process.send_signal(signal.SIGINT)
-    said, wrong = process.communicate(timeout=30)
+    said, wrong = process.communicate(timeout=PATIENCE_S)
     if words[1:2] in (["sleep"], ["wake"]) or (words[:2] == ["poison", "clear"] and len(words) > 2):
         # These engines cannot sleep, and there is no such prompt: one line says so.
         assert (process.returncode, wrong.count("\n")) == (1, 1)
