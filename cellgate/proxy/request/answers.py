@@ -155,7 +155,8 @@ def finish(exchange: Exchange) -> None:
         for observer in response.observers:
             observer.completed(usage)
         if not attempt.doubt:
-            exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
+            shown = response.events - attempt.events_before
+            exchange.gate.dispatcher.completed(attempt.lease, shown, usage)
     exchange.state = OVER
     response.end(outcome)
 

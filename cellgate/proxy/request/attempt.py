@@ -61,7 +61,6 @@ class Attempt:
     __slots__ = (
         "_conn",
         "_dispatcher",
-        "_events_before",
         "_has_head",
         "_owner",
         "_passage",
@@ -70,6 +69,7 @@ class Attempt:
         "_request",
         "_response",
         "doubt",
+        "events_before",
         "has_ids",
         "is_clients",
         "lease",
@@ -93,7 +93,7 @@ class Attempt:
         self._passage: EventFilter | None = None
         self._plain = b""
         self._pool: Pool | None = None
-        self._events_before = response.events
+        self.events_before = response.events
         self.lease = lease
         self.over = self.has_ids = self.needs_token = False
         self.shape: AnswerShape | None = None
@@ -104,7 +104,7 @@ class Attempt:
     @property
     def events(self) -> int:
         """How many events of this unit the client was shown."""
-        return self._response.events - self._events_before
+        return self._response.events - self.events_before
 
     @property
     def idle_at(self) -> float:

@@ -395,7 +395,11 @@ class Response:
         out = self._framed(body) if body else b""
         if not self.begun:
             out = self._head_bytes() + out
-        lacks_end = ended and self.replay is not None and not self._has_end()
+        lacks_end = False
+        if ended and self.replay is not None:
+            reader = self.reader
+            # Without a reader all that has come was a part of a text.
+            lacks_end = not reader.is_whole() if reader is not None else self.is_read and self._first != b""
         if ended and not lacks_end and self._framing is CHUNKED:
             out += last_chunk(trailers) if trailers else LAST_CHUNK
         if out:
@@ -513,13 +517,6 @@ class Response:
             known = self._unit_state.usual_ends if self._first else NO_ENDS
             self.reader = AnswerReader(is_typed=False, ends=known, begun=self._first)
         return self.reader
-
-    def _has_end(self) -> bool:
-        """Whether nothing of a stream is missing, if nothing follows."""
-        if self.reader is None:
-            # All that has come was a part of a text.
-            return not self.is_read or not self._first
-        return self.reader.is_whole()
 
     def _fold(self) -> None:
         """The replay buffer has grown large: keep only its text, or only the end if it cannot be resumed."""
