@@ -21,6 +21,7 @@ from cellgate.router.nouns import (
     AGENT,
     UNKNOWN_BUILD,
     Ask,
+    Build,
     Case,
     Cell,
     Evidence,
@@ -404,132 +405,106 @@ NO_ENDS = EventEnds((), ())
 
 
 class UnitState(InRotation):
-    """What the Board keeps of one unit.
+    """What the Board keeps of one unit."""
 
-    `progress_at` is when the unit last made progress, `answered_at` when anything of it last answered,
-    `work_at` since when it has had requests without a break, `counters_at` when its engine's counters
-    were last read (0: never), `stall_reported_at` when a stall was last reported as evidence,
-    `cleared_at` when a canary last cleared it of one. `is_alone`: no other unit of its pool is in
-    rotation. `seats_shown` is the most requests beside which a canary was answered. `fell_unseen`: it
-    last went DOWN because of a time-out of ours, and nothing else spoke against it. `occupied_until`: a
-    probe of the gate keeps it busy until then at most. While `peer_canary_at` is not before the last
-    progress, another gate sends the next canary.
-    `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
-    seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
-    recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
-    show work after that; `held_until` is when the last hold ended, `can_hold`: its engine says whether it
-    stands still, `is_hold_spent`: it has said so for longer than it is believed (see health.py). `build` is
-    what its engine says that it is, `other_builds` are units of its cell and model that say something else,
-    `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
-    `asks_next`: the kind of request that the next canary is to be. `refusals`: which kinds of requests it
-    refused of late that other units served; for each the words, and when that was last found.
-    `cards` are what it says of its models,
-    `facts` what the agents of its nodes report. `moves_blocks`: units of its cell pass KV blocks to each
-    other; `meets`: both of a pair get a request at the same time; `needs_prefiller`: then its engine computes
-    no prompt at all.
-    """
-
-    __slots__ = (
-        "adapters",
-        "answered_at",
-        "answers",
-        "asks_next",
-        "batch",
-        "build",
-        "busy_at",
-        "can_hold",
-        "cards",
-        "cleared_at",
-        "cool_until",
-        "costs",
-        "counters_at",
-        "engine",
-        "facts",
-        "far_s",
-        "fell_unseen",
-        "foreign",
-        "full_until",
-        "gaps_ms",
-        "held_until",
-        "is_alone",
-        "is_hold_spent",
-        "last_error_at",
-        "last_evidence",
-        "last_lease_at",
-        "learnt_limit",
-        "leases",
-        "limit",
-        "load",
-        "meets",
-        "moves_blocks",
-        "needs_prefiller",
-        "occupied_until",
-        "other_builds",
-        "outlier",
-        "peer_canary_at",
-        "prefilling",
-        "progress_at",
-        "ranks",
-        "refusals",
-        "seats_shown",
-        "stall_reported_at",
-        "stalls",
-        "step_times",
-        "unit",
-        "unread",
-        "urgency",
-        "usual_ends",
-        "weight",
-        "work_at",
-    )
+    # Its requests.
+    leases: dict[Lease, None]
+    """In the order in which they were opened: so they are evicted."""
+    learnt_limit: float
+    """How many requests its engine takes, known from refusals."""
+    work_at: float
+    """Since when it has had requests without a break."""
+    progress_at: float
+    """When it last made progress."""
+    batch: float
+    """How many requests it has had of late, on average."""
+    prefilling: float
+    """The share of time of late in which it had prompts to compute."""
+    refusals: dict[str, tuple[str, float]]
+    """Kinds of requests that it refused of late and others served: the words, and when that was found."""
+    gaps_ms: list[int]
+    """Those of `step_times`, a step nearer for the byte path."""
+    # What its engine is, and reports.
+    build: Build
+    """What its engine says that it is."""
+    other_builds: tuple[str, ...]
+    """Units of its cell and model that say something else."""
+    cards: ModelCards
+    """What it says of its models."""
+    foreign: int
+    """Requests of others that its engine reports."""
+    counters_at: float
+    """When its engine's counters were last read; 0: never."""
+    facts: UnitFacts
+    """What the agents of its nodes report."""
+    # Probes and evidence.
+    last_evidence: dict[tuple[str | None, str], Evidence]
+    """By node and source."""
+    answered_at: float
+    """When anything of it last answered."""
+    stalls: deque[tuple[float, float]]
+    """The last ones: since when, and for how many seconds."""
+    stall_reported_at: float
+    """When a stall was last reported as evidence."""
+    cleared_at: float
+    """When a canary last cleared it of one."""
+    peer_canary_at: float
+    """While this is not before the last progress, another gate sends the next canary."""
+    asks_next: Use | None
+    """The kind of request that the next canary is to be."""
+    seats_shown: int
+    """The most requests beside which a canary was answered."""
+    occupied_until: float
+    """A probe of the gate keeps it busy until then at most."""
+    is_alone: bool
+    """No other unit of its pool is in rotation."""
+    fell_unseen: bool
+    """It last went DOWN because of a time-out of ours, and nothing else spoke against it."""
+    answers: AnswerRecord | None
+    """What it answered to the known prompt."""
+    urgency: Urgency
+    """How soon it is to be asked that again."""
+    # Holds: it stands still on purpose (see health.py).
+    held_until: float
+    """When the last one ended."""
+    can_hold: bool
+    """Its engine says whether it stands still."""
+    is_hold_spent: bool
+    """It has said so for longer than it is believed."""
+    # How it passes KV blocks on.
+    moves_blocks: bool
+    """Units of its cell pass them to each other."""
+    meets: bool
+    """Both of a pair get a request at the same time."""
+    needs_prefiller: bool
+    """Then its engine computes no prompt at all."""
 
     def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
         super().__init__(case, frozenset(unit.models))
         self.learnt_limit = inf
         self.apply(unit, cell)
-        self.adapters = Adapters()
-        self.cards: ModelCards = {}
-        self.ranks = Ranks()
-        self.engine = unit.engine
-        self.build = UNKNOWN_BUILD
-        self.other_builds: tuple[str, ...] = ()
-        self.answers: AnswerRecord | None = None
-        self.asks_next: Use | None = None
-        self.urgency = Urgency.ROUTINE
-        self.facts = UnitFacts()
-        self.load: Load | None = None
-        self.foreign = 0
-        self.cool_until = 0.0
-        self.progress_at = 0.0
-        self.answered_at = 0.0
-        self.work_at = 0.0
-        self.counters_at = 0.0
-        self.last_error_at = 0.0
-        self.stall_reported_at = 0.0
-        self.peer_canary_at = -1.0
-        self.last_lease_at = 0.0
-        self.cleared_at = -inf
-        self.stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
-        self.batch = 0.0
-        self.prefilling = 0.0
-        self.busy_at = -BUSY_S
-        self.outlier = Outlier()
-        # A dict for its order: evictions happen in the order the leases were opened.
-        self.leases: dict[Lease, None] = {}
+        self.leases = {}
         self.unread = Unread()
-        self.step_times = StepTimes()
-        self.costs = CostModel(self.step_times.rates)
-        # The same list, a step nearer for the byte path.
-        self.gaps_ms = self.step_times.gaps_ms
+        self.refusals = {}
         self.usual_ends = NO_ENDS
-        self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
-        self.refusals: dict[str, tuple[str, float]] = {}
-        self.full_until = 0.0
+        self.progress_at = self.work_at = self.last_lease_at = 0.0
+        self.cool_until = self.full_until = self.batch = self.prefilling = 0.0
+        self.engine, self.build, self.other_builds = unit.engine, UNKNOWN_BUILD, ()
+        self.cards = {}
+        self.adapters, self.ranks, self.facts = Adapters(), Ranks(), UnitFacts()
+        self.load: Load | None = None
+        self.foreign, self.counters_at = 0, 0.0
+        self.step_times, self.outlier = StepTimes(), Outlier()
+        self.gaps_ms = self.step_times.gaps_ms
+        self.costs = CostModel(self.step_times.rates)
+        self.last_evidence = {}
+        self.answered_at = self.last_error_at = self.stall_reported_at = 0.0
+        self.stalls = deque(maxlen=STALLS_KEPT)
+        self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
+        self.asks_next, self.seats_shown, self.occupied_until = None, 0, 0.0
+        self.answers, self.urgency = None, Urgency.ROUTINE
+        self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
         self.held_until = 0.0
-        self.can_hold = self.is_hold_spent = False
-        self.is_alone = self.fell_unseen = False
-        self.seats_shown = 0
-        self.occupied_until = 0.0
 
     def apply(self, unit: Unit, cell: Cell) -> None:
         """Apply the configuration of the unit and of its cell."""
