@@ -132,7 +132,7 @@ def _level(bottom: Sequence[float], amount: float) -> float:
 BLOCK_BYTES = 512
 """Bytes of prompt that one block hash of an ask stands for (proxy/request/body.py): about 128 tokens."""
 ALL_BLOCKS = 2 << 20
-"""All prefix caches together are believed to hold at most so many blocks: 300 MB."""
+"""All prefix caches together are believed to hold at most so many blocks: 300 to 460 MB."""
 
 
 _new = tuple.__new__

@@ -3,8 +3,8 @@
 Rules:
 1. It is closed: a block is held only while all blocks before it are. So the longest known beginning of a
    prompt is found by halving, and no block is kept that nothing leads to.
-2. It never holds more than `limit` blocks, at most 152 bytes each: a dict of ints below 2^60, in the order of
-   use, whose table has at most six places for an entry.
+2. It never holds more than `limit` blocks, at most 220 bytes each: a dict of ints below 2^60, whose table has
+   at most six places for an entry (152), and the runs that they are in, one for four of them (60).
 3. It is an estimate: recorded at dispatch, withdrawn when all attempts that used a block failed, weighted by
    `trust`, which follows the cached tokens that the engine reports. A restarted unit holds nothing.
 """
@@ -19,13 +19,15 @@ from typing import NamedTuple
 from cellgate.router.kv_index import Cleared, Event, KvIndex, Lessons, Taught
 
 MAX_BLOCKS = 1 << 18
-"""The most that is kept of one unit: 40 MB for 32 million tokens."""
+"""The most that is kept of one unit: 40 to 58 MB for 32 million tokens."""
 DEFAULT_KV_TOKENS = 500_000
 """Assumed size of a KV cache that is not known."""
 
 _TRUST_STEP = 0.05
 _EVICT_SHARE = 32
 """One part in this many is evicted at a time, because finding the oldest walks over recently used ones."""
+_RUN_BLOCKS, _RUNS = 4, 64
+"""There is at most one run for so many blocks, and so many more."""
 
 
 def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> int:
@@ -33,31 +35,50 @@ def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> in
     return int(min(max(kv_tokens * bytes_per_token / block_bytes, 1.0), MAX_BLOCKS))
 
 
-class PrefixCache:
-    """The blocks that one unit is believed to hold, least recently used first."""
+class _Run:
+    """Blocks that follow one another, used by the same prompts. `above` is the run before them; `below` runs
+    go on from it. `users`: attempts that have shown nothing yet; below 0: one has shown something.
+    """
 
-    __slots__ = ("_blocks", "_generation", "_unproven", "limit", "trust")
+    __slots__ = ("above", "below", "blocks", "users")
+
+    def __init__(self, above: _Run | None, blocks: Sequence[int], users: int, below: int = 0) -> None:
+        self.above, self.blocks, self.users, self.below = above, blocks, users, below
+
+
+_PROVEN = -1
+
+
+class PrefixCache:
+    """The blocks that one unit is believed to hold, least recently used first.
+
+    They are a tree of runs. So what a session has said before is one run or a few, and a turn that goes on
+    from it costs what is new.
+    """
+
+    __slots__ = ("_generation", "_most_runs", "_order", "_runs", "limit", "trust")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._most_runs = limit // _RUN_BLOCKS + _RUNS
         self.trust = 1.0
         """The share of the expected hits that the engine has found of late."""
-        # Block -> whether an attempt that used it has shown something, in the order of use.
-        self._blocks: dict[int, bool] = {}
-        self._unproven: dict[int, int] = {}
-        """How many attempts that have shown nothing yet use a block, where none has shown anything."""
+        self._runs: dict[int, _Run] = {}
+        """By block."""
+        self._order: dict[_Run, None] = {}
+        """In the order of use; a run comes after all that go on from it."""
         self._generation = 1
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._runs)
 
     def recent(self, most: int) -> list[int]:
         """The blocks that were used last, the last one first."""
-        return list(islice(reversed(self._blocks), most))
+        return list(islice(chain.from_iterable(run.blocks for run in reversed(self._order)), most))
 
     def match(self, blocks: Sequence[int]) -> int:
         """How many blocks at the beginning of a prompt are held."""
-        held = self._blocks
+        held = self._runs
         if not blocks or blocks[0] not in held:
             return 0
         # By halving, and not by bisect: its key would be a call for each step.
@@ -78,45 +99,46 @@ class PrefixCache:
 
     def is_awaited(self, block: int) -> bool:
         """Whether it is held only for attempts that have shown nothing yet."""
-        return self._blocks.get(block) is False
+        return block in self._runs and self._runs[block].users >= 0
 
     def record(self, blocks: Sequence[int]) -> int:
-        """Record that a prompt is sent to this unit; `prove` or `forget` must be called once with the
-        result.
+        """Record that a prompt, of a block at least, is sent to this unit; `prove` or `forget` must be called
+        once with the result.
         """
-        held, unproven = self._blocks, self._unproven
-        # The last block first: the blocks before it are then used more recently, and are evicted later.
-        for block in reversed(blocks[: self.limit]):
-            held[block] = is_proven = held.pop(block, False)
-            if not is_proven:
-                unproven[block] = unproven.get(block, 0) + 1
-        if len(held) > self.limit:
+        order, run = self._order, self._runs.get(blocks[-1])
+        if run is None:
+            run = self._extend(blocks)
+        elif run.blocks[-1] != blocks[-1]:
+            run = self._ending(blocks[-1])
+        while run is not None:
+            # Those before it are then used more recently, and are evicted later.
+            del order[run]
+            order[run] = None
+            if run.users >= 0:
+                run.users += 1
+            run = run.above
+        if len(self._runs) > self.limit or len(order) > self._most_runs:
             self._evict()
         return self._generation
 
     def prove(self, blocks: Sequence[int], generation: int) -> None:
         """The attempt of a record has committed: its prompt was computed here."""
-        held, unproven = self._blocks, self._unproven
-        for block in reversed(blocks) if generation == self._generation else ():
-            if unproven.pop(block, 0):
-                if block in held:
-                    held[block] = True
-            elif block in held:
-                # Another has proven it, and with it all before it.
-                return
+        run = self._runs.get(blocks[-1]) if blocks else None
+        if run is not None and run.users < 0:
+            # Another has proven it, and with it all before it.
+            return
+        run = self._last_of(blocks, generation)
+        while run is not None and run.users >= 0:
+            run.users, run = _PROVEN, run.above
 
     def forget(self, blocks: Sequence[int], generation: int) -> None:
         """The attempt of a record failed: blocks that no other attempt has used are dropped."""
-        held, unproven = self._blocks, self._unproven
-        for block in reversed(blocks) if generation == self._generation else ():
-            users = unproven.get(block, 0)
-            if users > 1:
-                unproven[block] = users - 1
-            elif users:
-                del unproven[block]
-                held.pop(block, None)
-            elif block in held:
-                return
+        run = self._last_of(blocks, generation)
+        while run is not None and run.users >= 0:
+            run.users, above = max(run.users - 1, 0), run.above
+            if not run.users and not run.below:
+                self._drop(run, len(run.blocks))
+            run = above
 
     def correct(self, expected: float, found: float) -> None:
         """Take over how many cached tokens an engine found where so many were expected (raw, not trusted)."""
@@ -125,25 +147,89 @@ class PrefixCache:
 
     def resize(self, limit: int) -> None:
         """Hold at most so many blocks from now on."""
-        self.limit = limit
+        self.limit, self._most_runs = limit, limit // _RUN_BLOCKS + _RUNS
         self._evict()
         # A table that has grown does not shrink by itself.
-        self._blocks = dict(self._blocks.items())
-        self._unproven = dict(self._unproven.items())
+        self._runs, self._order = dict(self._runs.items()), dict(self._order.items())
 
     def purge(self) -> None:
         """The unit has restarted: its cache is empty."""
-        self._blocks, self._unproven = {}, {}
+        self._runs, self._order = {}, {}
         self._generation += 1
         self.trust = 1.0
 
+    def _last_of(self, blocks: Sequence[int], generation: int) -> _Run | None:
+        """The run of the last block of a record that is still held."""
+        if generation != self._generation:
+            return None
+        run = self._runs.get(blocks[-1])
+        if run is None and (held := PrefixCache.match(self, blocks)):
+            run = self._runs[blocks[held - 1]]
+        return run
+
+    def _ending(self, block: int) -> _Run:
+        """The run that ends with this block, which is held; what follows it becomes another one."""
+        run = self._runs[block]
+        if run.blocks[-1] == block:
+            return run
+        end = run.blocks.index(block) + 1
+        first = _Run(run.above, run.blocks[:end], run.users, 1)
+        run.blocks, run.above = run.blocks[end:], first
+        self._runs.update(dict.fromkeys(first.blocks, first))
+        # It is used just now.
+        self._order[first] = None
+        return first
+
+    def _extend(self, blocks: Sequence[int]) -> _Run:
+        """A run of those at the end of a prompt that are not held, as far as there is room for it."""
+        blocks = blocks[: self.limit]
+        held = PrefixCache.match(self, blocks)
+        above = self._ending(blocks[held - 1]) if held else None
+        if above is not None:
+            if held == len(blocks):
+                return above
+            above = self._joined(above)
+            above.below += 1
+        run = _Run(above, blocks[held:], 0)
+        self._runs.update(dict.fromkeys(run.blocks, run))
+        self._order[run] = None
+        return run
+
+    def _joined(self, run: _Run) -> _Run:
+        """One run of this one, on which a prompt goes on, and the one before it, if both are used alike."""
+        above = run.above
+        if run.below or run.users >= 0 or above is None or above.below > 1:
+            return run
+        self._runs.update(dict.fromkeys(run.blocks, above))
+        above.blocks, above.below = (*above.blocks, *run.blocks), 0
+        del self._order[run]
+        return above
+
     def _evict(self) -> None:
-        held = self._blocks
-        if len(held) <= self.limit:
-            return
-        spare = len(held) - self.limit + self.limit // _EVICT_SHARE
-        for block in list(islice(held, spare)):
-            del held[block]
+        """Drop what was not used for longest."""
+        limit, runs = self.limit, self._most_runs
+        spare, spare_runs = len(self._runs) - limit, len(self._order) - runs
+        spare += limit // _EVICT_SHARE if spare > 0 else 0
+        spare_runs += runs // _EVICT_SHARE if spare_runs > 0 else 0
+        oldest = []
+        for run in self._order:
+            if spare <= 0 and spare_runs <= 0:
+                break
+            size = len(run.blocks)
+            oldest.append((run, min(spare, size) if spare_runs <= 0 else size))
+            spare, spare_runs = spare - size, spare_runs - 1
+        for run, size in oldest:
+            self._drop(run, size)
+
+    def _drop(self, run: _Run, size: int) -> None:
+        """Drop so many blocks from the end of a run that no other follows."""
+        for block in run.blocks[-size:]:
+            del self._runs[block]
+        run.blocks = run.blocks[:-size]
+        if not run.blocks:
+            del self._order[run]
+            if run.above is not None:
+                run.above.below -= 1
 
 
 # How often prompts share a prefix: the cost of computing a prefix once more is divided by it. Pure.

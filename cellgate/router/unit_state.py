@@ -257,7 +257,7 @@ class Ranks:
         rank = self.ranks[lease.rank]
         rank.in_flight += 1
         rank.queued_tokens += lease.job.uncached_tokens
-        lease.rank_record = rank.prefixes.record(lease.ask.blocks)
+        lease.rank_record = rank.prefixes.record(lease.ask.blocks) if lease.ask.blocks else 0
 
     def show(self, lease: Ranked) -> None:
         """The first token of a lease has come."""

@@ -18,6 +18,7 @@ from cellgate.router.cost_model import SURE
 from cellgate.router.dry_run import DryRun, cost_of, dry_run
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
+from cellgate.router.prefix import MAX_BLOCKS
 from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 
@@ -70,7 +71,7 @@ def snapshot(router: Router) -> object:
         [
             (
                 list(state.leases),
-                list(state.costs.prefixes._blocks.items()),
+                state.costs.prefixes.recent(MAX_BLOCKS),
                 state.costs.backlog.queued_tokens,
                 state.costs.backlog.batch,
                 state.last_lease_at,

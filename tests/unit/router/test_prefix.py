@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 
 from cellgate.router.prefix import MAX_BLOCKS, PrefixCache, blocks_for
+from tests.cost.bench import counted
 
 SYSTEM = (1, 2, 3)
 
@@ -100,19 +101,66 @@ def test_its_size_is_that_of_the_kv_cache(kv_tokens: float, blocks: int) -> None
     assert blocks_for(kv_tokens, 4.0, 512) == blocks
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("limit", [1000, 12_000])
-def test_memory_is_bounded_by_construction(limit: int) -> None:
-    """However long it has been in use: at most 152 bytes for a block of the limit."""
+def test_memory_is_bounded_by_construction(limit: int, size: int) -> None:
+    """However long it has been in use: at most 220 bytes for a block of the limit, and its first runs."""
     draw = random.Random(1).getrandbits
     tracemalloc.start()
     cache = PrefixCache(limit)
-    for _ in range(4 * limit // 100):
-        prompt = tuple(draw(60) for _ in range(100))
+    for _ in range(4 * limit // size):
+        prompt = tuple(draw(60) for _ in range(size))
         cache.prove(prompt, cache.record(prompt))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert limit * 0.9 < len(cache) <= limit
-    assert used < 152 * limit + 10_000
+    assert limit * min(0.24 * size, 0.9) < len(cache) <= limit
+    assert used < 220 * limit + 30_000
+
+
+class ByBlock:
+    """The same, block by block: each that a prompt has is used anew, the last one first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held: dict[int, None] = {}
+
+    def record(self, blocks: tuple[int, ...]) -> None:
+        for block in reversed(blocks[: self.limit]):
+            self.held.pop(block, None)
+            self.held[block] = None
+        if (spare := len(self.held) - self.limit) > 0:
+            for block in list(self.held)[: spare + self.limit // 32]:
+                del self.held[block]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_holds_what_would_be_held_if_each_block_were_moved(seed: int) -> None:
+    """Prompts that go on from others, repeat a part of them, or are new."""
+    rng, new = random.Random(seed), iter(range(1, 10_000))
+    cache, model = PrefixCache(200), ByBlock(200)
+    prompts: list[tuple[int, ...]] = [(0,)]
+    for _ in range(300):
+        before = rng.choice(prompts[-12:])[: rng.choice((None, None, rng.randint(0, 12)))]
+        prompt = (*before, *(next(new) for _ in range(rng.randint(0 if before else 1, 9))))
+        prompts.append(prompt)
+        cache.prove(prompt, cache.record(prompt))
+        model.record(prompt)
+        assert cache.recent(1000) == list(reversed(model.held))
+        assert all(cache.match(each) == sum(block in model.held for block in each) for each in prompts[-12:])
+
+
+def test_a_turn_costs_what_is_new_however_much_was_said_before() -> None:
+    def turn(said: int) -> float:
+        cache, prompt = PrefixCache(100_000), tuple(range(said))
+        for _ in range(3):
+            cache.prove(prompt, cache.record(prompt))
+            prompt = (*prompt, *range(1_000_000 + len(prompt), 1_000_010 + len(prompt)))
+        with counted() as counts:
+            cache.prove(prompt, cache.record(prompt))
+        return counts.total()
+
+    # It is found by halving.
+    assert turn(8000) < 2 * turn(100)
 
 
 def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
@@ -125,4 +173,4 @@ def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
     cache.resize(1000)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert used < 152 * 1000 + 10_000
+    assert used < 220 * 1000 + 30_000
