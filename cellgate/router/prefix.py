@@ -36,17 +36,14 @@ def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> in
 
 
 class _Run:
-    """Blocks that follow one another, used by the same prompts. `above` is the run before them; `below` runs
-    go on from it. `users`: attempts that have shown nothing yet; below 0: one has shown something.
+    """Blocks that follow one another and were used together. `above` is the run before them, `below` is how
+    many runs go on from it.
     """
 
-    __slots__ = ("above", "below", "blocks", "users")
+    __slots__ = ("above", "below", "blocks")
 
-    def __init__(self, above: _Run | None, blocks: Sequence[int], users: int, below: int = 0) -> None:
-        self.above, self.blocks, self.users, self.below = above, blocks, users, below
-
-
-_PROVEN = -1
+    def __init__(self, above: _Run | None, blocks: Sequence[int], below: int = 0) -> None:
+        self.above, self.blocks, self.below = above, list(blocks), below
 
 
 class PrefixCache:
@@ -56,7 +53,7 @@ class PrefixCache:
     from it costs what is new.
     """
 
-    __slots__ = ("_generation", "_most_runs", "_order", "_runs", "limit", "trust")
+    __slots__ = ("_generation", "_most_runs", "_order", "_runs", "_unproven", "limit", "trust")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -67,6 +64,8 @@ class PrefixCache:
         """By block."""
         self._order: dict[_Run, None] = {}
         """In the order of use; a run comes after all that go on from it."""
+        self._unproven: dict[int, int] = {}
+        """How many attempts that have shown nothing yet use a block, where none has shown anything."""
         self._generation = 1
 
     def __len__(self) -> int:
@@ -99,7 +98,7 @@ class PrefixCache:
 
     def is_awaited(self, block: int) -> bool:
         """Whether it is held only for attempts that have shown nothing yet."""
-        return block in self._runs and self._runs[block].users >= 0
+        return block in self._unproven and block in self._runs
 
     def record(self, blocks: Sequence[int]) -> int:
         """Record that a prompt, of a block at least, is sent to this unit; `prove` or `forget` must be called
@@ -107,15 +106,16 @@ class PrefixCache:
         """
         order, run = self._order, self._runs.get(blocks[-1])
         if run is None:
+            blocks = blocks[: self.limit]
             run = self._extend(blocks)
         elif run.blocks[-1] != blocks[-1]:
             run = self._ending(blocks[-1])
+        if blocks[-1] in self._unproven:
+            self._use_unproven(blocks)
         while run is not None:
             # Those before it are then used more recently, and are evicted later.
             del order[run]
             order[run] = None
-            if run.users >= 0:
-                run.users += 1
             run = run.above
         if len(self._runs) > self.limit or len(order) > self._most_runs:
             self._evict()
@@ -123,22 +123,25 @@ class PrefixCache:
 
     def prove(self, blocks: Sequence[int], generation: int) -> None:
         """The attempt of a record has committed: its prompt was computed here."""
-        run = self._runs.get(blocks[-1]) if blocks else None
-        if run is not None and run.users < 0:
-            # Another has proven it, and with it all before it.
-            return
-        run = self._last_of(blocks, generation)
-        while run is not None and run.users >= 0:
-            run.users, run = _PROVEN, run.above
+        held, unproven = self._runs, self._unproven
+        for block in reversed(blocks) if generation == self._generation else ():
+            if not unproven.pop(block, 0) and block in held:
+                # Another has proven it, and with it all before it.
+                return
 
     def forget(self, blocks: Sequence[int], generation: int) -> None:
         """The attempt of a record failed: blocks that no other attempt has used are dropped."""
-        run = self._last_of(blocks, generation)
-        while run is not None and run.users >= 0:
-            run.users, above = max(run.users - 1, 0), run.above
-            if not run.users and not run.below:
-                self._drop(run, len(run.blocks))
-            run = above
+        held, unproven = self._runs, self._unproven
+        for block in reversed(blocks) if generation == self._generation else ():
+            users = unproven.get(block, 0)
+            if users > 1:
+                unproven[block] = users - 1
+            elif users:
+                del unproven[block]
+                if block in held:
+                    self._drop(held[block], 1)
+            elif block in held:
+                return
 
     def correct(self, expected: float, found: float) -> None:
         """Take over how many cached tokens an engine found where so many were expected (raw, not trusted)."""
@@ -151,21 +154,21 @@ class PrefixCache:
         self._evict()
         # A table that has grown does not shrink by itself.
         self._runs, self._order = dict(self._runs.items()), dict(self._order.items())
+        self._unproven = dict(self._unproven.items())
 
     def purge(self) -> None:
         """The unit has restarted: its cache is empty."""
-        self._runs, self._order = {}, {}
+        self._runs, self._order, self._unproven = {}, {}, {}
         self._generation += 1
         self.trust = 1.0
 
-    def _last_of(self, blocks: Sequence[int], generation: int) -> _Run | None:
-        """The run of the last block of a record that is still held."""
-        if generation != self._generation:
-            return None
-        run = self._runs.get(blocks[-1])
-        if run is None and (held := PrefixCache.match(self, blocks)):
-            run = self._runs[blocks[held - 1]]
-        return run
+    def _use_unproven(self, blocks: Sequence[int]) -> None:
+        """One more attempt uses those at the end of a prompt that nobody has proven."""
+        unproven = self._unproven
+        for block in reversed(blocks):
+            if block not in unproven:
+                break
+            unproven[block] += 1
 
     def _ending(self, block: int) -> _Run:
         """The run that ends with this block, which is held; what follows it becomes another one."""
@@ -173,7 +176,7 @@ class PrefixCache:
         if run.blocks[-1] == block:
             return run
         end = run.blocks.index(block) + 1
-        first = _Run(run.above, run.blocks[:end], run.users, 1)
+        first = _Run(run.above, run.blocks[:end], 1)
         run.blocks, run.above = run.blocks[end:], first
         self._runs.update(dict.fromkeys(first.blocks, first))
         # It is used just now.
@@ -181,8 +184,7 @@ class PrefixCache:
         return first
 
     def _extend(self, blocks: Sequence[int]) -> _Run:
-        """A run of those at the end of a prompt that are not held, as far as there is room for it."""
-        blocks = blocks[: self.limit]
+        """A run of those at the end of a prompt that are not held."""
         held = PrefixCache.match(self, blocks)
         above = self._ending(blocks[held - 1]) if held else None
         if above is not None:
@@ -190,18 +192,22 @@ class PrefixCache:
                 return above
             above = self._joined(above)
             above.below += 1
-        run = _Run(above, blocks[held:], 0)
+        run = _Run(above, blocks[held:])
         self._runs.update(dict.fromkeys(run.blocks, run))
         self._order[run] = None
+        for block in run.blocks:
+            # Attempts from before it was evicted count as well.
+            self._unproven.setdefault(block, 0)
         return run
 
     def _joined(self, run: _Run) -> _Run:
-        """One run of this one, on which a prompt goes on, and the one before it, if both are used alike."""
+        """One run of this one, on which a prompt goes on, and the one before it: they are used together."""
         above = run.above
-        if run.below or run.users >= 0 or above is None or above.below > 1:
+        if run.below or above is None or above.below > 1:
             return run
         self._runs.update(dict.fromkeys(run.blocks, above))
-        above.blocks, above.below = (*above.blocks, *run.blocks), 0
+        above.blocks += run.blocks
+        above.below = 0
         del self._order[run]
         return above
 
@@ -225,7 +231,7 @@ class PrefixCache:
         """Drop so many blocks from the end of a run that no other follows."""
         for block in run.blocks[-size:]:
             del self._runs[block]
-        run.blocks = run.blocks[:-size]
+        del run.blocks[-size:]
         if not run.blocks:
             del self._order[run]
             if run.above is not None:

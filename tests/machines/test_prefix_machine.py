@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cellgate.router.prefix import PrefixCache
 
 # A prompt is a path of words; its blocks are numbers that stand for all that was said so far.
-prompts = st.lists(st.integers(1, 2), max_size=9).map(lambda words: blocks_of(words))
+prompts = st.lists(st.integers(1, 2), min_size=1, max_size=9).map(lambda words: blocks_of(words))
 limits = st.integers(1, 40)
 
 
@@ -82,7 +82,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert self.cache.match(prompt) == first_missing
 
     def held(self) -> list[int]:
-        return list(self.cache._blocks)
+        return list(reversed(self.cache.recent(1000)))
 
     def let_the_oldest_go(self, used: list[int]) -> None:
         """Only when there is no room, and then one part in 32 more than is needed."""
