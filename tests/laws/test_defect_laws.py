@@ -38,7 +38,7 @@ from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, chunk, in_turn, then_close, whole
 
 FIRST_CALLS = 2
-END_S = 10.0
+END_S = 6.0
 """A client is told within this: a connection that is not closed in good order is cut after 5 s."""
 CLASSES = (
     *(

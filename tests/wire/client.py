@@ -14,7 +14,7 @@ import orjson
 
 from tests.wire.replies import HEAD_LIMIT, Reply, read_reply
 
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
 
 
 def chat(*, stream: bool = True, head: str = "", **fields: object) -> bytes:
