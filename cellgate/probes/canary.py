@@ -34,6 +34,7 @@ from cellgate.probes.engines import (
     why_no_answer,
 )
 from cellgate.router.nouns import (
+    USABLE,
     Build,
     Built,
     Evidence,
@@ -116,7 +117,6 @@ _NUMBERS, _TEXTS = ("created", "max_model_len"), ("owned_by", "root", "parent")
 """What is passed on of each model in a list."""
 _CARDS_MAX, _TEXT_CHARS = 4096, 1024
 _NOT_THERE = frozenset({404, 405, 501})
-_SERVING = (Verdict.UP, Verdict.SUSPECT)
 
 
 class _Served(NamedTuple):
@@ -146,7 +146,7 @@ class ModelList:
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Soon while models or engine are unknown, or the unit might come back as another engine."""
-        settled = context.models and context.engine and context.verdict in _SERVING
+        settled = context.models and context.engine and context.verdict in USABLE
         return last_at + (self.period_s if settled or _is_told(context) else self.eager_s)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:

@@ -19,7 +19,7 @@ import orjson
 from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
-from cellgate.router.nouns import Answered, AnswerToken, Build, Built, Finding, Urgency, Verdict
+from cellgate.router.nouns import USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
 
 PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""
@@ -37,7 +37,6 @@ FRESH_S = 2.5
 explains a canary that waits behind it."""
 
 _LIMIT_BYTES = 64 << 10
-_USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 _STATE = "state"
 """Note: whether the last run got an answer (True), was not possible (False), or cannot be (None)."""
@@ -131,7 +130,7 @@ def _may_ask(context: ProbeContext) -> bool:
     """
     if context.is_on_hold or is_half(context) or not _apis(context):
         return False
-    if context.verdict not in _USABLE:
+    if context.verdict not in USABLE:
         return context.urgency is not Urgency.ROUTINE
     is_well = context.now() - context.progress_at <= FRESH_S
     return context.urgency is Urgency.NOW or (is_well and not is_in_use(context))

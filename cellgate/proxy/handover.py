@@ -27,7 +27,7 @@ from cellgate.probes.readiness import GATE_EPOCHS
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.process.listeners import BACKLOG, listen
 from cellgate.router.board import Board
-from cellgate.router.nouns import Build, Case, Evidence, Hold, HoldKind, Sign, Strength, Verdict
+from cellgate.router.nouns import USABLE, Build, Case, Evidence, Hold, HoldKind, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 VARIABLE = "CELLGATE_HANDOVER"
@@ -151,7 +151,7 @@ class InheritedView:
 
 def _was_usable(unit: KnownUnit) -> bool:
     is_out = unit["drained"] or unit.get("hold") is not None
-    return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not is_out
+    return unit["verdict"] in {verdict.value for verdict in USABLE} and not is_out
 
 
 def take_over(state: UnitState, unit: KnownUnit) -> None:

@@ -489,6 +489,10 @@ class Verdict(Enum):
     __hash__ = object.__hash__
 
 
+USABLE = (Verdict.UP, Verdict.SUSPECT)
+"""With one of these verdicts a unit gets requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """All the judge knows of one unit.

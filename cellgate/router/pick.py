@@ -19,7 +19,7 @@ from cellgate.router.board import Board
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.learning import MODELS_MAX
-from cellgate.router.nouns import Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
+from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
 from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
@@ -32,7 +32,6 @@ from cellgate.router.unit_state import Lease, UnitState, Usable
 # It does not wait for one without a free slot while others have one: the length of answers is unknown.
 
 
-_USABLE = (Verdict.UP, Verdict.SUSPECT)
 _NO_UNIT = Refusal.NO_UNIT
 _NO_SPLITS: Mapping[str, SplitPlan] = {}
 Known = tuple[str, UnitState, int]
@@ -168,7 +167,7 @@ def _why_none(board: Board, ask: Ask, tried: Collection[str], among: Iterable[st
     found = _NO_UNIT
     for name in states if among is None else among:
         state = states.get(name)
-        if state is None or state.drained or name in tried or state.case.verdict not in _USABLE:
+        if state is None or state.drained or name in tried or state.case.verdict not in USABLE:
             continue
         if state.serves(ask):
             if state.is_restart_suspected():

@@ -20,6 +20,7 @@ from cellgate.router.learning import JOINED_S, LARGE_TOKENS, WAIT_LEAST_S, StepT
 from cellgate.router.nouns import (
     AGENT,
     UNKNOWN_BUILD,
+    USABLE,
     Ask,
     Build,
     Case,
@@ -45,9 +46,6 @@ from cellgate.router.prefix import PrefixCache
 #
 # These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
 # something from them (`Board.usable`) makes it anew.
-
-
-_USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
 def _nobody() -> None:
@@ -147,7 +145,7 @@ class InRotation:
         """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
         removed.
         """
-        return self._case.verdict in _USABLE and self._hold is None and not self._drained and not self.retired
+        return self._case.verdict in USABLE and self._hold is None and not self._drained and not self.retired
 
     def steady_at(self, slow_start_s: float) -> float:
         """From when on no other goes before it: not while it is SUSPECT, or in slow start."""

@@ -23,7 +23,18 @@ from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
 from cellgate.router.board import Board, Flip
 from cellgate.router.health import is_on
 from cellgate.router.judge import CANARY_SOURCE
-from cellgate.router.nouns import Case, Cell, EnginePause, Evidence, Load, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import (
+    USABLE,
+    Case,
+    Cell,
+    EnginePause,
+    Evidence,
+    Load,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -45,7 +56,6 @@ FORGET_S = 60.0
 SETTLE_S = 10.0
 _LEAST_WEIGHT = 0.001
 _DEFAULT = Unit("", "", "")
-USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
 class TimedView(NamedTuple):
