@@ -338,23 +338,21 @@ class KeyAdmission:
             prompt, completion, usage = self._estimate(record, charged)
         else:
             prompt = completion = 0
-        # The fields stand in their order.
-        bill = (
-            record.request_id,
-            key.name,
-            key.tenant.name,
-            record.model,
-            self._charged_as,
-            record.route,
-            record.status,
-            self._at,
-            charged[0],
-            charged[1],
-            prompt,
-            completion,
-            usage is None,
+        return UsageRecord(
+            request_id=record.request_id,
+            key=key.name,
+            tenant=key.tenant.name,
+            model=record.model,
+            model_charged=self._charged_as,
+            route=record.route,
+            status=record.status,
+            at=self._at,
+            prompt_charged=charged[0],
+            completion_charged=charged[1],
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            is_estimated=usage is None,
         )
-        return _new(UsageRecord, bill)
 
     def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
         """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""

@@ -484,7 +484,6 @@ class Framing(Enum):
         return LAST_CHUNK if self is CHUNKED else b""
 
 
-# A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 

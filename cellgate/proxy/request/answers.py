@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
 
-# A member of an enum is a slow attribute on CPython 3.11.
 WAITING, RELAYING, OVER = ExchangeState.WAITING, ExchangeState.RELAYING, ExchangeState.OVER
 _OK = Outcome.OK
 

@@ -206,7 +206,6 @@ def _continuation(exchange: Exchange) -> Continuation:
 # Timeouts of a request, and what its client gets while it waits. Actions of the table.
 
 
-# A member of an enum is a slow attribute on CPython 3.11.
 WAITING, BUFFERING, RELAYING = ExchangeState.WAITING, ExchangeState.BUFFERING, ExchangeState.RELAYING
 PROVING = ExchangeState.PROVING
 

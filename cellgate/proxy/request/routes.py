@@ -138,7 +138,6 @@ class RouteKind(Enum):
     UNLISTED = auto()
 
 
-# A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.LOCAL
 DENIED, AMBIGUOUS_PATH, UNLISTED = RouteKind.DENIED, RouteKind.AMBIGUOUS_PATH, RouteKind.UNLISTED
 

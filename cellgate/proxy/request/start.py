@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 # Sends a request to a unit, or asks it to resume a stream that another one broke. Actions of the table.
 
 
-# A member of an enum is a slow attribute on CPython 3.11.
 BUFFERING, PROVING = ExchangeState.BUFFERING, ExchangeState.PROVING
 _NOT_SEARCHED = Failure(
     FailureKind.BAD_JSON,
@@ -313,7 +312,6 @@ def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool
     return True
 
 
-# A member of an enum is a slow attribute on CPython 3.11.
 _SMALL = LIMITS.json_nodes_on_loop
 _TINY = 2048
 _TIMES_READ = 8

@@ -160,7 +160,6 @@ class WorkerMetrics(Collector):
 
 
 _ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no retry: the retry budget is used up")
-_new = tuple.__new__
 
 
 class Control(Protocol):
@@ -404,14 +403,26 @@ class WorkerSession:
         bytes_out: int,
     ) -> None:
         self.totals.requests += 1
-        # Fields that only the worker's access log uses are left out. The fields stand in their order.
+        # Fields that only the worker's access log uses are left out.
         self._control.reports.finished(
-            _new(
-                Finished,
-                (
-                    *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, 0, ttft_s, duration_s),
-                    *(0, bytes_in, bytes_out, None),
-                ),
+            Finished(
+                request_id="",
+                peer="",
+                method="",
+                path="",
+                route=route,
+                model="",
+                status=status,
+                code="",
+                unit=unit,
+                outcome=Outcome.OK,
+                attempts=0,
+                continued=0,
+                ttft_s=ttft_s,
+                duration_s=duration_s,
+                events=0,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
             )
         )
 
@@ -432,7 +443,7 @@ class WorkerSession:
             self._control.ledger.refused(tenant, limit)
 
     def _settled(self, *plain: Any) -> None:
-        bill = _new(UsageRecord, plain)
+        bill = UsageRecord._make(plain)
         # One that was cancelled before it was charged, or that the previous control process has charged, has
         # no share in what is charged here.
         who = bill.key, bill.tenant, bill.at
@@ -444,7 +455,7 @@ class WorkerSession:
             settle(bill)
 
     def _take_status(self, *plain: Any) -> None:
-        self.status = status = _new(WorkerStatus, plain)
+        self.status = status = WorkerStatus._make(plain)
         self.totals.take(status)
         self._control.reported(status)
         for number, paused in status.paused:

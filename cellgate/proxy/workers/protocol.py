@@ -171,7 +171,6 @@ class Frames:
 FEW_BLOCKS = 16
 """Up to this many it is faster to send them unpacked."""
 _BLOCKS = Ask._fields.index("blocks")
-_new = tuple.__new__
 
 
 def ask_out(ask: Ask) -> Message:
@@ -186,10 +185,10 @@ def ask_in(plain: Message) -> Ask:
     """An ask that was sent."""
     packed = plain[_BLOCKS]
     if type(packed) is not bytes:
-        return _new(Ask, plain)
+        return Ask._make(plain)
     hashes = array("Q")
     hashes.frombytes(packed)
-    return _new(Ask, (*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
+    return Ask._make((*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
 
 
 def request_out(request: PickRequest) -> Message:
@@ -201,7 +200,7 @@ def request_out(request: PickRequest) -> Message:
 def request_in(plain: Message) -> PickRequest:
     """A request for a unit that was sent."""
     ask, *rest = plain
-    return _new(PickRequest, (ask_in(ask), *rest))
+    return PickRequest(ask_in(ask), *rest)
 
 
 def failure_out(failure: Failure) -> Message:
