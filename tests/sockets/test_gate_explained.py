@@ -8,7 +8,7 @@ from tests.wire.client import chat, get
 from tests.wire.replies import Reply
 from tests.wire.stage import live
 from tests.wire.stage import stage as any_stage
-from tests.wire.unit import STREAM, Received, whole
+from tests.wire.unit import STREAM, Received
 
 EXPLAIN = "x-cellgate-explain"
 TOKEN = "x-cellgate-token: s3cret\r\n"
@@ -71,12 +71,6 @@ async def test_the_unit_that_answers_is_the_one_that_is_explained() -> None:
     async with stage(fail, STREAM) as here, here.client() as client:
         reply = await client.ask(asking())
         assert (reply.status, told(reply)["unit"]) == (200, "u1")
-
-
-@live
-async def test_a_units_own_line_of_that_name_does_not_cross() -> None:
-    async with stage(whole(b"{}", f"200 OK\r\n{EXPLAIN}: unit=evil")) as here, here.client() as client:
-        assert (await client.ask(chat())).get(EXPLAIN) is None
 
 
 @live

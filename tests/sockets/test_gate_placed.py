@@ -209,12 +209,3 @@ async def test_a_gate_whose_unit_is_full_costs_of_the_retry_budget_and_blames_no
     async with stage(full, STREAM) as here, here.client() as client:
         assert (await client.ask(chat())).get(UNIT) == "u1"
         assert all(state.case.verdict.value == "up" for state in here.plane.board)
-
-
-@live
-async def test_what_another_gate_tells_its_ingress_is_not_passed_on() -> None:
-    head = "x-envoy-immediate-health-check-fail: 1\r\nx-cellgate-unit: u7\r\n"
-    async with stage(whole(head=head)) as here, here.client() as client:
-        reply = await client.ask(chat())
-        assert reply.all("x-envoy-immediate-health-check-fail") == []
-        assert reply.all(UNIT) == ["u0"]
