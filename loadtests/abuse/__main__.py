@@ -15,7 +15,7 @@ from loadtests.abuse.attackers import generated
 from loadtests.abuse.catalog import CATALOG
 from loadtests.abuse.nouns import Abuse
 from loadtests.abuse.stage import Stage
-from loadtests.abuse.trial import attempt
+from loadtests.abuse.trial import attempt, p99_without_gate_s
 from loadtests.abuse.verdict import Try, is_failed, middle, worst_first
 from loadtests.kit import processes, progress
 from loadtests.kit.report import print_problems
@@ -45,6 +45,10 @@ async def _row(stage: Stage, abuse: Abuse, tries: int) -> list[Try]:
         if len(row) == 1 and not problems:
             break
         await stage.leave()
+    if is_failed(row) and abuse.is_generated:
+        await stage.ready(abuse.surroundings)
+        p99_s = await p99_without_gate_s(stage, abuse)
+        print(f"{abuse.name}: at one unit, without the gate, the p99 is {1000 * p99_s:.0f} ms")
     return row
 
 

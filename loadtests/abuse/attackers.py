@@ -125,4 +125,5 @@ def generated(seed: int) -> Abuse:
         megabytes=2 * MOST_MB,
         requests=20_000,
         answers=NO_ANSWER_POSSIBLE + "|hang|cut",
+        is_generated=True,
     )

@@ -77,3 +77,5 @@ class Abuse:
     requests: int = 0
     answers: str = ANSWERED
     surroundings: Surroundings = DEFAULT
+    is_generated: bool = False
+    """It asks for nothing that a unit alone does not have."""

@@ -9,12 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from loadtests.abuse import usage
-from loadtests.abuse.neighbour import PER_S, p99_wait_s, worst_wait_s
+from loadtests.abuse.neighbour import PER_S, Neighbour, p99_wait_s, worst_wait_s
 from loadtests.abuse.nouns import Abuse, Got
-from loadtests.abuse.stage import Stage
+from loadtests.abuse.stage import SIM, Stage
 from loadtests.abuse.verdict import MEMORY_LIMIT_MB, Try
+
+if TYPE_CHECKING:
+    from loadtests.kit.gate import GateProcess
 
 CONTROL_FOR_S = 1.5
 CALM_S = 0.05
@@ -71,6 +76,24 @@ async def attempt(stage: Stage, abuse: Abuse) -> Try:
         after_mb=after_mb,
         took_s=acted_at - act_at,
     )
+
+
+async def p99_without_gate_s(stage: Stage, abuse: Abuse) -> float:
+    """The p99 of a neighbour's TTFT at a unit that is attacked in the place of the gate: what is no better
+    there is not the gate's doing.
+    """
+    unit = stage.place.units[0]
+    neighbour = await Neighbour.start(unit.port, SIM)
+    try:
+        await asyncio.sleep(CONTROL_FOR_S)
+        since = time.monotonic()
+        with _stepping_back():
+            await asyncio.wait_for(
+                abuse.act(replace(stage.place, gate=cast("GateProcess", unit))), ACT_LIMIT_S
+            )
+        return p99_wait_s(await neighbour.between(since, time.monotonic()))
+    finally:
+        await neighbour.stop()
 
 
 async def _act(stage: Stage, abuse: Abuse) -> Got:
