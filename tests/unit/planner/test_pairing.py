@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 
 import pytest
 
-from cellgate.proxy.extras.planner.topology import PlacedNode, least_span, pair
+from cellgate.proxy.extras.planner.topology import PlacedNode, pair
 
 
 def nodes(*places: str) -> list[PlacedNode]:
@@ -21,6 +22,19 @@ def network(rng: random.Random, count: int, zones: int, spines: int, leaves: int
         return f"z{zone}", f"z{zone}s{spine}", f"z{zone}s{spine}l{leaf}"
 
     return [PlacedNode(f"n{at:04d}", place()) for at in range(count)]
+
+
+def least_span(free: list[PlacedNode], size: int) -> int:
+    """A bound that needs no pairing: of the units under a switch, those that are under none of its children
+    span at least its layer.
+    """
+    depth, total, narrower = len(free[0].place) if free else 0, 0, 0
+    for span in range(depth + 1):
+        counts = Counter(node.place[: depth - span] for node in free)
+        here = sum(count // size for count in counts.values())
+        total += span * (here - narrower)
+        narrower = here
+    return total
 
 
 def brute(free: list[PlacedNode], size: int) -> int:

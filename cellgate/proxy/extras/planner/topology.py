@@ -62,22 +62,6 @@ def pair(nodes: Iterable[PlacedNode], size: int) -> Pairing:
     return Pairing(tuple(units), tuple(node.name for node in left))
 
 
-def least_span(nodes: Sequence[PlacedNode], size: int) -> int:
-    """The least total span of as many units as there can be: a bound that needs no pairing. Of the units
-    under a switch, those that are under none of its children span at least its layer.
-    """
-    depth = len(nodes[0].place) if nodes else 0
-    total, narrower = 0, 0
-    for span in range(depth + 1):
-        counts: dict[Place, int] = defaultdict(int)
-        for node in nodes:
-            counts[node.place[: depth - span]] += 1
-        here = sum(count // size for count in counts.values())
-        total += span * (here - narrower)
-        narrower = here
-    return total
-
-
 def _check(nodes: Sequence[PlacedNode]) -> None:
     if len({len(node.place) for node in nodes}) > 1:
         first, other = nodes[0], next(node for node in nodes if len(node.place) != len(nodes[0].place))
