@@ -40,10 +40,12 @@ REACH = ROOT / "build" / "reach.json"
 FOUND = ROOT / "build" / "mutants.json"
 UNCALLED, NOBODY, HANGS = "called by no test", "found by no test", "a test hangs"
 FORKS = 2
-PART = 100
+PART = 50
 """As many tests share a fork while it is measured what they call."""
 SECONDS = 10.0
-HANGS_CPU_S = 120.0
+"""Of a processor, for the tests that a mutant has to survive."""
+HANGS_CPU_S = 4 * SECONDS
+HANGS_S = 600
 """What takes longer hangs, which somebody would notice."""
 
 PAIRS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, Break Continue"
@@ -213,6 +215,8 @@ class Hunt:
         site, tests = self.works[work]
         if not tests:
             return UNCALLED
+        signal.setitimer(signal.ITIMER_PROF, HANGS_CPU_S)
+        signal.alarm(HANGS_S)
         code = site.code()
         self.alive[identity(code)].__code__ = code
         return next((test for test in self.run(tests) if self.has_failed), NOBODY)
@@ -254,7 +258,6 @@ def forked(work: Callable[[Any], object], part: Any) -> Callable[[], Any]:
     file = Path(folder.name, "result")
     if not (pid := os.fork()):
         try:
-            signal.setitimer(signal.ITIMER_PROF, HANGS_CPU_S)
             os.environ["PYTEST_DEBUG_TEMPROOT"] = folder.name
             file.write_text(json.dumps(work(part)))
         finally:
