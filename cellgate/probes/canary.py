@@ -52,7 +52,6 @@ from cellgate.router.nouns import (
 #
 # It proves nothing about the unit's health: a page that is missing, late or strange is no evidence.
 
-
 _ABSENT = "absent"
 """Note: the page that the unit does not have."""
 
@@ -109,9 +108,8 @@ async def _ask_page(context: ProbeContext, page: tuple[str, str], timeout_s: flo
 
 # What a unit serves: its engine, and the models of a unit that has none configured.
 #
-# OpenAI's list of models has both; Triton has a separate path for each. A unit that is not UP is asked often,
-# so that another engine is soon detected.
-
+# OpenAI's list of models has both; Triton has a path for each. A unit that is not UP is asked often, so that
+# another engine is soon detected.
 
 _NUMBERS, _TEXTS = ("created", "max_model_len"), ("owned_by", "root", "parent")
 """What is passed on of each model in a list."""
@@ -241,8 +239,8 @@ def _names(cards: Any, key: str) -> tuple[str, ...]:
     return tuple(card[key] for card in objects if isinstance(card.get(key), str) and card[key])
 
 
-AWAKE_S = 2.0
-"""A unit with work gets a canary after this time without a sign of life."""
+AWAKE_S, COUNTED_AWAKE_S = 2.0, 1.5
+"""A unit with work gets a canary after so long without a sign of life; the second: if steps are counted."""
 KINDS_MAX = 4
 """Kinds of requests that are asked for: the last ones in use."""
 MODELS_MAX = 4
@@ -250,10 +248,9 @@ MODELS_MAX = 4
 REFUSED_MAX_S = 4.0
 """The longest pause between canaries of a unit that refuses them all."""
 ASK_AGAIN_S = 0.25
-"""The pause before a retry at a busy unit."""
+"""Before a retry at a busy unit."""
 YIELD_S = 0.75
-"""The delay until the result of another gate's canary is known here: it is published, read and applied every
-0.25 s each."""
+"""Until the result of another gate's canary is known here: published, read, applied every 0.25 s each."""
 VERSION_S = 0.5
 """The timeout of each question for what a unit is that is about to come up."""
 _UNASKED = {"x-cellgate": "unasked"}
@@ -264,8 +261,7 @@ _USUAL_SHARE = 0.2
 IN_LINE = 2.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
 BLIND_IDLE = 2.0 / 3.0
-"""A unit that counts no steps gets its idle canary after this share of `canary_idle_s`, because its canaries
-take longer to fail."""
+"""A unit that counts no steps gets its idle canary after this share of `canary_idle_s`: they fail later."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
@@ -276,16 +272,12 @@ _BUSY = frozenset({429, 503})
 _EXCERPT = 160
 _DOUBLINGS_MAX = 16
 _LEFT_MAX_S = 8.0
-"""The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line
-there, and an engine that does not notice that it was given up (llama.cpp) computes it before the requests of
-clients.
-"""
-
+"""The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line,
+and llama.cpp computes it before requests of clients, although it was given up."""
 _WAITS_MAX_S = 8.0
 """A canary waits no longer for the work of a unit; whether that explains its time-out is another question."""
 _JOINS = 0.25
 """What came to the unit within this part of the timeout of a canary may have been computed before it."""
-
 _API = "api"
 """Note: the API that the unit answered last, and the model."""
 _SERVED = "served"
@@ -302,17 +294,17 @@ _LISTS = (("/api/ps", "models"), ("/running", "running"))
 """Pages of engines that load models on demand (Ollama, llama-swap), and their lists."""
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
+_UNANSWERED = "unanswered"
+"""Note: since when canaries in a row have had no answer."""
 _OUTRUN = "outrun"
 """Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
 """Note: the data parallel rank that the next canary goes to."""
 _USUAL_S = "usual_s"
 """Note: how long a canary takes on an idle unit."""
-
-
 NO_PAIR = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 0}
-"""What makes an engine of SGLang that only does its part of a pair generate a token without the other one
-(FAKE_BOOTSTRAP_HOST; its own /health_generate asks like this). Without a room, it may end with an error."""
+"""With it an engine of SGLang that only does its part of a pair generates a token without the other one
+(FAKE_BOOTSTRAP_HOST, as its own /health_generate); without a room, it may end with an error."""
 
 
 def is_half(context: ProbeContext) -> bool:
@@ -415,6 +407,11 @@ class Canary:
         outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
         return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
 
+    def late_at(self, context: ProbeContext) -> float:
+        """When a canary is late of a suspect: those in a row without an answer have waited together."""
+        since: float = context.notes.get(_UNANSWERED, -inf)
+        return max(since, context.progress_at) + self.timeout_s(context)
+
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
         if context.is_on_hold:
@@ -422,6 +419,8 @@ class Canary:
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         progress_at, restarted, timeout_s = context.progress_at, context.restarted, self.timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
+        if not _timeouts(context):
+            context.notes[_UNANSWERED] = asked_at
         try:
             model = model_of(context)
             if not model:
@@ -438,7 +437,11 @@ class Canary:
                 or self.timeout_s(context) > timeout_s
             )
             is_unseen = timed_out and not context.is_seen_still
-            reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
+            reason = (
+                f"no token within {context.now() - asked_at:.3g} s: {error}"
+                if timed_out
+                else f"no token: {error}"
+            )
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
         is_outrun = timed_out and was_idle and context.in_flight == 0 and context.progress_at > progress_at
@@ -721,7 +724,7 @@ def _idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
     counts = context.load is not None and context.load.sighted
     idle_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
-    return min(idle_s, AWAKE_S) if is_in_use(context) else idle_s
+    return min(idle_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_in_use(context) else idle_s
 
 
 def _timeouts(context: ProbeContext) -> int:

@@ -22,7 +22,16 @@ from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from cellgate.probes.base import AsyncProbe, FetchError, HttpPageProbe, PageWait, Probe, ProbeContext, Reply
+from cellgate.probes.base import (
+    AsyncProbe,
+    FetchError,
+    HttpPageProbe,
+    PageWait,
+    Probe,
+    ProbeContext,
+    Reply,
+    Trouble,
+)
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 # The agenda: calls that are due at their times, with one timer of the loop for all of them.
@@ -206,7 +215,7 @@ class Runner:
     ) -> None:
         self._probe = probe
         self._page_probe = probe if isinstance(probe, HttpPageProbe) else None
-        self._context = context
+        self.context = context
         self._now = context.now
         self._take = take
         self._rng = rng
@@ -220,6 +229,8 @@ class Runner:
         """The present run of a probe that talks."""
         self._waits_for: asyncio.Future[Any] | None = None
         """What that waits for."""
+        self._late: Timer | None = None
+        """When that is late."""
         self._pending: PageWait | None = None
         """The page that the present run waits for."""
         self.looks_since = math.inf
@@ -251,6 +262,13 @@ class Runner:
             if self.looks_since == math.inf:
                 self._wait()
 
+    def hasten(self, at: float) -> None:
+        """Whatever the present run waits for is late at `at`; there may be no run."""
+        if self._run is not None and not self._is_stepping:
+            if self._late is not None:
+                self._agenda.cancel(self._late)
+            self._late = self._agenda.at(at, self._give_up)
+
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
 
@@ -261,7 +279,7 @@ class Runner:
         if self._nudged:
             return self._last_at + GAP_S
         try:
-            return self._probe.due_at(self._context, self._last_at)
+            return self._probe.due_at(self.context, self._last_at)
         except Exception as error:
             if not self._is_blind:
                 self._is_blind = True
@@ -275,7 +293,7 @@ class Runner:
         Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
         in the same turn, and must come first.
         """
-        if now < self.looks_since + self._probe.limit_s(self._context) + GRACE_S:
+        if now < self.looks_since + self._probe.limit_s(self.context) + GRACE_S:
             self._was_late = False
         elif not self._was_late:
             self._was_late = True
@@ -320,11 +338,14 @@ class Runner:
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
-            self._talk(cast("AsyncProbe", self._probe).look(self._context))
+            self._talk(cast("AsyncProbe", self._probe).look(self.context))
 
     def _end(self) -> None:
         self.looks_since = math.inf
         self._run = self._waits_for = self._pending = None
+        if self._late is not None:
+            self._agenda.cancel(self._late)
+            self._late = None
         if not self._is_stopped:
             self._wait()
 
@@ -342,7 +363,7 @@ class Runner:
 
     def _ask(self, probe: HttpPageProbe) -> None:
         try:
-            page = probe.page(self._context)
+            page = probe.page(self.context)
             self._pending = page.fetch.get(
                 page.target, self._answered, timeout_s=page.timeout_s, max_bytes=page.max_bytes
             )
@@ -353,7 +374,7 @@ class Runner:
     def _answered(self, answer: Reply | FetchError) -> None:
         assert self._page_probe is not None
         try:
-            findings = self._page_probe.read(self._context, answer)
+            findings = self._page_probe.read(self.context, answer)
             if isinstance(findings, AsyncGenerator):
                 self._talk(findings)
                 return
@@ -369,7 +390,11 @@ class Runner:
         self._run = self._look(findings)
         self._step()
 
-    def _step(self, error: asyncio.CancelledError | None = None) -> None:
+    def _give_up(self) -> None:
+        self._late = None
+        self._step(FetchError(Trouble.TIMEOUT, "no answer in time"))
+
+    def _step(self, error: asyncio.CancelledError | FetchError | None = None) -> None:
         """Run until it has to wait for something."""
         run = self._run
         assert run is not None
@@ -420,11 +445,11 @@ class Runner:
         self._log("the probe failed", error, "this run is not counted")
         reason = f"the probe failed: {error!r}"
         try:
-            unit, name, now = self._context.unit.name, self._probe.name, self._context.now()
+            unit, name, now = self.context.unit.name, self._probe.name, self.context.now()
             self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
         except Exception as another:
             self._log("its result could not be recorded", another, "the next run is on schedule")
 
     def _log(self, what: str, error: Exception, then: str) -> None:
-        unit, name = self._context.unit.name, self._probe.name
+        unit, name = self.context.unit.name, self._probe.name
         _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)

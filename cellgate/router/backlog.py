@@ -107,6 +107,14 @@ class Prefilled(NamedTuple):
     had_seat: bool = True
 
 
+class Stalled(NamedTuple):
+    """A unit with requests made no progress for `still_s`; so many tokens of prompts were there."""
+
+    still_s: float
+    since: float
+    tokens: int
+
+
 class Concurrency(NamedTuple):
     """What was there while an attempt was decoded: jobs on average, and the uncached tokens of prompts that
     were computed in between.

@@ -7,7 +7,7 @@ The cost of an ask there, in seconds, follows from them (cost.py). Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import exp, inf
 from typing import NamedTuple, Protocol
 
@@ -173,6 +173,14 @@ class Attempted(Hashable, Protocol):
     committed: bool
     opened_at: float
     beside: Concurrency
+
+
+def tokens_there(attempts: Iterable[Attempted], until: float, shown: Attempted | None = None) -> int:
+    """The tokens of all prompts that came until then and have shown nothing, and of the one just shown."""
+    there = [each for each in attempts if each is shown or not (each.committed or each.opened_at > until)]
+    # Plain ones that came earlier may have been computed before.
+    first_at = min((each.opened_at for each in there if each.ask.stream), default=inf)
+    return sum(each.job.uncached_tokens for each in there if each.opened_at >= first_at)
 
 
 class CostModel:

@@ -453,8 +453,10 @@ class StepTimes:
     """The recent speed of one unit."""
 
     __slots__ = (
+        "_alone_pace_s",
         "_before",
         "_largest",
+        "_largest_step",
         "_mark",
         "_marked_at",
         "_pace_s",
@@ -474,10 +476,12 @@ class StepTimes:
         self._marked_at = 0.0
         self.rates = Rates()
         self._largest = 0
+        self._largest_step = 0
+        """The most tokens of prompts that it has surely computed at once."""
         self._stall_tokens = 0
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
-        self._pace_s = self._shared_pace_s = 0.0
+        self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
         self.answer_token_s = 0.0
         """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
 
@@ -528,13 +532,19 @@ class StepTimes:
         if self._pace_s:
             self._pace_s *= _PACE_FADES
             self._shared_pace_s *= _PACE_FADES
+            self._alone_pace_s *= _PACE_FADES
 
-    def waited(self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0) -> None:
+    def waited(
+        self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0, at_once: int | None = None
+    ) -> None:
         """For so long nothing moved before the first token of a prompt. `is_whole`: all of its prefill is in
-        that; so is that of the prompts `beside` it, if the unit computes several at once.
+        that; so is that of the prompts `beside` it, if the unit computes several at once. `at_once`: so many
+        of all these tokens were there in time for it (None: all).
         """
+        self._largest_step = max(self._largest_step, tokens + beside if at_once is None else at_once)
         if is_whole and tokens > self._largest:
             self._largest = tokens
+        self._alone_pace_s = max(self._alone_pace_s, wait_s / max(tokens, 1))
         wait_s -= WAIT_LEAST_S
         self._pace_s = max(self._pace_s, wait_s / (tokens + _PACE_TOKENS))
         self._shared_pace_s = max(self._shared_pace_s, wait_s / (tokens + beside + _PACE_TOKENS))
@@ -558,7 +568,8 @@ class StepTimes:
 
     def forget_pace(self) -> None:
         """It was given up for being too slow: nothing that it has shown is held against it next time."""
-        self._largest, self._pace_s, self._shared_pace_s = 0, 0.0, 0.0
+        self._largest = self._largest_step = 0
+        self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
         self.rates.prefill_tokens_s.reset()
         self.answer_token_s = 0.0
 
@@ -574,10 +585,13 @@ class StepTimes:
         learnt_s = self._learnt_s(tokens, beside, counts=counts)
         if LARGE_TOKENS <= tokens <= 2 * self._stall_tokens and counts:
             return min(learnt_s, 2.0 * self._stall_s)
-        if tokens <= KNOWN_TIMES * self._largest:
-            return learnt_s
         slowest_s = min((tokens + beside) / SLOWEST_TOKENS_S, SLOWEST_PREFILL_S)
-        if rate.seen >= SURE:
+        if tokens <= KNOWN_TIMES * self._largest:
+            if tokens + beside <= KNOWN_TIMES * self._largest_step:
+                return learnt_s
+            # It has done no such step: all of that as slowly as any prompt for which it was waited.
+            slowest_s = min(slowest_s, self._alone_pace_s * (tokens + beside))
+        elif rate.seen >= SURE:
             slowest_s = min(slowest_s, UNSURE_TIMES * learnt_s)
         return max(learnt_s, slowest_s)
 

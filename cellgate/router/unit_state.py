@@ -12,9 +12,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from cellgate.router import outliers
-from cellgate.router.backlog import Concurrency, Job, Prefilled, Unread
+from cellgate.router.backlog import Concurrency, Job, Prefilled, Stalled, Unread
 from cellgate.router.cost import CostTerms, Expected
-from cellgate.router.cost_model import CostModel
+from cellgate.router.cost_model import CostModel, tokens_there
 from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, ignores_good_evidence
 from cellgate.router.learning import JOINED_S, LARGE_TOKENS, WAIT_LEAST_S, StepTimes
 from cellgate.router.nouns import (
@@ -440,8 +440,8 @@ class UnitState(InRotation):
     """By node and source."""
     answered_at: float
     """When anything of it last answered."""
-    stalls: deque[tuple[float, float]]
-    """The last ones: since when, and for how many seconds."""
+    stalls: deque[Stalled]
+    """The last ones."""
     stall_reported_at: float
     """When a stall was last reported as evidence."""
     cleared_at: float
@@ -584,26 +584,30 @@ class UnitState(InRotation):
     def record_large_prompt(self, tokens: int, sent_at: float) -> None:
         """A large prompt, sent at `sent_at`, was computed: record for how long no counter moved."""
         if self.counters_at:
-            ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
+            ended = (each.still_s for each in self.stalls if each.since + each.still_s >= sent_at)
             self.step_times.record_stall(tokens, max(ended, default=0.0))
 
-    def record_wait(self, done: Prefilled, sent_at: float, now: float) -> None:
-        """A prompt, sent at `sent_at`, was computed, which took a while: record for how long nothing moved.
+    def record_wait(self, done: Prefilled, lease: Lease, now: float) -> None:
+        """A prompt was computed, which took a while: record for how long nothing moved.
 
         Where no steps are counted, it may have been computed beside streams that went on, and may do the
         same alone: then the whole wait counts, but not that for others to end.
         """
-        waits = [(still_s, since) for since, still_s in self.stalls if since + still_s >= sent_at]
-        waits.append((now - max(self.quiet_since, sent_at), max(self.quiet_since, sent_at)))
+        since = max(self.quiet_since, lease.opened_at)
+        waits = [stall for stall in self.stalls if stall.since + stall.still_s >= lease.opened_at]
+        waits.append(Stalled(now - since, since, tokens_there(self.leases, self._joins_until(since), lease)))
         if not self.counters_at and done.had_seat:
-            waits.append((done.span_s, now - done.span_s))
-        wait_s, since = max(waits)
-        there = [each for each in self.leases if not each.committed and each.opened_at <= since + JOINED_S]
-        # Plain ones that came earlier may have been computed before.
-        first_at = min([sent_at, *(each.opened_at for each in there if each.ask.stream)])
-        beside = sum(each.job.uncached_tokens for each in there if each.opened_at >= first_at)
-        is_whole = done.had_seat or self.counters_at > 0.0
-        self.step_times.waited(done.tokens, wait_s, is_whole=is_whole, beside=beside)
+            since = now - done.span_s
+            waits.append(Stalled(done.span_s, since, tokens_there(self.leases, since + JOINED_S, lease)))
+        longest, is_whole = max(waits), done.had_seat or self.counters_at > 0.0
+        beside = max(0, longest.tokens - done.tokens)
+        at_once = tokens_there(self.leases, longest.since, lease)
+        step_times = self.step_times
+        step_times.waited(done.tokens, longest.still_s, is_whole=is_whole, beside=beside, at_once=at_once)
+
+    def _joins_until(self, since: float) -> float:
+        """What came until then may be in the present step; when that began is known where steps count."""
+        return since if self.counters_at else since + JOINED_S
 
     def show_plain(self, now: float) -> None:
         """Count the prompts of plain answers as computed when they are due, because that is not visible."""
@@ -630,14 +634,17 @@ class UnitState(InRotation):
     def record_stall(self, still_s: float) -> None:
         """Record a stall."""
         since = self.quiet_since
-        if self.stalls and self.stalls[-1][0] == since:
+        if self.stalls and self.stalls[-1].since == since:
             self.stalls.pop()
-        self.stalls.append((since, still_s))
+        there = tokens_there(self.leases, self._joins_until(since))
+        self.stalls.append(Stalled(still_s, since, there))
 
     def longest_stall_s(self) -> float:
         """The longest recent stall that ended by itself, in ticks, plus one."""
         since = self.quiet_since
-        return max((still_s for at, still_s in self.stalls if at != since), default=0.0) + SHORTEST_STALL_S
+        return (
+            max((each.still_s for each in self.stalls if each.since != since), default=0.0) + SHORTEST_STALL_S
+        )
 
     def has_only_errors(self, now: float) -> bool:
         """Record an error of the unit; True when the last thing it did, a moment ago, was another one.
@@ -759,7 +766,7 @@ class Lease:
         if done is not None:
             state.step_times.prefilled(done)
             if done.span_s > WAIT_LEAST_S:
-                state.record_wait(done, self.opened_at, now)
+                state.record_wait(done, self, now)
             if done.tokens >= LARGE_TOKENS:
                 state.record_large_prompt(done.tokens, self.opened_at)
 

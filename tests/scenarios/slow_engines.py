@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -59,6 +60,8 @@ class Shape:
     units: int
     max_in_flight: int
     users: int
+    is_even: bool
+    """Prompts of all sizes are as frequent, and most are streamed; else small ones are frequent."""
 
     @property
     def timing(self) -> Timing:
@@ -70,10 +73,11 @@ class Shape:
         in_line = max(1.0, self.users / self.units)
         prompt = min(MOST_TOKENS, self.prefill_tokens_s * FIRST_TOKEN_S / in_line)
         answer = ANSWER_S / self.step_s * self.slots / max(in_line, self.slots)
+        size = rng.uniform if self.is_even else partial(_log_uniform, rng)
         return {
-            "prompt_tokens": round(_log_uniform(rng, LEAST_TOKENS, max(2.0 * LEAST_TOKENS, prompt))),
+            "prompt_tokens": round(size(LEAST_TOKENS, max(2.0 * LEAST_TOKENS, prompt))),
             "max_tokens": round(_log_uniform(rng, 1.0, max(2.0, answer))),
-            "stream": rng.random() < 0.5,
+            "stream": rng.random() < (0.9 if self.is_even else 0.5),
             "manner": PATIENT,
         }
 
@@ -123,6 +127,7 @@ def draw(seed: int) -> Shape:
         units,
         in_flight := rng.choice((slots, 2 * slots)),
         rng.randint(1, min(in_flight, 12) * units),
+        rng.random() < 0.5,
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from typing import Any
 
 import pytest
 
 from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.slow_engines import PATIENT, hangs, well
+from tests.scenarios.users import Users
 from tests.sim.timing import Timing
 
 ONE_SLOT = Timing(0.05, step_s=0.2, max_running=1, prefill_tokens_per_s=200.0)
@@ -22,6 +25,30 @@ def test_engines_of_any_speed_that_are_well_are_left_alone(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds((3, 4, 5, 6, 7, 8)))
 def test_engines_of_any_speed_that_hang_are_found(seed: int) -> None:
     assert not hangs(seed)[2]
+
+
+def test_a_canary_on_its_way_does_not_keep_a_unit_in_that_is_seen_to_stand_still() -> None:
+    """It was sent with the patience of a unit that is well: 2.9 s, on an engine with steps of 0.8 s."""
+    assert hangs(7)[0] < 3.1
+
+
+@pytest.mark.parametrize("seed", seeds((4, 0, 6)))
+def test_a_slow_engine_that_computes_all_new_prompts_in_one_step_is_left_alone(seed: int) -> None:
+    """A single prompt has taught it a second; six of them, three times as large, take ten."""
+    timing = Timing(0.0, step_s=0.018, max_running=64, prefill_tokens_per_s=87.7)
+    stage = Stage(seed, units=1, timing=timing, max_in_flight=128)
+
+    def ask(rng: Random) -> dict[str, Any]:
+        sizes = {"prompt_tokens": rng.randint(10, 292), "max_tokens": rng.randint(1, 256)}
+        return sizes | {"stream": True, "manner": PATIENT}
+
+    async def scenario() -> None:
+        users = Users(stage, 6, ask)
+        await asyncio.sleep(100.0)
+        await users.leave()
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -185,6 +185,8 @@ _LOOK_AT: dict[Verdict, str] = {
 """What is looked at as soon as a unit has this verdict."""
 
 SWEEP_S = 1.0
+READ_AGAIN_S = 0.3
+"""The counters of a unit that stands still are read once more within this time."""
 
 
 class Prober:
@@ -319,6 +321,8 @@ class Prober:
         if consequence.wants_canary:
             # An idle unit's numbers are old: they must show whether others keep this canary waiting.
             self.look_now(evidence.unit, Canary.name, EngineMetrics.name)
+        if evidence.sign is Sign.BAD and evidence.source != Canary.name:
+            self._hasten_canary(evidence)
         if consequence.flip is not None:
             if probe := _LOOK_AT.get(consequence.flip.after):
                 self.look_now(evidence.unit, probe)
@@ -333,6 +337,17 @@ class Prober:
         for name in probes:
             if name in runners:
                 runners[name].nudge()
+
+    def _hasten_canary(self, evidence: Evidence) -> None:
+        """A canary that is on its way to a suspect that is now seen to stand still waits no longer than that
+        of any such suspect, but for the counters to be read once more.
+        """
+        runner = self._runners.get(evidence.unit, {}).get(Canary.name)
+        state = self._board.units.get(evidence.unit)
+        if runner is None or state is None or state.case.verdict is not Verdict.SUSPECT:
+            return
+        if is_seen_still(state, evidence.at):
+            runner.hasten(max(evidence.at + READ_AGAIN_S, Canary().late_at(runner.context)))
 
     def _ask_ranks(self, unit: str) -> None:
         """What they say before the unit is restarted may be the only trace."""

@@ -421,9 +421,14 @@ def test_one_that_counts_no_steps_gets_it_sooner_because_it_takes_longer_to_fail
     assert max(due_s + 2.0 * timeout_s, blind_due_s + 2.0 * blind_timeout_s) < 17.0
 
 
-@pytest.mark.parametrize("work", [{"in_flight": 1}, {"load": SIGHTED}], ids=["of this gate", "of others"])
-def test_a_unit_with_work_gets_one_after_two_seconds_without_life(work: dict[str, Any]) -> None:
-    assert Canary().due_at(FakePatient(lambda _: TOKEN, progress_at=100.0, **work), 50.0) == 102.0
+@pytest.mark.parametrize(
+    ("work", "awake_s"),
+    [({"in_flight": 1}, 2.0), ({"in_flight": 1, "load": SIGHTED}, 1.5), ({"load": SIGHTED}, 1.5)],
+    ids=["blind", "steps are counted", "of others"],
+)
+def test_a_unit_with_work_gets_one_soon_when_it_shows_no_life(work: dict[str, Any], awake_s: float) -> None:
+    patient = FakePatient(lambda _: TOKEN, progress_at=100.0, **work)
+    assert Canary().due_at(patient, 50.0) == 100.0 + awake_s
 
 
 def test_it_flies_a_little_later_where_another_gates_may_spare_it() -> None:

@@ -133,6 +133,15 @@ def test_a_slow_answer_is_remembered_behind_fast_ones() -> None:
     assert step_times.prefill_s(6_000) >= 10.0, "nothing is known any more"
 
 
+def test_more_prompts_at_once_than_ever_before_may_all_take_as_long_as_the_slowest_alone() -> None:
+    step_times = StepTimes()
+    step_times.waited(100, 1.0, is_whole=True)
+    assert step_times.prefill_s(100, beside=100) < 1.5
+    assert 8.9 < step_times.prefill_s(100, beside=800) < 10.0
+    step_times.waited(100, 4.0, is_whole=True, beside=800)
+    assert 3.5 < step_times.prefill_s(100, beside=800) < 6.0
+
+
 def test_prompts_that_waited_together_do_not_make_each_other_slower() -> None:
     """One of ten that are computed in one step shows when all ten are done."""
     step_times = StepTimes()
