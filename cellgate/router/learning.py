@@ -455,8 +455,10 @@ class StepTimes:
     __slots__ = (
         "_alone_pace_s",
         "_before",
+        "_idle_pace_s",
         "_largest",
         "_largest_step",
+        "_longest_wait_s",
         "_mark",
         "_marked_at",
         "_pace_s",
@@ -475,13 +477,12 @@ class StepTimes:
         self._mark: list[int] | None = None
         self._marked_at = 0.0
         self.rates = Rates()
-        self._largest = 0
-        self._largest_step = 0
-        """The most tokens of prompts that it has surely computed at once."""
+        self._largest = self._largest_step = 0
         self._stall_tokens = 0
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
         self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
+        self._idle_pace_s = self._longest_wait_s = 0.0
         self.answer_token_s = 0.0
         """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
 
@@ -526,6 +527,8 @@ class StepTimes:
         rates = self.rates
         rates.prefilled(tokens, busy_s, span_s, follows=follows, had_seat=had_seat)
         if found_idle and had_seat:
+            if ttft_s > WAIT_LEAST_S:
+                self._idle_pace_s = max(_PACE_FADES * self._idle_pace_s, ttft_s / tokens)
             rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
         if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
             self._largest = tokens
@@ -537,14 +540,14 @@ class StepTimes:
     def waited(
         self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0, at_once: int | None = None
     ) -> None:
-        """For so long nothing moved before the first token of a prompt. `is_whole`: all of its prefill is in
-        that; so is that of the prompts `beside` it, if the unit computes several at once. `at_once`: so many
-        of all these tokens were there in time for it (None: all).
+        """For so long nothing moved before the first token of a prompt. `is_whole`: its prefill is in it; so
+        is that of those `beside` it, if several are computed at once; `at_once` tokens surely (None: all).
         """
         self._largest_step = max(self._largest_step, tokens + beside if at_once is None else at_once)
         if is_whole and tokens > self._largest:
             self._largest = tokens
         self._alone_pace_s = max(self._alone_pace_s, wait_s / max(tokens, 1))
+        self._longest_wait_s = max(_PACE_FADES * self._longest_wait_s, wait_s)
         wait_s -= WAIT_LEAST_S
         self._pace_s = max(self._pace_s, wait_s / (tokens + _PACE_TOKENS))
         self._shared_pace_s = max(self._shared_pace_s, wait_s / (tokens + beside + _PACE_TOKENS))
@@ -570,6 +573,7 @@ class StepTimes:
         """It was given up for being too slow: nothing that it has shown is held against it next time."""
         self._largest = self._largest_step = 0
         self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
+        self._idle_pace_s = self._longest_wait_s = 0.0
         self.rates.prefill_tokens_s.reset()
         self.answer_token_s = 0.0
 
@@ -589,7 +593,7 @@ class StepTimes:
         if tokens <= KNOWN_TIMES * self._largest:
             if tokens + beside <= KNOWN_TIMES * self._largest_step:
                 return learnt_s
-            # It has done no such step: all of that as slowly as any prompt for which it was waited.
+            # No such step was seen: all of it as slowly as the slowest prompt.
             slowest_s = min(slowest_s, self._alone_pace_s * (tokens + beside))
         elif rate.seen >= SURE:
             slowest_s = min(slowest_s, UNSURE_TIMES * learnt_s)
@@ -603,12 +607,12 @@ class StepTimes:
         beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
         beside_s = beside / rate.value if rate.seen else 0.0
         prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + beside_s
-        return max(prefill_s, self._pace_s * tokens, self._shared_pace_s * (tokens + beside))
+        # What a large prompt took in several steps, a small one may take in one.
+        step_s = min(self._idle_pace_s * tokens, self._longest_wait_s)
+        return max(prefill_s, step_s, self._pace_s * tokens, self._shared_pace_s * (tokens + beside))
 
 
-# What stands for rates that were not measured: those of a unit's peers, and what weights say. Pure.
-#
-# Rules:
+# What stands for rates that were not measured: those of a unit's peers, and what weights say. Pure. Rules:
 # 1. A weight says what a unit can do beside others: usually how many times as fast it is. It stands for
 #    measurements until there are some, and no longer: it may be wrong, and a measured difference must not
 #    count twice.

@@ -17,7 +17,7 @@ from tests.sim.timing import Timing
 ONE_SLOT = Timing(0.05, step_s=0.2, max_running=1, prefill_tokens_per_s=200.0)
 
 
-@pytest.mark.parametrize("seed", seeds(range(1, 12)))
+@pytest.mark.parametrize("seed", seeds((*range(1, 12), 25)))
 def test_engines_of_any_speed_that_are_well_are_left_alone(seed: int) -> None:
     assert not well(seed)
 
