@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -9,8 +10,8 @@ import pytest
 
 from cellgate.proxy.config.settings import Limits
 from tests.wire.client import post
-from tests.wire.stage import live, stage
-from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+from tests.wire.stage import live, simulated, stage
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, Received, chunk
 
 SEGMENT = 1448
 TEXT = "Why is the sky blue? "
@@ -109,3 +110,21 @@ async def test_no_answer_holds_more_than_one_body_may() -> None:
         client.send(post(ASKED))
         assert (await client.reader.readexactly(12)) == b"HTTP/1.1 200"
         assert 1 << 19 < here.gateway.memory.used <= 2 << 20
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@simulated
+async def test_a_large_first_event_that_takes_its_time_is_on_its_way(path: str) -> None:
+    """What an answer begins with may repeat the request: over a slow network it is no idle event yet."""
+    body = DIALECTS[path](100_000)
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        for at in range(0, len(body), 10_000):
+            request.write(chunk(body[at : at + 10_000]))
+            await asyncio.sleep(0.4)
+        request.write(LAST_CHUNK)
+
+    async with stage(play, play) as here, here.client() as client:
+        reply = await client.ask(post(ASKED, path=path))
+        assert (reply.status, reply.whole, reply.body == body, here.received) == (200, True, True, 1)

@@ -318,7 +318,7 @@ class Attempt:
             self._give_up(conn, begun)
             return None
         if begun is None and body:
-            passage.idle_at = passage.idle_at or self._response.now()
+            passage.note_idle(self._response.now())
         if begun is not None and passage.stitch is not None and conn.reply.ended and are_idle(begun):
             return None if self._owner.doubts("a stream without a token", begun) else begun
         return begun

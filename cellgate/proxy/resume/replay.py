@@ -53,19 +53,25 @@ class EventRewriter(Protocol):
         """Complete events in, what the client gets out. Raises MismatchError."""
 
 
+FLOW_BYTES = 4096
+"""An event that grows by so much is on its way, however long it takes."""
+
+
 class EventFilter:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
     these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
     `is_idle` says of whole events that nothing in them was computed: such are held like a preamble;
-    `idle_events` is how many have come, `idle_at` since when there have been some (0: never).
+    `idle_events` is how many have come, `idle_at` since when nothing else has come (0: nothing
+    has, of any kind).
     `may_hold` says whether there is memory for so many more bytes of the beginning, beyond `event_bytes`.
     """
 
     __slots__ = (
         "_before",
         "_begun",
+        "_grown_from",
         "_has_ids",
         "_idle_bytes",
         "_is_idle",
@@ -99,7 +105,7 @@ class EventFilter:
         self._begun = False
         self._preamble: list[bytes] = []
         """Events that came before anything was computed."""
-        self._idle_bytes = self.idle_events = 0
+        self._idle_bytes = self.idle_events = self._grown_from = 0
         self.in_event = False
         self.idle_at = 0.0
         self.stitch: EventRewriter | None = None
@@ -137,6 +143,14 @@ class EventFilter:
                 return self._held(b"")
             return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
         return None if self._has_room() else self._overfull()
+
+    def note_idle(self, now: float) -> None:
+        """Something has come, and nothing of it shows work: it is idle, unless a large event is arriving."""
+        grown = self._size - self._grown_from
+        if not self.idle_at or grown >= FLOW_BYTES:
+            self.idle_at = now
+        if grown < 0 or grown >= FLOW_BYTES:
+            self._grown_from = self._size
 
     def _held(self, events: bytes) -> bytes:
         """All of the beginning, with these events at its end."""
