@@ -42,4 +42,5 @@ def test_reasoning_and_tool_calls_are_continued_wherever_they_break(kind: str, a
         assert [(visit.code, visit.reply.error) for visit in visits if not visit.is_answered] == []
 
     stage.play(scenario())
-    assert results(stage)["continued"] > 0
+    # Behind the first event nothing is shown yet: another unit answers from the beginning.
+    assert results(stage)["continued"] > 0 or after == 1

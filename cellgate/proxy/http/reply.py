@@ -248,6 +248,8 @@ class ReplyReader:
             self._overhead = 0
         elif self._overhead > _FEW_BYTES and not self.misbehaved:
             self._check_overhead()
+        # An idle connection keeps nothing of what came last.
+        self._pieces = []
         return pieces
 
     def repeat(self, head: ReplyHead, body: bytes) -> list[bytes]:

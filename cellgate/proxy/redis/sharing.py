@@ -92,7 +92,10 @@ class ReportReading:
             key = member.unit, member.gate
             if (one := self._seen(key, document, pttl_ms, has_beat=member.gate in beats)) is not None:
                 seen[key] = one
-            self.absent[member] = self.absent.get(member, 0) + 1 if document is None else 0
+            if document is None:
+                self.absent[member] = self.absent.get(member, 0) + 1
+            else:
+                self.absent.pop(member, None)
         # A document that was read may be older than a message on the channel meanwhile.
         for key in self._roster.answered(seen, self._now()):
             self._on_report(key, seen[key])
