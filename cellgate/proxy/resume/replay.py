@@ -53,6 +53,8 @@ class EventRewriter(Protocol):
         """Complete events in, what the client gets out. Raises MismatchError."""
 
 
+BEGIN_BYTES = 9 << 20
+"""More of a beginning is shown as it comes: to look at so much takes 0.1 s, in which others wait."""
 FLOW_BYTES = 4096
 """An event that grows by so much is on its way, however long it takes."""
 
@@ -159,7 +161,10 @@ class EventFilter:
 
     def _has_room(self) -> bool:
         """Whether there is memory for what is held."""
-        missing = self._size + sum(map(len, self._preamble)) - self._room
+        held = self._size + sum(map(len, self._preamble))
+        if held > BEGIN_BYTES and not self._has_ids:
+            return False
+        missing = held - self._room
         if missing > 0:
             if not self._may_hold(missing):
                 return False

@@ -11,7 +11,7 @@ from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.request.answer_shape import are_idle
 from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter
+from cellgate.proxy.resume.replay import BEGIN_BYTES, TAIL_BYTES, EventFilter
 from cellgate.proxy.resume.transcript import Transcript
 
 KIB = 1024
@@ -200,3 +200,14 @@ def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
     begun = EventFilter().begin(aborted, ended=False)
     assert isinstance(begun, Failure)
     assert begun.kind is FailureKind.ABORTED
+
+
+def test_no_more_of_a_beginning_is_held_than_is_looked_at_in_one_turn() -> None:
+    """Whatever memory there is: a first event of 100 MB would keep all others waiting for half a second."""
+    passage, piece = EventFilter(may_hold=lambda _: True), b"x" * (1 << 16)
+    assert passage.begin(b"data: ", ended=False) is None
+    held = 6
+    while (begun := passage.begin(piece, ended=False)) is None:
+        held += len(piece)
+    assert isinstance(begun, bytes)
+    assert held <= BEGIN_BYTES < len(begun) == held + len(piece)
