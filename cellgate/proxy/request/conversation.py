@@ -41,6 +41,8 @@ BODY_BYTES = MAX_BLOCKS * BLOCK_BYTES
 """Larger bodies are read as a whole."""
 FRAME_BYTES = 1 << 18
 """So are those with a larger frame."""
+_PIECES = 8 * LIMITS.prompt_pieces
+"""So many pieces of a prompt are read one by one, but for one turn: of it no more than of any other body."""
 _GUESSES = 4
 """So many guesses of one body may be wrong, of each kind."""
 SEARCHED_BYTES = 1 << 16
@@ -131,7 +133,7 @@ def read_conversation(body: bytes, route: str) -> Conversation | None:
         cuts = cuts_in(body, begin, len(body))
         frame = find_frame(body, begin, cuts[-1] if cuts else begin, route)
         blocks, written = begun(frame)
-        steps = read_runs(body, begin, begin, cuts, frame.end, written)
+        steps = read_runs(body, begin, begin, cuts, frame.end, written, _PIECES)
         all_blocks = [blocks, *(step.blocks for step in steps)]
         return Conversation(asked(frame.asking, all_blocks, steps[-1].written), frame, steps)
     except UnusualError:
@@ -225,11 +227,19 @@ def begun(frame: Frame) -> tuple[tuple[int, ...], PromptSoFar]:
 
 
 def read_runs(
-    body: bytes, begin: int, at: int, cuts: Sequence[int], end: int, written: PromptSoFar
+    body: bytes,
+    begin: int,
+    at: int,
+    cuts: Sequence[int],
+    end: int,
+    written: PromptSoFar,
+    pieces: int = LIMITS.prompt_pieces,
 ) -> list[RunRead]:
-    """Parse the messages from `at` on; all of them stand from `begin` to `end`. Raises UnusualError."""
+    """Parse the messages from `at` on; all of them stand from `begin` to `end`. Raises UnusualError, also for
+    more than so many `pieces` of a prompt.
+    """
     steps: list[RunRead] = []
-    wrong = 0
+    wrong, most = 0, written.pieces + pieces
     for cut in (*cuts, end):
         if cut == at != begin or cut > end:
             continue
@@ -246,6 +256,8 @@ def read_runs(
         except TypeError:
             raise UnusualError from None
         blocks, written = _write_on(written, b"".join(out), len(out))
+        if written.pieces > most:
+            raise UnusualError
         steps.append(RunRead(cut, blocks, written))
         at = cut
     return steps
@@ -276,7 +288,7 @@ def _write_on(written: PromptSoFar, text: bytes, pieces: int) -> tuple[tuple[int
     many pieces, that not all of it would be hashed in this way.
     """
     size, pieces = written.size + len(text), written.pieces + pieces
-    if size > BODY_BYTES or pieces > LIMITS.prompt_pieces:
+    if size > BODY_BYTES or pieces > _PIECES:
         raise UnusualError
     text = written.rest + text
     blocks = block_hashes(text, written.seed)

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.request import beginnings, conversation
 from cellgate.proxy.request.beginnings import Beginnings
@@ -433,3 +434,21 @@ def test_what_was_read_elsewhere_is_known_here() -> None:
     known.learn(chat(50), found, "p")
     assert unread(known, chat(50)) == 0
     assert read(known, chat(60), "chat") == (read_ask(chat(60), "chat", "p"), True)
+
+
+def test_a_conversation_of_very_many_messages_is_known_as_well() -> None:
+    """All of it is too much for one turn of the loop, its next turn is not."""
+    known, many = Beginnings(), LIMITS.prompt_pieces // 3
+    body = chat(many)
+    place = known.find(body, "chat", "p")
+    assert place is not None
+    assert known.read(place, "p") is None
+    elsewhere = read_conversation(body, "chat")
+    assert elsewhere is not None
+    known.learn(body, elsewhere, "p")
+    body = chat(many + 2)
+    place = known.find(body, "chat", "p")
+    assert place is not None
+    ask, whole = known.read(place, "p"), read_conversation(body, "chat")
+    assert whole is not None
+    assert ask == whole.ask
