@@ -287,7 +287,7 @@ class ProbeContext(Protocol):
 
 
 class Probe(Protocol):
-    """Probes a unit, or one of its nodes, again and again: a AsyncProbe or a HttpPageProbe."""
+    """Probes a unit, or one of its nodes, again and again: an AsyncProbe or an HttpPageProbe."""
 
     @property
     def name(self) -> str: ...

@@ -258,34 +258,30 @@ class CostModel:
         )
         return tariff
 
-    def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
-        """What `ask` would cost on this unit now; `held` as for `estimate`."""
-        bytes_per_token = self.rates.bytes_per_token.value
+    def quote(
+        self, ask: Ask, held: int, expected: Expected, now: float, like: CostModel | None = None
+    ) -> Quote:
+        """What `ask` would cost on this unit now, which holds `held` blocks of its prompt. `like`: if it were
+        as fast as that unit.
+        """
+        own, pace = self.forecast, like or self
+        if like is not None:
+            fast = like.forecast
+            own = own._replace(
+                tokens_s=fast.tokens_s,
+                token_s=fast.token_s,
+                step_s=fast.step_s,
+                sequence_s=fast.sequence_s,
+                beside_s=fast.beside_s,
+                latency_s=fast.latency_s,
+            )
+        bytes_per_token = pace.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
         block_tokens = BLOCK_BYTES / bytes_per_token
         cached = held * block_tokens * self.prefixes.trust
-        spared = self.spared_tokens(held, expected)
-        reckoned = terms(self.forecast, self.backlog, tokens, cached, spared, expected.answer_tokens, now)
+        spared = pace.spared_tokens(held, expected)
+        reckoned = terms(own, self.backlog, tokens, cached, spared, expected.answer_tokens, now)
         return _new(Quote, (reckoned, tokens, cached))
-
-    def at_speed_of(self, other: CostModel, ask: Ask, held: int, expected: Expected, now: float) -> float:
-        """The seconds of the same if this unit were as fast as another one."""
-        own, fast, bytes_per_token = self.forecast, other.forecast, other.rates.bytes_per_token.value
-        own = own._replace(
-            tokens_s=fast.tokens_s,
-            token_s=fast.token_s,
-            step_s=fast.step_s,
-            sequence_s=fast.sequence_s,
-            beside_s=fast.beside_s,
-            latency_s=fast.latency_s,
-        )
-        block_tokens = BLOCK_BYTES / bytes_per_token
-        cached, spared = (
-            held * block_tokens * self.prefixes.trust,
-            expected.spared_blocks(held) * block_tokens,
-        )
-        tokens = ask.prompt_bytes / bytes_per_token
-        return terms(own, self.backlog, tokens, cached, spared, expected.answer_tokens, now)[0]
 
     def spared_tokens(self, held: int, expected: Expected) -> float:
         """What is not charged of a prompt of which the unit holds so many blocks (see Expected)."""

@@ -374,6 +374,7 @@ IDLE_S = 2.0
 LOOK_S = 0.1
 """How often such units are searched."""
 SAME_S = 0.001
+"""So little is no difference."""
 
 
 class Explorer:
@@ -406,8 +407,8 @@ class Explorer:
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
             if row.cost_s - best.cost_s <= self.budget_s or is_guessed:
-                as_fast_s = costs.at_speed_of(usual.costs, ask, row.held_blocks, found.expected, now)
-                if as_fast_s <= best.cost_s + SAME_S:
+                as_fast = costs.quote(ask, row.held_blocks, found.expected, now, like=usual.costs)
+                if as_fast.terms[0] <= best.cost_s + SAME_S:
                     longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
         self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
