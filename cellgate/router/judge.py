@@ -468,7 +468,7 @@ def _is_refuted(case: Case, evidence: Evidence) -> bool:
     return is_work and is_stall and evidence.source not in _HOLDING
 
 
-def is_out_for_answers(case: Case) -> bool:
+def works_though_out(case: Case) -> bool:
     """Whether the unit is out for what it answers: it works, so that no request has ended it."""
     return any(source in _HOLDING for _, source in case.faults)
 

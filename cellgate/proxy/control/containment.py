@@ -22,7 +22,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board, Flip
-from cellgate.router.judge import is_out_for_answers
+from cellgate.router.judge import works_though_out
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.pick import OnResult
 from cellgate.router.poison import MEMORY_S, SIBLING_S, SPACE_S, Ban, Bans, Fate, Ledger, Loss, PoisonRecord
@@ -121,7 +121,7 @@ class Containment:
             or state.retired
             or not ask.fingerprint
             or (kind is FailureKind.CUT and not lease.evicted)
-            or (kind in _SILENT and (_stood_still(lease) or is_out_for_answers(state.case)))
+            or (kind in _SILENT and (_stood_still(lease) or works_though_out(state.case)))
         ):
             return
         if lease.evicted and state.fell_unseen:
