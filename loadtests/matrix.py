@@ -40,7 +40,7 @@ _CHANGING = re.compile(
     rb'"(?:id|created|created_at|completed_at|system_fingerprint|timings|item_id|prompt_ms|request_id)"\s*:\s*'
     rb'(?:"[^"]*"|[0-9.e+-]+|\{[^{}]*\})'
 )
-"""What a real engine says anew each time."""
+"""What a real engine says in other words each time."""
 
 
 class Ask(NamedTuple):

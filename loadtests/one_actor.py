@@ -99,7 +99,7 @@ class Fleet:
             await asyncio.to_thread(gate.wait_up)
 
     async def forget(self) -> None:
-        """Let attempts count anew everywhere, as an operator does who drains a unit and puts it back."""
+        """Let attempts count again everywhere, as an operator does who drains a unit and puts it back."""
         await asyncio.sleep(HEARD_S)
         for gate in self.gates:
             for unit in self.doors:

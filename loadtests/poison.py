@@ -79,7 +79,7 @@ class PromptReply:
 
 
 class Keeper:
-    """Starts units anew that have died, `BACK_S` later, and counts."""
+    """Restarts units that have died, `BACK_S` later, and counts."""
 
     def __init__(self, units: Sequence[SimUnit]) -> None:
         self._units = units

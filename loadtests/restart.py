@@ -1,4 +1,4 @@
-"""Drill: a leader starts anew faster than any probe looks. Who reaches the new process first?
+"""Drill: a leader restarts faster than any probe looks. Who reaches the new process first?
 
 `python -m loadtests.restart` kills a leader while its successor waits for the port: under streaming users,
 and in an idle fleet whose users come right after. What must hold: the new process has answered a canary

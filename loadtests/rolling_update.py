@@ -40,7 +40,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """One group made anew: what for, and the seconds from the first deletion until the gate had it DOWN,
+    """One group made again: what for, and the seconds from the first deletion until the gate had it DOWN,
     until its processes began to end, and until the new unit was UP. None: never.
     """
 
@@ -116,7 +116,7 @@ async def _drill(cluster: LwsCluster, gate: GateProcess, streams: int) -> Outcom
 
 
 async def _replace(cluster: LwsCluster, gate: GateProcess, group: Group, why: str) -> asyncio.Task[Replaced]:
-    """Delete a group, all at once or beginning with its follower, and make it anew. Returns when its pods are
+    """Delete a group, all at once or its follower first, and make it again. Returns when its pods are
     ready; the task ends when the gate has it UP.
     """
     deleted_at, clock = time.time(), time.monotonic()

@@ -249,7 +249,7 @@ _FATAL_XIDS = (
 )
 
 PRESETS: dict[str, tuple[str, ...]] = {
-    # dcgm-exporter. The gauge keeps the last Xid until the exporter or the driver starts anew, which these
+    # dcgm-exporter. The gauge keeps the last Xid until the exporter or the driver restarts, which these
     # Xids need anyway (github.com/NVIDIA/dcgm-exporter/issues/500, github.com/NVIDIA/DCGM/issues/277); but a
     # harmless Xid soon after hides a fatal one. The counter keeps each Xid for five minutes, where the
     # exporter is told to show it (github.com/NVIDIA/dcgm-exporter/pull/239).

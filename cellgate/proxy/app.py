@@ -483,8 +483,8 @@ async def run_control(start: ControlStart) -> int:
 def _read_anew(settings: Settings, reload: Reload) -> Settings:
     """The settings after a reload by the previous control process."""
     try:
-        anew = reload()
+        fresh = reload()
     except ConfigError as error:
         log_line("error", f"the units of the start are kept: {'; '.join(error.problems)}")
         return settings
-    return after_reload(settings, anew)
+    return after_reload(settings, fresh)

@@ -113,7 +113,7 @@ def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> Dow
 PEERS_S = 1.0
 """How often units take over estimates from their peers."""
 AT_ONCE = 64
-"""Up to so many units, costs are computed anew whenever one comes up. When the units of a larger fleet come
+"""Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for the next tick.
 """
 TURNS = 4
@@ -225,11 +225,11 @@ class Consequence(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a new configuration has changed. `probed_anew`: units that stay, with other probes."""
+    """What a new configuration has changed. `probed_again`: units that stay, with other probes."""
 
     added: tuple[Unit, ...]
     removed: tuple[Unit, ...]
-    probed_anew: tuple[Unit, ...]
+    probed_again: tuple[Unit, ...]
 
 
 _NOTHING = Consequence()
@@ -285,7 +285,7 @@ class Board:
             if state.leases:
                 self.leaving.append(state)
         added = tuple(unit for unit in fleet.units if unit.name not in self.units)
-        probed_anew = []
+        probed_again = []
         for unit in fleet.units:
             known = self.units.get(unit.name)
             if known is None:
@@ -293,7 +293,7 @@ class Board:
                 state.on_change = self.usable.clear
             else:
                 if not unit.is_probed_like(known.unit):
-                    probed_anew.append(unit)
+                    probed_again.append(unit)
                     # The source of a fatal report may be gone; one that remains will report again.
                     known.case = replace(known.case, faults=frozenset(), epochs=())
                     known.last_evidence = {}
@@ -307,7 +307,7 @@ class Board:
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
-        return Changes(added, tuple(state.unit for state in gone), tuple(probed_anew))
+        return Changes(added, tuple(state.unit for state in gone), tuple(probed_again))
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Apply evidence. Evidence about a unit that is not configured (any more) is dropped."""

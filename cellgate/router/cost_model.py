@@ -36,7 +36,7 @@ from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, P
 # word counted, all would choose the unit that was idle, and where requests are short it no longer is.
 #
 # Of prompts to be computed, their next ones count as well: meanwhile units compute, and as much work comes
-# anew, to where the least is left, as water fills a vessel from its bottom. So units that were idle look
+# again, to where the least is left, as water fills a vessel from its bottom. So units that were idle look
 # alike, and those with a long line stay apart. (Dahlin, Interpreting Stale Load Information, 1999.)
 #
 # Of sequences being decoded the mean counts. It keeps what lasts: a fast unit has more than a slow one.

@@ -40,7 +40,7 @@ _CLIPS = (20.0, 20.0, 4.5)
 
 
 class Latency:
-    """The mean TTFT of late of prompts that found the unit idle; those with little work say most.
+    """The recent mean TTFT of prompts that found the unit idle; those with little work say most.
 
     Where all prompts are as long it has all their work in it. Nobody can tell then which part that is, until
     some are right behind each other; `tokens` are those whose work is in it.
@@ -444,7 +444,7 @@ WAIT_LEAST_S = 0.25
 """So much of a wait for a first token may be anything but prefill."""
 _PACE_TOKENS = 64
 ANSWERS = 3.0
-"""A plain answer may take so many times as long for each token as the slowest of late."""
+"""A plain answer may take so many times as long for each token as the slowest recent one."""
 _ANSWER_TOKENS = 16
 """An answer costs at least as much as so many tokens: most of a short one is its prompt."""
 
@@ -484,7 +484,7 @@ class StepTimes:
         self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
         self._idle_pace_s = self._longest_wait_s = 0.0
         self.answer_token_s = 0.0
-        """Seconds for each token of the slowest plain answer of late, with its prompt; 0: none was seen."""
+        """Seconds for each token of the slowest recent plain answer, with its prompt; 0: none was seen."""
 
     def mark(self, now: float) -> None:
         """Take a snapshot of the counts, if it is due. Must be called now and then while tokens flow."""
@@ -601,7 +601,7 @@ class StepTimes:
 
     def _learnt_s(self, tokens: int, beside: int, *, counts: bool) -> float:
         """By what was seen of the unit: its rate, but attention grows with the square; and the longest waits
-        of late, for a rate may have come from prompts that were in the prefix cache.
+        recently, for a rate may have come from prompts that were in the prefix cache.
         """
         rate, latency = self.rates.prefill_tokens_s, self.rates.latency
         beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)

@@ -147,7 +147,7 @@ _NOTHING = 1 << 62
 
 
 class Opinions:
-    """What is known of whose fault doubtful answers are. `watching`: anything was doubtful of late."""
+    """What is known of whose fault doubtful answers are. `watching`: anything was doubtful recently."""
 
     __slots__ = ("_arrivals", "_known", "_last_at", "_own", "_purse", "_records", "watching")
 
@@ -312,7 +312,7 @@ class Opinions:
     # -- units ---------------------------------------------------------------------------------------------
 
     def witnesses(self, names: Iterable[str]) -> list[str]:
-        """Those of these units that have served others of late: their word counts."""
+        """Those of these units that have served others recently: their word counts."""
         return [name for name in names if self._has_served(name)]
 
     def unsure(self, kind: Kind, names: Iterable[str], now: float) -> list[str]:

@@ -23,7 +23,7 @@ STREAK = 3
 
 
 class Speed(NamedTuple):
-    """How fast one unit is, at what load: its median gap of late, and the mean of the requests there."""
+    """How fast one unit is, at what load: its recent median gap, and the mean of the requests there."""
 
     gap_s: float
     batch: float

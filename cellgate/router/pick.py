@@ -62,7 +62,7 @@ class Candidates(NamedTuple):
     there is none.
 
     `expected` is what was expected of the ask wherever it goes; `shared` is how often that part of its
-    prompt came of late which some unit holds (None: none does). `splits` are the units for which another one
+    prompt came recently which some unit holds (None: none does). `splits` are the units for which another one
     is to compute the prompt.
     """
 

@@ -59,7 +59,7 @@ class PrefixCache:
         self.limit = limit
         self._most_runs = limit // _RUN_BLOCKS + _RUNS
         self.trust = 1.0
-        """The share of the expected hits that the engine has found of late."""
+        """The share of the expected hits that the engine has found recently."""
         self._runs: dict[int, _Run] = {}
         """By block."""
         self._order: dict[_Run, None] = {}
@@ -253,7 +253,7 @@ BEGINNINGS_MAX = 65_536
 
 
 class Reuses:
-    """How many prompts that share one beginning, and no more, came of late (`count`, as of `at`)."""
+    """How many prompts that share one beginning, and no more, came recently (`count`, as of `at`)."""
 
     __slots__ = ("at", "count")
 
@@ -263,7 +263,7 @@ class Reuses:
 
 
 class SharedPrefixes:
-    """By the last block that a prompt had in common with one before it: how many had, of late."""
+    """By the last block that a prompt had in common with one before it: how many had, recently."""
 
     __slots__ = ("_beginnings",)
 
@@ -274,7 +274,7 @@ class SharedPrefixes:
         return len(self._beginnings)
 
     def of(self, block: int, now: float) -> Reuses:
-        """How often the beginning up to `block` came of late. Who sends one more counts it there."""
+        """How often the beginning up to `block` came recently. Who sends one more counts it there."""
         known = self._beginnings.get(block)
         if known is None:
             known = self._beginnings[block] = Reuses(now)
@@ -299,7 +299,7 @@ class SharedPrefixes:
 
 
 PROVEN = 0.5
-"""The share of prompts that must have appeared in the events of late."""
+"""The share of prompts that must have appeared in recent events."""
 LATE_S = 0.25
 """Events of a prompt come at most so much later than its first token."""
 KNOWN_PENDING_MAX = 64
@@ -324,7 +324,7 @@ class Computed(NamedTuple):
 
 class KnownPrefixes:
     """The indexes of all ranks of one unit, beside what is believed of it. `proven` (0 to 1) is the share of
-    its prompts that have appeared in its events of late.
+    its prompts that have appeared in its recent events.
     """
 
     __slots__ = (
@@ -571,7 +571,7 @@ class RemotePrefixes:
         return held
 
     def forget(self, unit: str) -> None:
-        """The unit has started anew, or is no more: it holds nothing."""
+        """The unit has restarted, or is no more: it holds nothing."""
         if (bit := self._bits.pop(unit, None)) is not None:
             self._names[bit.bit_length() - 1] = ""
             self._asked = None
@@ -616,7 +616,7 @@ class ProvenPrefixes:
         self._pending.append((unit, blocks, shared))
 
     def forget(self, unit: str) -> None:
-        """The unit has started anew, or is no more: what it held is not reported, and may be
+        """The unit has restarted, or is no more: what it held is not reported, and may be
         reported again.
         """
         self._pending = deque((row for row in self._pending if row[0] != unit), maxlen=REMOTE_PENDING_MAX)
@@ -624,7 +624,7 @@ class ProvenPrefixes:
         self._reported_before.pop(unit, None)
 
     def take(self, most: int, now: float) -> dict[str, list[int]]:
-        """By unit: at most `most` hashes that were not reported of late. The newest prompts come first: where
+        """By unit: at most `most` hashes not reported recently. The newest prompts come first: where
         they branched off from others and where they end; then steps on the way, for who branches off there.
         """
         if now - self._turned_at >= REPORT_AGAIN_S or self._count >= HASHES_MAX // 2:

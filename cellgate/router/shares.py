@@ -124,7 +124,7 @@ def _has_less(
 
 
 class Asking:
-    """Which pools several payers ask for. `only` is who has asked for anything of late, if it was a single
+    """Which pools several payers ask for. `only` is who has asked for anything recently, if it was a single
     one.
     """
 

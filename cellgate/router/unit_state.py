@@ -45,7 +45,7 @@ from cellgate.router.prefix import PrefixCache
 # a suspected restart, a slow start; and the models it serves.
 #
 # These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
-# something from them (`Board.usable`) makes it anew.
+# something from them (`Board.usable`) makes it again.
 
 
 def _nobody() -> None:
@@ -415,11 +415,11 @@ class UnitState(InRotation):
     progress_at: float
     """When it last made progress."""
     batch: float
-    """How many requests it has had of late, on average."""
+    """How many requests it has had recently, on average."""
     prefilling: float
-    """The share of time of late in which it had prompts to compute."""
+    """The share of recent time in which it had prompts to compute."""
     refusals: dict[str, tuple[str, float]]
-    """Kinds of requests that it refused of late and others served: the words, and when that was found."""
+    """Kinds of requests that it refused recently and others served: the words, and when that was found."""
     gaps_ms: list[int]
     """Those of `step_times`, a step nearer for the byte path."""
     # What its engine is, and reports.

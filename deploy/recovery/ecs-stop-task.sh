@@ -1,6 +1,6 @@
 #!/bin/sh
 # Recovers a unit whose nodes are ECS services of one task each, named as the nodes are: stops the tasks of all
-# of them, which ECS starts anew. Needs the AWS CLI; the gate's role needs ecs:ListTasks and ecs:StopTask.
+# of them, which ECS restarts. Needs the AWS CLI; the gate's role needs ecs:ListTasks and ecs:StopTask.
 #
 #   recovery: [{cell: NAME, command: [/etc/cellgate/ecs-stop-task.sh, CLUSTER], audit: ...}]
 set -eu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Recovers a unit that is one group of a LeaderWorkerSet: deletes all pods of the group, which is made anew as a
+# Recovers a unit that is one group of a LeaderWorkerSet: deletes all pods of the group, which is made again as a
 # whole. The unit is named after its leader's pod, SET-INDEX (such as llama-0). Needs kubectl, and the rights in
 # lws-rbac.yaml.
 #

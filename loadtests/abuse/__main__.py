@@ -25,7 +25,7 @@ _FILES = 16384
 
 
 async def run(abuses: list[Abuse], tries: int = TRIES) -> int:
-    """Do them all; 0 when none failed. One that fails is tried anew on fresh gates, and the median counts."""
+    """Do them all; 0 when none failed. One that fails gets fresh gates, and the median counts."""
     rows: list[list[Try]] = []
     async with Stage() as stage:
         for abuse in abuses:

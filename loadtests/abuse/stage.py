@@ -44,7 +44,7 @@ _UP_TIMEOUT_S = 45.0
 
 
 class Stage:
-    """All of it, inside a `with`. The gate is started anew by `fresh`; the units stay."""
+    """All of it, inside a `with`. The gate is restarted by `fresh`; the units stay."""
 
     def __init__(self) -> None:
         self.evil = EvilUnits(MISDEEDS)
@@ -92,7 +92,7 @@ class Stage:
             await self.fresh(surroundings)
 
     async def fresh(self, surroundings: Surroundings) -> None:
-        """Start a gate anew, and have it serve what it has never served before."""
+        """Start a new gate, and have it serve what it has never served before."""
         await self.leave()
         settings: dict[str, object] = {}
         if (size := surroundings.bodies_bytes) is not None:

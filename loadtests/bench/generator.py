@@ -36,7 +36,7 @@ class Load:
         self._begin()
 
     def _begin(self) -> None:
-        """Count anew; what went wrong before stays."""
+        """Count again; what went wrong before stays."""
         self.tally = Tally(errors=self.tally.errors)
         self._reads_before = self._reads()
         for connection in self.connections:
@@ -235,7 +235,7 @@ def _arguments() -> argparse.Namespace:
     )
     add("--spread-s", type=float, default=0.0, help="time over which the streams start")
     add("--seconds", type=float, default=60.0, help="for how long streams are measured; between bursts")
-    add("--text-only", action="store_true", help="answers may be written anew, as long as they say the same")
+    add("--text-only", action="store_true", help="answers may be rewritten, as long as they say the same")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
 """What the benchmark's clients send and what its engine answers.
 
 Both sides build their bytes from here, so a client compares every body with the one it must get. All that an
-answer depends on stands in the last message and in `max_tokens`, for routers may write the rest anew.
+answer depends on stands in the last message and in `max_tokens`, for routers may rewrite the rest.
 """
 
 import json
@@ -195,7 +195,7 @@ def stream(user: str, tokens: int) -> bytes:
 
 
 def said(body: bytes) -> str:
-    """The text in a streamed answer or a plain one, whoever has written it anew."""
+    """The text in a streamed answer or a plain one, whoever has rewritten it."""
     if not body.startswith(b"data:"):
         return str(json.loads(body)["choices"][0]["message"]["content"])
     events = [line[5:] for line in body.splitlines() if line.startswith(b"data:") and b"[DONE]" not in line]

@@ -49,7 +49,7 @@ class Place(Protocol):
         """End Redis at once."""
 
     def start_redis(self) -> None:
-        """Start it anew."""
+        """Restart it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Step(Keys):
 
 
 class Drill(Keys):
-    """A whole file. The plan starts anew every `repeat_s`, if there is one."""
+    """A whole file. The plan restarts every `repeat_s`, if there is one."""
 
     name: str
     about: str = ""

@@ -86,7 +86,7 @@ class Watch:
         self._resumed.append((time.time(), self._totals["continued"]))
 
     def _look(self, number: int) -> None:
-        # It is being started anew.
+        # It is being restarted.
         with suppress(OSError, json.JSONDecodeError):
             for event in self._gates[number].events():
                 self._take(number, event)

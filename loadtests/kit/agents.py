@@ -55,7 +55,7 @@ class Agents:
         self._stop()
 
     def follow(self, unit: Watched) -> None:
-        """Write the unit's pid files anew, as its nodes do when they start."""
+        """Write the unit's pid files again, as its nodes do when they start."""
         for node, pid in unit.node_pids().items():
             draft = self._pid_file(node).with_suffix(".draft")
             draft.write_text(f"{pid}\n")

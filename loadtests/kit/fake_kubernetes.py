@@ -126,7 +126,7 @@ class FakeKubernetes:
     # -- what happens in the cluster -----------------------------------------------------------------------
 
     async def put(self, pod: Json) -> None:
-        """A pod is there, or is there anew."""
+        """A pod is there, or is there again."""
         known = pod["metadata"]["name"] in self._pods
         await self._note("MODIFIED" if known else "ADDED", pod)
 

@@ -1,7 +1,7 @@
 """A LeaderWorkerSet of simulated units: pods at the fake API server, and processes behind each group.
 
 What must stay true: as in a cluster, a pod that is deleted is announced first, its processes end `grace_s`
-later, its address is never used again, and the group is made anew as a whole.
+later, its address is never used again, and the group is made again as a whole.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class LwsCluster:
         return {"from": "lws", "port": self.port, **where}
 
     async def start(self, group: Group) -> None:
-        """The controller makes a group anew, and it starts: pending pods, running ones, ready ones."""
+        """The controller makes a group again, and it starts: pending pods, running ones, ready ones."""
         group.generation += 1
         for pod in group.pods():
             await self.api.put(pod)

@@ -124,7 +124,7 @@ class Unit:
             phase.pop(sequence, None)
 
     def _wake_up(self) -> None:
-        """Set the timer anew: when something new came, the engine may have something to show earlier."""
+        """Set the timer again: when something new came, the engine may have something to show earlier."""
         if self._timer is not None:
             self._timer.cancel()
         at = self.engine.step_at

@@ -1,7 +1,7 @@
 """The venv that vLLM runs in and the tiny model's folder: made once, found again afterwards.
 
 Apart from the product's venv: vLLM brings some 150 packages of its own. Each part carries a stamp of what
-it was made from, written last: a changed lock or model script, or an interruption, makes it anew.
+it was made from, written last: a changed lock or model script, or an interruption, makes it again.
 """
 
 import hashlib

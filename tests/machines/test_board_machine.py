@@ -183,7 +183,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def suspect_restart(self, name: str) -> None:
-        """Nothing goes to a unit that may have started anew, until it has shown life."""
+        """Nothing goes to a unit that may have restarted, until it has shown life."""
         state = self.unit_state(name)
         was = state is not None and state.is_restart_suspected()
         assert self.board.suspect_restart(name, self.now) == (state is not None and not was)

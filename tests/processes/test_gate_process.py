@@ -1,4 +1,4 @@
-"""The gate as a process: how it stops, and how it reads its configuration anew, with streams in flight."""
+"""The gate as a process: how it stops, and how it reads its configuration again, with streams in flight."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def unit() -> Iterator[SimUnit]:
 
 
 class NamingGate(GateProcess):
-    """A gate whose names of models can be written anew."""
+    """A gate whose names of models can be rewritten."""
 
     def name(self, unit: SimUnit, **models: Any) -> None:
         """Write the file with these names."""

@@ -19,7 +19,7 @@ EVICTION = ("create", "pods/eviction")
 
 @asynccontextmanager
 async def controlled() -> AsyncIterator[LwsCluster]:
-    """Two groups, and a controller that makes a group anew once all of its pods are told to go."""
+    """Two groups, and a controller that makes a group again once all of its pods are told to go."""
     async with LwsCluster(2, grace_s=0.0, step_ms=4) as cluster:
         controller = asyncio.create_task(_control(cluster))
         try:

@@ -1,4 +1,4 @@
-"""The whole way: a real HAProxy before two gates as processes, which are started anew under load."""
+"""The whole way: a real HAProxy before two gates as processes, which are restarted under load."""
 
 from __future__ import annotations
 

@@ -102,12 +102,12 @@ async def replace_unit(stage: DayStage, name: str) -> None:
 
 
 async def replace_gate(stage: DayStage, _: Random) -> None:
-    """One gate is started anew; the other one is not, all day long."""
+    """One gate is restarted; the other one is not, all day long."""
     await stage.replace_gate(HOSTS[1])
 
 
 async def reload_gates(stage: DayStage, _: Random) -> None:
-    """The configuration is read anew, and nothing has changed."""
+    """The configuration is read again, and nothing has changed."""
     stage.reconfigure()
 
 

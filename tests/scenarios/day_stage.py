@@ -54,7 +54,7 @@ class DayStage(GatesStage):
         return engine
 
     def reconfigure(self) -> None:
-        """All gates read their configuration anew."""
+        """All gates read their configuration again."""
         fleet = self.fleet()
         self.gate.settings = replace(self.gate.settings, fleet=fleet)
         for gate in self.alive.values():

@@ -216,11 +216,11 @@ class Stage:
         self.world.loop.outside(SAMPLE_S, self._sample)
 
     def cured(self, engine: Engine) -> None:
-        """An engine is well again. It may be lost anew before the next sample: then it is lost since that."""
+        """An engine is well again. If it is lost again before the next sample, it is lost since then."""
         self._lost_since.pop(engine.url, None)
 
     def stand_still(self, seconds: float) -> None:
-        """Keep the gate from running, as work that hogs its loop does. What was promised is promised anew."""
+        """Keep the gate from running, as work that hogs its loop does. Promises count from then on."""
         self.world.loop.block(seconds)
         self._lost_since = dict.fromkeys(self._lost_since, self.now)
 

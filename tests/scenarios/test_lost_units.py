@@ -1,4 +1,4 @@
-"""Units that die, hang, start anew and heal: their requests move, their traffic stops, then comes back."""
+"""Units that die, hang, restart and heal: their requests move, their traffic stops, then comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaders that start anew faster than anybody looks: no process gets anybody before it has answered a canary.
+"""Leaders that restart faster than anybody looks: no process gets anybody before it has answered a canary.
 
 That is checked after every scenario (see harness.py); here are those in which it is hard.
 """

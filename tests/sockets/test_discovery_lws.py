@@ -87,7 +87,7 @@ def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
                 assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
                 await api.remove("big-0-1")
                 assert held_against(await told(follow)) == {"group": "1 pod, its size is 2 (missing: 1)"}
-                await api.put(group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3"))
+                await api.put(group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3"))
                 assert not (await told(follow)).suspicions
                 await api.remove("big-0")
                 assert urls(await told(follow)) == {"big-0": ""}
@@ -172,7 +172,7 @@ def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
-                long = group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3")
+                long = group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3")
                 long["metadata"]["annotations"]["long"] = "x" * 3_000_000
                 await api.put(long)
                 assert (await change).units[0].nodes[1].agent == "127.0.0.3:9902"

@@ -114,15 +114,15 @@ async def test_a_denied_request_reaches_no_unit_and_says_why() -> None:
 
 @live
 async def test_a_changed_request_is_what_the_unit_gets() -> None:
-    anew = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
-    judge = Judge(lambda _: {"action": "change", "body": anew})
+    fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
+    judge = Judge(lambda _: {"action": "change", "body": fresh})
     async with (
         judged(judge) as guardrail,
         stage(STREAM, guardrail=guardrail) as here,
         here.client() as client,
     ):
         assert (await client.ask(chat())).whole
-        assert orjson.loads(here.unit.requests[0].body) == anew
+        assert orjson.loads(here.unit.requests[0].body) == fresh
 
 
 REPEATED = whole(orjson.dumps({"choices": [{"message": {"content": "secret " * 80}}]}))

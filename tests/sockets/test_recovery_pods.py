@@ -169,7 +169,7 @@ def test_a_unit_without_pods_is_refused(tmp_path: Path, unit: str, said: str) ->
 def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) -> None:
     async def scenario(api: FakeKubernetes, replace: Replace) -> None:
         listed = next(one for one in api.pods() if one["metadata"]["name"] == "big-1")
-        await api.put({**listed, "metadata": {**listed["metadata"], "uid": "anew"}})
+        await api.put({**listed, "metadata": {**listed["metadata"], "uid": "again"}})
         action = ReplacePods("prod", kubeconfig=api.kubeconfig(tmp_path))
         async with connected(action.kubeconfig) as connection:
             with pytest.raises(ApiError, match="409 Precondition failed"):

@@ -63,11 +63,11 @@ class GateProcess:
         self.port = self.admin_port = 0
 
     def operate(self, **keys: Any) -> None:
-        """Write the operator's file anew."""
+        """Write the operator's file again."""
         self.operator_file.write_text(yaml.safe_dump(keys))
 
     def configure(self, units: dict[str, str], **unit_keys: Any) -> None:
-        """Write the file anew; nothing follows from that before a SIGHUP."""
+        """Write the file again; nothing follows from that before a SIGHUP."""
         rows = [{"name": name, "url": url, **unit_keys} for name, url in units.items()]
         self._file.write_text(yaml.safe_dump({"cells": [{"name": "c", "units": rows}], **self._keys}))
 

@@ -392,11 +392,11 @@ def _after(exchange: Exchange, ask: Ask, opinion: GuardrailVerdict | Failure) ->
     changed = Failure(FailureKind.GUARDRAIL_FAILED, "the guardrail wrote a request that cannot be read")
     if is_large(opinion.body) or orjson.loads(opinion.body).get("model") != ask.model:
         return changed
-    anew = read_ask(opinion.body, exchange.route.name)
-    if isinstance(anew, Failure):
+    fresh = read_ask(opinion.body, exchange.route.name)
+    if isinstance(fresh, Failure):
         return changed
     exchange.request.body = opinion.body
-    return anew._replace(
+    return fresh._replace(
         unit=ask.unit,
         session=ask.session,
         tenant=ask.tenant,

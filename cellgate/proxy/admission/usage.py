@@ -78,7 +78,7 @@ def usage_line(at: float, row: UsageRow) -> bytes:
 
 
 class SyncedFile:
-    """A file to append to; what was written is on the disk. Raises OSError, and opens it anew after that."""
+    """A file to append to; what was written is on the disk. Raises OSError, and opens it again after that."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -63,7 +63,7 @@ class HardLimits:
     json_nodes: int = 1 << 21
     """Values in a body, keys not counted. A client gets 400. A million token ids are a million."""
     beginnings_bytes: int = 32 << 20
-    """What a process keeps of the bodies of late, so that only the new part of a conversation's next turn is
+    """What a process keeps of recent bodies, so that only the new part of a conversation's next turn is
     read. Never counted: the rest is read again."""
     prompt_pieces: int = 8192
     """Parts of a prompt that are looked at one by one; a plain message has four. The rest is hashed as is."""

@@ -357,7 +357,7 @@ class Settings:
     """All settings of a gate; some may be replaced while it runs (`after_reload`).
 
     `advertise` is the URL at which other gates reach this one (empty: where it listens).
-    `sources` are what more units are discovered from, also anew by SIGHUP.
+    `sources` are what more units are discovered from, at SIGHUP again.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
     whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
     `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
@@ -427,13 +427,13 @@ OF_REQUESTS = tuple(each.name for each in fields(Settings) if each.metadata == B
 """What it replaces where requests are, in each worker."""
 
 
-def after_reload(running: Settings, anew: Settings) -> Settings:
-    """The settings of a running gate, with what a reload may replace taken from those that were read anew."""
-    return replace(running, **{name: getattr(anew, name) for name in (*OF_UNITS, *OF_REQUESTS)})
+def after_reload(running: Settings, fresh: Settings) -> Settings:
+    """The settings of a running gate, with what a reload may replace from those that were read again."""
+    return replace(running, **{name: getattr(fresh, name) for name in (*OF_UNITS, *OF_REQUESTS)})
 
 
 Reload = Callable[[], Settings]
-"""Reads the configuration anew. Raises ConfigError."""
+"""Reads the configuration again. Raises ConfigError."""
 
 
 # Trusted peers: this machine, the networks that the configuration names, callers with the token. Pure.

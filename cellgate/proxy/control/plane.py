@@ -96,7 +96,7 @@ def _word(state: UnitState) -> str:
     return state.case.verdict.value if state.hold is None else "on hold"
 
 
-# What /readyz shows, for the health process: made anew when units have changed, and once a second.
+# What /readyz shows, for the health process: made again when units have changed, and once a second.
 #
 # It is published on every tick all the same, because an old status shows that the loop is blocked.
 
@@ -282,7 +282,7 @@ class Plane:
         self.on_flip: list[Callable[[Flip], object]] = []
         self.on_fleet: list[Callable[[Fleet], object]] = []
         self.on_units: Callable[[bool], None] = lambda _at_once: None
-        self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
+        self.take_over: Callable[[Settings], str] = lambda fresh: self.configure(fresh.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
         """Called for units that were known before this process, until their sources report them."""
         self._page = ReadinessPage(self.board, publish, loop.call_soon, lambda: self.front.is_full())
@@ -480,20 +480,20 @@ class Plane:
     def configure(self, fleet: Fleet) -> str:
         """Apply a fleet while requests in flight continue; returns what changed, as text."""
         old = {state.unit.name: state for state in self.board}
-        added, removed, probed_anew = self.board.configure(fleet, self.now())
+        added, removed, probed_again = self.board.configure(fleet, self.now())
         for unit in removed:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
             self.answer_check.forget(unit.name)
         self.reach.renew()
-        for unit in (*added, *probed_anew):
+        for unit in (*added, *probed_again):
             self.prober.start(unit)
         self._publish_soon()
         self.room()
         for told in self.on_fleet:
             told(fleet)
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
-        names += [f"{u.name} has other probes now" for u in probed_anew]
+        names += [f"{u.name} has other probes now" for u in probed_again]
         return ", ".join(names) or "no unit added or removed"
 
     def set_drain(self, unit: str, drained: bool) -> bool:

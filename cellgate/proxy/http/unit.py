@@ -637,7 +637,7 @@ class UnitPools:
         return pool
 
     def renew(self) -> None:
-        """Units were configured anew: their keys may be others."""
+        """Units were configured again: their keys may be others."""
         for state, pool in self._pools.items():
             pool.lines = self._lines(pool, state.unit)
 

@@ -27,7 +27,7 @@ from cellgate.router.unit_state import UnitState
 SUSPECT_PERCENT = 1
 """The weight of a suspected unit: in rotation, after all others."""
 STEADY = 0.05
-"""A weight or a maxconn is sent anew when it has changed by more than this share of its whole."""
+"""A weight or a maxconn is sent again when it has changed by more than this share of its whole."""
 _REASON_MAX = 80
 
 

@@ -119,7 +119,7 @@ class Orca:
         self._render()
 
     def refresh(self, now: float) -> None:
-        """Measure and render anew. To be called by the gate's tick."""
+        """Measure and render again. To be called by the gate's tick."""
         waiting, (ended, failed) = self._waiting(), self._counts()
         utilization = gate_utilization(self._board, waiting)
         if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:

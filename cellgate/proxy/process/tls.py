@@ -1,6 +1,6 @@
 """TLS of one process: towards clients, units, webhooks, and callers of the admin port.
 
-Contexts are made of files, and made anew when these change (cert-manager) or the configuration is read again.
+Contexts are made of files, and made again when these (cert-manager) or the configuration change.
 Files that do not fit together change nothing. A context that verifies others by the system's authorities is
 created on first use, because these take 2 MB.
 """

@@ -117,7 +117,7 @@ class Attempt:
         return 0 if self._passage is None else self._passage.idle_events
 
     def wait_again(self, now: float) -> None:
-        """From now on its events without work are looked at anew."""
+        """From now on its events without work are looked at again."""
         if self._passage is not None:
             self._passage.idle_at = now
 

@@ -1,9 +1,9 @@
-"""What is known of the bodies of late: the beginning of a conversation is recognised, and only the rest read.
+"""What is known of recent bodies: the beginning of a conversation is recognised, and only the rest read.
 
 An agent sends all of its messages again with each turn: of hundreds of kilobytes some few are new.
 
 1. What was learnt of a run of messages (conversation.py) is kept below the run before it, by its length and a
-   hash of its bytes, of 128 bits, seeded anew in each process. It is a tree: conversations share what they
+   hash of its bytes, of 128 bits, seeded in each process. It is a tree: conversations share what they
    have in common.
 2. So is what was learnt of a frame, by the route and the bytes of both its parts.
 3. Each payer has its own, so that nobody's text makes another's request faster. When memory runs out, a payer

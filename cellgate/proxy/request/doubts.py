@@ -78,7 +78,7 @@ def spared(exchange: Exchange) -> tuple[str, ...]:
 
 
 def unsure(exchange: Exchange) -> tuple[str, ...]:
-    """Units that have given no good answer to such requests of late: another one resumes its stream, if there
+    """Units that have recently answered such requests with nothing good: another resumes its stream, if there
     is one.
     """
     opinions, names = exchange.gate.opinions, [name for name, _ in able(exchange)]

@@ -94,7 +94,7 @@ def choice_of(names: Mapping[str, Split], fallback: Mapping[str, tuple[str, ...]
 
 # Writes another model into a body of JSON that was parsed before. Pure.
 #
-# Only the bytes of the name are replaced: to write the whole body anew would cost as much as the request, and
+# Only the bytes of the name are replaced: to write the whole body would cost as much as the request, and
 # might change what its prompt cache knows.
 
 

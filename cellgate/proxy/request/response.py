@@ -434,7 +434,7 @@ class Response:
         self.whole = True
 
     def pause(self, *, paused: bool) -> None:
-        """The client reads slower than its unit writes, or reads again: clocks begin anew."""
+        """The client reads slower than its unit writes, or reads again: clocks begin again."""
         self.paused = paused
         self.last_at = self.now()
 

@@ -213,7 +213,7 @@ class Services(Protocol):
     """The names of models that are the gate's own; None: there are none."""
     orphans: UnclaimedBlocks
     beginnings: Beginnings
-    """What is known of the bodies of late."""
+    """What is known of recent bodies."""
     start_scheduler: ReadScheduler
     """What one turn of the loop may cost in which requests begin."""
     opinions: Opinions

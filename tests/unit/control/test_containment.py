@@ -56,7 +56,7 @@ def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> Non
     assert contained.bars(ask, tried)
     assert contained.failure(ask, tried).kind is FailureKind.EVICTED
     assert contained.bans.find(7, now) is None
-    assert not contained.bars(ask, ()), "whoever asks the same anew is not refused"
+    assert not contained.bars(ask, ()), "whoever asks the same again is not refused"
     contained.tick(now + 1000.0)
     assert not contained.bars(ask, tried)
     assert not contained.watchful

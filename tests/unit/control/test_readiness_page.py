@@ -1,4 +1,4 @@
-"""When /readyz is written anew, and when what was written is published again."""
+"""When /readyz is rewritten, and when what was written is published again."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_group_that_is_not_right_is_a_unit_that_says_why(
 def test_a_group_made_anew_is_another_incarnation_even_under_its_old_key() -> None:
     first = epoch(found(LEADER, FOLLOWER))
     assert epoch(found(FOLLOWER, LEADER)) == first
-    assert epoch(found(LEADER, replace(FOLLOWER, incarnation="anew"))) != first
+    assert epoch(found(LEADER, replace(FOLLOWER, incarnation="again"))) != first
     other = epoch(found(replace(LEADER, key="other"), replace(FOLLOWER, key="other")))
     assert other.partition("-")[0] == "other"
 

@@ -21,7 +21,7 @@ FRAMING = frozenset(
         b"trailer transfer-encoding upgrade"
     ).split()
 )
-"""HTTP's own, which every proxy writes anew."""
+"""HTTP's own, which every proxy writes again."""
 
 Dealt = tuple[set[str], set[str], set[str]]
 """Fields of requests that are removed; that are replaced, or appended to; of answers that are removed."""

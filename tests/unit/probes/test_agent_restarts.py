@@ -23,9 +23,9 @@ def test_a_restart_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None
 def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None:
     before = watch.look()
     machine.end(WORKER_0)
-    anew = machine.spawn("engine worker 0")
+    fresh = machine.spawn("engine worker 0")
     status = machine.run(watch, SETTLED_S)
-    assert pids(status) == [API, WORKER_1, anew]
+    assert pids(status) == [API, WORKER_1, fresh]
     assert status.epoch != before.epoch
 
 
@@ -58,8 +58,8 @@ def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(
 def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: ProcessWatch) -> None:
     machine.set(WORKER_0, "Z")
     machine.run(watch, 1.0)
-    anew = machine.spawn("engine worker 0")
-    assert pids(machine.run(watch, SETTLED_S)) == [API, WORKER_1, anew]
+    fresh = machine.spawn("engine worker 0")
+    assert pids(machine.run(watch, SETTLED_S)) == [API, WORKER_1, fresh]
 
 
 def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: ProcessWatch) -> None:

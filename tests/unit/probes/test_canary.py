@@ -134,7 +134,7 @@ def test_a_timeout_while_the_unit_shows_life_proves_nothing() -> None:
 
 
 def test_a_timeout_that_was_too_short_for_what_the_unit_is_by_then_proves_nothing() -> None:
-    """It has started anew while the canary waited, and may have to warm up."""
+    """It has restarted while the canary waited, and may have to warm up."""
 
     def restart(_: str) -> Answer:
         context.verdict = Verdict.STARTING

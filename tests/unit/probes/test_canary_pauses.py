@@ -15,7 +15,7 @@ SENT_AT = 100.0
 
 
 def after_timeouts(number: int, verdict: Verdict = Verdict.SUSPECT) -> FakePatient:
-    """A unit at which so many canaries in a row have run out of time, and which has done nothing of late."""
+    """A unit at which so many canaries in a row have run out of time, and which has done nothing recently."""
     patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=verdict, progress_at=-1000.0)
     for _ in range(number):
         look(Canary(), patient)

@@ -134,7 +134,7 @@ def test_looks_never_overlap() -> None:
 
 
 def test_a_nudge_looks_now() -> None:
-    """Not at the end of the period; and the period begins anew."""
+    """Not at the end of the period; and the period begins again."""
     probe = Glance(period_s=60.0)
     watch(probe, 100.0, meanwhile=lambda runner: call_later(5.0, runner.nudge))
     assert gaps(probe)[0] == pytest.approx(5.0)

@@ -80,7 +80,7 @@ UNLIKE: dict[str, tuple[list[dict[str, Any]], str]] = {
     "reasoning that is shown as text": ([{"content": "<think>Hm"}], "<think>Hm"),
     "another name": ([call(0, "", name="find")], '<tool_call>{"name": "open", "arguments": {'),
     "a call of another format": ([call(0, "{}", name="find")], "<tool_call>\n<function=find></tool_call>"),
-    "arguments written anew": (
+    "arguments rewritten": (
         [call(0, '{"a": 1', name="f")],
         '<tool_call>{"name":"f","arguments":{"a":1',
     ),

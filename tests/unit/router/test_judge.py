@@ -123,7 +123,7 @@ def test_an_up_unit_falls_by_suspicion_unless_the_evidence_is_fatal() -> None:
 
 
 def test_a_down_unit_comes_back_by_passes_in_a_row() -> None:
-    """A failure in between starts the row anew."""
+    """A failure in between starts the row again."""
     down = Case(Verdict.DOWN, 0.0)
     assert fold(down, PASSED).case.verdict is Verdict.PROBATION
     assert fold(down, PASSED).wants_canary

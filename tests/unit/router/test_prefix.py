@@ -118,7 +118,7 @@ def test_memory_is_bounded_by_construction(limit: int, size: int) -> None:
 
 
 class ByBlock:
-    """The same, block by block: each that a prompt has is used anew, the last one first."""
+    """The same, block by block: each that a prompt has is used again, the last one first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -202,7 +202,7 @@ def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
 
 
 def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_were_fast() -> None:
-    """To compute a long prompt anew costs more than all that can be learnt by it."""
+    """To compute a long prompt again costs more than all that can be learnt by it."""
     router = router_of(*(unit(f"u{n}") for n in range(3)))
     slow(router, "u0", TOKENS_S / 2.5, 0.012)
     assert turns_of_two_sessions(router, 80) == {"u1": 80, "u2": 80}

@@ -1,4 +1,4 @@
-"""How fast a unit has been of late."""
+"""How fast a unit has been recently."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_for_how_long_a_process_has_stood_still() -> None:
     assert page.still_s(1, NOW) == 0.0
     page.await_beat(0)
     assert page.still_s(0, NOW) is None
-    # The milliseconds begin anew after 49 days.
+    # The milliseconds begin again after 49 days.
     page.beat(0, 2**32 / 1000 - 1.0)
     assert page.still_s(0, 2**32 / 1000 + 1.0) == 2.0
     assert page.still_s(-1, NOW) == 1.0

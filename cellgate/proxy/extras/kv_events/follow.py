@@ -47,7 +47,7 @@ from cellgate.router.unit_state import UnitState
 # Rules:
 # 1. While the connection is lost, and while something missed is not made up for by a replay, the rank has no
 #    say. Silence is normal: an engine publishes nothing when nothing changes.
-# 2. What cannot be made up for is forgotten: the index begins anew with what is published from then on.
+# 2. What cannot be made up for is forgotten: the index begins again with what is published from then on.
 # 3. A publisher that is broken is left, its index is cleared, and it is tried again later, ever more
 # seldom.
 # 4. One turn of the loop applies at most BLOCKS_PER_TURN blocks; large messages are decoded elsewhere.
@@ -57,7 +57,7 @@ BLOCKS_PER_TURN = 256
 """About half a millisecond."""
 RETRY_S, RETRY_MAX_S = 1.0, 16.0
 RESTARTS_MAX = 3
-"""A publisher that has begun anew more often on one connection is broken: a process counts upwards."""
+"""A publisher that has begun again more often on one connection is broken: a process counts upwards."""
 
 
 class RankFollower:

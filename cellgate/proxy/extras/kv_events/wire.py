@@ -486,7 +486,7 @@ def _shifted(endpoint: str, rank: int) -> str:
     return f"tcp://{match['host']}:{int(match['port']) + rank}" if match else ""
 
 
-# The numbers of a publisher's messages: what is missing, what came twice, who has begun anew. Pure.
+# The numbers of a publisher's messages: what is missing, what came twice, who has begun again. Pure.
 #
 # A process counts its messages from 0. Those of a replay come on another connection than those that are
 # published, which may come a second time behind it; but published ones never run backwards within one

@@ -1,6 +1,6 @@
 """Replaces all pods of a unit in Kubernetes: evicts or deletes them, and their owner makes new ones.
 
-1. The pods are listed first, and go by their uids: one that was made anew meanwhile is left alone.
+1. The pods are listed first, and go by their uids: one that was made again meanwhile is left alone.
 2. The leader's goes first. A refused pod spares no other: a unit is all of its pods or nothing.
 3. What is only told (an annotation on the leader's pod, an Event on the set or that pod, which pods were on
    cordoned nodes) never keeps a unit from its recovery: a right that is missing for it is a note in the log.

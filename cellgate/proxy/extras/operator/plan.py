@@ -162,7 +162,7 @@ class Undecided(Alone):
 
 class UnitRow(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `up_since`, `born_at`: when it last
-    came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
+    came up, and when its processes last restarted, as far as was seen; `in_hand`: its orchestrator says
     that it goes, or does not run yet, or its engine stands still on purpose; `shares_fate`: it is DOWN with
     all others under a switch, a rack or a zone.
     """
@@ -187,7 +187,7 @@ class UnitRow(NamedTuple):
 class RecoveryState:
     """What is remembered of one unit.
 
-    `down_at`: since when it has been DOWN without having been UP or started anew; `up_at`: since when UP;
+    `down_at`: since when it has been DOWN without having been UP or restarted; `up_at`: since when UP;
     `rest_until`: no attempt before; `is_running`: an attempt is running; `is_awaited`: there was one, and the
     unit has not come back yet.
     """
