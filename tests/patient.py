@@ -99,11 +99,8 @@ class FakePatient:
     def hides_work(self, asked_at: float = 0.0) -> bool:
         return self.is_hiding
 
-    def still_open(self, since: float) -> int:
-        return self.in_flight
-
-    def answered_beside(self, requests: int) -> None:
-        self.seats_shown = max(self.seats_shown, requests)
+    def answered_beside(self, asked_at: float) -> None:
+        self.seats_shown = max(self.seats_shown, self.in_flight)
 
     def occupied_until(self, at: float) -> None:
         self.occupied.append(at)

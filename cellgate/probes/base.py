@@ -204,12 +204,8 @@ class ProbeContext(Protocol):
         """
         ...
 
-    def still_open(self, since: float) -> int:
-        """How many requests of this gate were there at `since`, and are not answered yet."""
-        ...
-
-    def answered_beside(self, requests: int) -> None:
-        """Record that a canary was answered while so many requests went on."""
+    def answered_beside(self, asked_at: float) -> None:
+        """Record that a canary that was sent at `asked_at` was answered while requests went on."""
         ...
 
     def occupied_until(self, at: float) -> None:

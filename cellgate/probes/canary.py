@@ -455,8 +455,8 @@ class Canary:
         if fate.sign is Sign.GOOD and context.verdict in _COMES_UP:
             async for told in _what_it_is(context):
                 yield told
-        if fate.sign is Sign.GOOD and (beside := context.still_open(asked_at)):
-            context.answered_beside(beside)
+        if fate.sign is Sign.GOOD:
+            context.answered_beside(asked_at)
         name, now = context.unit.name, context.now()
         yield Evidence(name, fate.sign, fate.strength, self.name, fate.reason, now, is_unseen=is_unseen)
         if is_starting and fate.sign is Sign.GOOD:

@@ -115,7 +115,7 @@ def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules)
     believed_s = stall_limit_s(state, rules)
     is_seen = now - state.counters_at < COUNTERS_FRESH_S
     alone_s = UNSEEN_S if state.is_alone and not is_seen else 0.0
-    if state.counters_at or len(state.leases) <= state.seats_shown:
+    if state.counters_at or len(leases) <= state.seats_shown:
         # Its steps are counted, or a canary has a place beside these requests.
         return max(believed_s, alone_s)
     answers_s = max((_answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)

@@ -666,12 +666,16 @@ class UnitState(InRotation):
         is_idle = load is not None and load.at > self.busy_at and load.running + load.waiting == 0
         return is_idle and len(self.leases) <= 1
 
-    def still_open(self, since: float) -> int:
-        """How many requests were there at `since`, and occupy the engine still."""
-        return sum(
-            lease.opened_at < since and not lease.paused and (lease.ask.stream or not lease.committed)
+    def record_seats(self, asked_at: float) -> None:
+        """A canary that was sent at `asked_at` is answered: it had a slot beside the requests that occupy the
+        engine still. One that was sent just before it, and shows nothing, may have arrived after it.
+        """
+        beside = sum(
+            not lease.paused
+            and (lease.ask.stream if lease.committed else lease.opened_at < asked_at - JOINED_S)
             for lease in self.leases
         )
+        self.seats_shown = max(self.seats_shown, beside)
 
     def speed(self) -> Speed | None:
         """Its speed for a comparison; None with too few recent tokens."""

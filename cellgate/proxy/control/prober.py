@@ -131,11 +131,8 @@ class UnitContext:
     def hides_work(self, asked_at: float = inf) -> bool:
         return hides_work(self.unit_state, self.now(), self.rules, asked_at)
 
-    def still_open(self, since: float) -> int:
-        return self.unit_state.still_open(since)
-
-    def answered_beside(self, requests: int) -> None:
-        self.unit_state.seats_shown = max(self.unit_state.seats_shown, requests)
+    def answered_beside(self, asked_at: float) -> None:
+        self.unit_state.record_seats(asked_at)
 
     def occupied_until(self, at: float) -> None:
         self.unit_state.occupied_until = at

@@ -135,8 +135,19 @@ def test_a_stream_that_stands_still_on_an_engine_for_one_request_is_believed_for
 
 def test_a_canary_that_has_a_place_beside_plain_answers_is_not_excused_by_them() -> None:
     state, _, _ = working(PLAIN)
-    state.seats_shown = 1
+    state.record_seats(NOW + 1.0)
     assert not hides_work(state, NOW + 5.0, RULES)
+
+
+def test_a_canary_proves_no_place_beside_a_request_that_may_have_come_after_it() -> None:
+    """Sent 20 ms before it, a request may come after it, to an engine whose slots are then full."""
+    state, _, made = working(PLAIN)
+    made.open("a", PLAIN, NOW + 0.98, retry=False)
+    state.record_seats(NOW + 1.0)
+    assert hides_work(state, NOW + 5.0, RULES)
+    made.open("a", STREAM, NOW + 0.99, retry=False).commit(NOW + 1.1)
+    state.record_seats(NOW + 1.0)
+    assert state.seats_shown == 2, "its stream goes on beside it"
 
 
 @pytest.mark.parametrize("is_unseen", [False, True])
