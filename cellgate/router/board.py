@@ -398,7 +398,7 @@ class Board:
             if state.is_usable():
                 rotation += 1
                 unreachable += state.is_unreachable(now)
-        if self.panic_at is not None and not outliers.hold(unreachable, rotation, 0.0, self.rules):
+        if self.panic_at is not None and not outliers.is_cut_off(unreachable, rotation, self.rules):
             self.panic_at = None
         if self.remote:
             self.remote.expire(now)
@@ -551,10 +551,11 @@ class Board:
             return False
         rotation = [d for d in self if d.is_usable()]
         unreachable = sum(d.is_unreachable(now) for d in rotation)
-        held_s = now - self.panic_at if self.panic_at is not None else 0.0
-        if not outliers.hold(unreachable, len(rotation), held_s, self.rules):
+        panic_at = now if self.panic_at is None else self.panic_at
+        is_over = now - panic_at >= self.rules.panic_max_s
+        if is_over or not outliers.is_cut_off(unreachable, len(rotation), self.rules):
             return False
-        self.panic_at = self.panic_at if self.panic_at is not None else now
+        self.panic_at = panic_at
         return True
 
     def _forget(self, state: UnitState) -> None:

@@ -87,9 +87,6 @@ def is_unreachable(answered_at: float, now: float) -> bool:
     return now - answered_at > UNREACHABLE_S
 
 
-def hold(unreachable: int, rotation: int, held_s: float, rules: Rules) -> bool:
-    """Whether an unreachable unit stays in rotation, when `unreachable` of `rotation` units are, for `held_s`
-    now.
-    """
-    many = unreachable >= rules.panic_min_units and unreachable > rules.panic_share * rotation
-    return many and held_s < rules.panic_max_s
+def is_cut_off(unreachable: int, rotation: int, rules: Rules) -> bool:
+    """Whether the gate takes itself to be cut off, when `unreachable` of `rotation` units are unreachable."""
+    return unreachable >= rules.panic_min_units and unreachable > rules.panic_share * rotation

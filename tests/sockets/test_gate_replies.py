@@ -315,6 +315,24 @@ async def test_a_unit_that_closes_after_each_answer_without_saying_so_answers_al
 
 
 @live
+async def test_an_answer_that_broke_off_gets_no_free_try_and_is_never_taken_for_one_behind_which_units_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    suspicions = without_suspicion(monkeypatch)
+
+    async def play(request: Received) -> None:
+        request.write(STREAM if request.connection.requests == 1 else b"HTTP/1.1 200")
+        if request.connection.requests == 2:
+            request.connection.close()
+
+    async with stage(play) as here, here.client() as client:
+        for _ in range(ONE_OFFS + 1):
+            assert (await client.ask(chat())).status == 200
+            assert (await client.ask(chat())).status == 502
+        assert len(suspicions) == ONE_OFFS + 1
+
+
+@live
 async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -336,19 +354,6 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
         assert len(here.unit.connections) == 4
         (state,) = here.plane.board
         assert state.case.verdict.value == "up"
-
-
-@live
-async def test_a_free_try_is_not_given_once_the_unit_has_begun_to_answer() -> None:
-    async def play(request: Received) -> None:
-        request.write(STREAM if request.connection.requests == 1 else b"HTTP/1.1 200")
-        if request.connection.requests == 2:
-            request.connection.close()
-
-    async with stage(play) as here, here.client() as client:
-        assert (await client.ask(chat())).status == 200
-        assert (await client.ask(chat())).status == 502
-        assert len(here.unit.requests) == 2
 
 
 @live

@@ -156,6 +156,16 @@ def test_nobody_waits_for_what_the_prompts_of_another_one_claim() -> None:
     assert (here.held(HOG), here.held(THIRD)) == (2, 0)
 
 
+def test_nobody_goes_before_a_hog_to_claim_more_than_a_share() -> None:
+    here = measured()
+    for _ in range(2):
+        here.ask(HOG, tokens=10_000)
+    here.ask(OTHER, tokens=15_000)
+    assert here.held(OTHER) == 0
+    here.ask(THIRD, tokens=5_000)
+    assert here.held(THIRD) == 1
+
+
 def test_alone_ones_own_prompts_wait_for_ones_own() -> None:
     here = measured()
     for _ in range(2):

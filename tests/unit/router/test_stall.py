@@ -86,6 +86,19 @@ def test_what_no_client_reads_and_what_has_been_taken_away_proves_nothing(mark: 
     assert found.waiting == 1
 
 
+@pytest.mark.parametrize(
+    ("ask", "was_paused", "tells"), [(STREAM, False, True), (STREAM, True, False), (PLAIN, False, False)]
+)
+def test_only_a_stream_that_was_read_throughout_tells_how_fast_its_prompt_was_computed(
+    ask: Ask, was_paused: bool, tells: bool
+) -> None:
+    made = board()
+    lease = made.open("a", ask._replace(prompt_bytes=400_000), NOW, retry=False)
+    lease.was_paused = was_paused
+    lease.commit(NOW + 1.0)
+    assert (made.units["a"].costs.rates.prefill_tokens_s.seen > 0.0) is tells
+
+
 def test_plain_answers_of_an_engine_without_counters_prove_nothing() -> None:
     state, _, _ = working(PLAIN)
     assert find_stall(state, NOW + 1000.0, RULES) is None
