@@ -351,7 +351,7 @@ class Canary:
 
     def limit_s(self, context: ProbeContext) -> float:
         """The longest timeout, for each request of a run: models, canaries of each kind, second canary."""
-        return (3 + KINDS_MAX) * max(context.rules.warm_up_timeout_s, self.timeout_s(context))
+        return (3 + KINDS_MAX) * max(context.rules.warm_up_timeout_s, canary_timeout_s(context))
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """The next period, but for an UP unit not before `canary_idle_s` after its last progress, or AWAKE_S
@@ -376,48 +376,16 @@ class Canary:
         if repeats < 1:
             return -inf
         left_until = last_at + min(self.period_s * (1 << repeats), _LEFT_MAX_S)
-        if context.hides_work():
+        if context.hides_work() and not (context.verdict is Verdict.SUSPECT and context.is_seen_still):
             return left_until
         return min(left_until, context.progress_at + _idle_s(context))
-
-    def timeout_s(self, context: ProbeContext) -> float:
-        """Short for a unit with requests, long when the first request may have to warm the engine up.
-
-        Never shorter than the unit's stall limit, nor than what is usual for it; longer
-        while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
-        doubles from one timeout to the next: it may need to warm up, or be gone again.
-        """
-        rules = context.rules
-        if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
-            return rules.warm_up_timeout_s
-        if context.verdict is Verdict.DOWN:
-            doublings = min(_timeouts(context), _DOUBLINGS_MAX)
-            return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        is_suspect = context.verdict is Verdict.SUSPECT
-        if is_suspect and context.is_seen_still:
-            # It has stalled for the limit, and its own counters say so.
-            return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
-        silent_s = min(context.stall_limit_s * (0.5 if is_suspect else 1.0), _WAITS_MAX_S)
-        load = context.load
-        sees = load is not None and (load.sighted or _has_nothing_to_do(context))
-        # Else the requests of others are unknown: a canary may have to wait for them.
-        least_s = rules.canary_timeout_s * (1.0 if sees else IN_LINE)
-        usual_s = _USUAL_TIMES * _usual_s(context)
-        # Nothing kept it waiting, and the unit moved: the canary itself takes longer than that.
-        outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
-        return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
-
-    def late_at(self, context: ProbeContext) -> float:
-        """When a canary is late of a suspect: those in a row without an answer have waited together."""
-        since: float = context.notes.get(_UNANSWERED, -inf)
-        return max(since, context.progress_at) + self.timeout_s(context)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
         if context.is_on_hold:
             return
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
-        progress_at, restarted, timeout_s = context.progress_at, context.restarted, self.timeout_s(context)
+        progress_at, restarted, timeout_s = context.progress_at, context.restarted, canary_timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
         if not _timeouts(context):
             context.notes[_UNANSWERED] = asked_at
@@ -434,15 +402,11 @@ class Canary:
             excused = not isinstance(error, _AloneError) and (
                 context.progress_at > progress_at
                 or context.hides_work(asked_at + _JOINS * timeout_s)
-                or self.timeout_s(context) > timeout_s
+                or canary_timeout_s(context) > timeout_s
             )
             is_unseen = timed_out and not context.is_seen_still
-            reason = (
-                f"no token within {context.now() - asked_at:.3g} s: {error}"
-                if timed_out
-                else f"no token: {error}"
-            )
-            fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
+            within = f" within {context.now() - asked_at:.3g} s" if timed_out else ""
+            fate = _Fate(*_weigh(error.trouble, excused=excused), f"no token{within}: {error}")
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
         is_outrun = timed_out and was_idle and context.in_flight == 0 and context.progress_at > progress_at
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
@@ -469,6 +433,41 @@ class Canary:
         with suppress(FetchError):
             deadline = context.now() + max(context.rules.canary_timeout_s, 2.0 * first_s)
             await _fly(context, _Kind(model=model), deadline)
+
+
+def canary_timeout_s(context: ProbeContext) -> float:
+    """Short for a unit with requests, long when the first request may have to warm the engine up.
+
+    Never shorter than the unit's stall limit, nor than what is usual for it; longer while it may have work
+    that shows nothing but answers. For a DOWN unit it doubles each time: it may need to warm up, or be gone.
+    """
+    rules = context.rules
+    if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
+        return rules.warm_up_timeout_s
+    if context.verdict is Verdict.DOWN:
+        doublings = min(_timeouts(context), _DOUBLINGS_MAX)
+        return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
+    is_suspect = context.verdict is Verdict.SUSPECT
+    if is_suspect and context.is_seen_still:
+        # It has stalled for the limit, and its own counters say so.
+        return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
+    silent_s = min(context.stall_limit_s * (0.5 if is_suspect else 1.0), _WAITS_MAX_S)
+    load = context.load
+    sees = load is not None and (load.sighted or _has_nothing_to_do(context))
+    # Else the requests of others are unknown: a canary may have to wait for them.
+    least_s = rules.canary_timeout_s * (1.0 if sees else IN_LINE)
+    usual_s = _USUAL_TIMES * _usual_s(context)
+    # Nothing kept it waiting, and the unit moved: the canary itself takes longer than that.
+    outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
+    return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
+
+
+def late_at(context: ProbeContext, doubted_at: float) -> float:
+    """When a canary on its way to a unit in doubt since then is late: as one that is sent now; but those in a
+    row without an answer, of a unit that is seen to stand still, have waited together.
+    """
+    since: float = context.notes.get(_UNANSWERED, doubted_at) if context.is_seen_still else doubted_at
+    return max(since, context.progress_at) + canary_timeout_s(context)
 
 
 async def _what_it_is(context: ProbeContext) -> AsyncGenerator[Finding, None]:

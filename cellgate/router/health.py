@@ -111,7 +111,7 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
 def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules) -> float:
     """How long these requests may keep the unit busy with nothing to show for it."""
     if is_told(state):
-        return max(rules.silent_min_s, _steps_s(state))
+        return max(rules.silent_min_s, STALLS * state.step_times.slowest_s(None))
     believed_s = stall_limit_s(state, rules)
     is_seen = now - state.counters_at < COUNTERS_FRESH_S
     alone_s = UNSEEN_S if state.is_alone and not is_seen else 0.0

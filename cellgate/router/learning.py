@@ -452,38 +452,17 @@ _ANSWER_TOKENS = 16
 class StepTimes:
     """The recent speed of one unit."""
 
-    __slots__ = (
-        "_alone_pace_s",
-        "_before",
-        "_idle_pace_s",
-        "_largest",
-        "_largest_step",
-        "_longest_wait_s",
-        "_mark",
-        "_marked_at",
-        "_pace_s",
-        "_shared_pace_s",
-        "_stall_s",
-        "_stall_tokens",
-        "_unused",
-        "answer_token_s",
-        "gaps_ms",
-        "rates",
-    )
-
     def __init__(self) -> None:
         self.gaps_ms = [0] * GAPS_MS
         self._before: list[int] | None = None
         self._mark: list[int] | None = None
         self._marked_at = 0.0
         self.rates = Rates()
-        self._largest = self._largest_step = 0
-        self._stall_tokens = 0
+        self._largest = self._largest_step = self._largest_bound = self._stall_tokens = 0
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
-        self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
-        self._idle_pace_s = self._longest_wait_s = 0.0
-        self.answer_token_s = 0.0
+        self._pace_s = self._shared_pace_s = self._alone_pace_s = self._bound_pace_s = 0.0
+        self._idle_pace_s = self._longest_wait_s = self.answer_token_s = 0.0
         """Seconds for each token of the slowest recent plain answer, with its prompt; 0: none was seen."""
 
     def mark(self, now: float) -> None:
@@ -526,16 +505,24 @@ class StepTimes:
         tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
         rates = self.rates
         rates.prefilled(tokens, busy_s, span_s, follows=follows, had_seat=had_seat)
-        if found_idle and had_seat:
-            if ttft_s > WAIT_LEAST_S:
-                self._idle_pace_s = max(_PACE_FADES * self._idle_pace_s, ttft_s / tokens)
-            rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
-        if tokens > self._largest and had_seat and span_s <= WAIT_LEAST_S:
-            self._largest = tokens
+        if not had_seat:
+            self._bound(tokens, ttft_s)
+        else:
+            if found_idle:
+                if ttft_s > WAIT_LEAST_S:
+                    self._idle_pace_s = max(_PACE_FADES * self._idle_pace_s, ttft_s / tokens)
+                rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
+            if tokens > self._largest and span_s <= WAIT_LEAST_S:
+                self._largest = tokens
         if self._pace_s:
             self._pace_s *= _PACE_FADES
             self._shared_pace_s *= _PACE_FADES
             self._alone_pace_s *= _PACE_FADES
+
+    def _bound(self, tokens: int, wait_s: float) -> None:
+        """The prefill of a prompt was a part of this wait: all that an engine shows that is always full."""
+        self._largest_bound = max(self._largest_bound, tokens)
+        self._bound_pace_s = max(_PACE_FADES * self._bound_pace_s, wait_s / tokens)
 
     def waited(
         self, tokens: int, wait_s: float, *, is_whole: bool, beside: int = 0, at_once: int | None = None
@@ -562,6 +549,8 @@ class StepTimes:
 
         Most of a short one may be its prompt; what is left then tells no more than is believed of anybody.
         """
+        if prompt_tokens > 0:
+            self._bound(prompt_tokens, answer_s)
         if tokens:
             token_s = answer_s / max(tokens, _ANSWER_TOKENS)
             if tokens < _ANSWER_TOKENS:
@@ -571,8 +560,8 @@ class StepTimes:
 
     def forget_pace(self) -> None:
         """It was given up for being too slow: nothing that it has shown is held against it next time."""
-        self._largest = self._largest_step = 0
-        self._pace_s = self._shared_pace_s = self._alone_pace_s = 0.0
+        self._largest = self._largest_step = self._largest_bound = 0
+        self._pace_s = self._shared_pace_s = self._alone_pace_s = self._bound_pace_s = 0.0
         self._idle_pace_s = self._longest_wait_s = 0.0
         self.rates.prefill_tokens_s.reset()
         self.answer_token_s = 0.0
@@ -590,6 +579,8 @@ class StepTimes:
         if LARGE_TOKENS <= tokens <= 2 * self._stall_tokens and counts:
             return min(learnt_s, 2.0 * self._stall_s)
         slowest_s = min((tokens + beside) / SLOWEST_TOKENS_S, SLOWEST_PREFILL_S)
+        if tokens <= KNOWN_TIMES * self._largest_bound:
+            slowest_s = min(slowest_s, self._bound_pace_s * (tokens + beside))
         if tokens <= KNOWN_TIMES * self._largest:
             if tokens + beside <= KNOWN_TIMES * self._largest_step:
                 return learnt_s

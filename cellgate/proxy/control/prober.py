@@ -18,7 +18,7 @@ from typing import Any, cast
 from cellgate.probes import GATE_PROBES, PROBES
 from cellgate.probes.agents import AgentLink, AgentReport, is_connected
 from cellgate.probes.base import Fetch, Net, Probe
-from cellgate.probes.canary import Canary, EngineVersion
+from cellgate.probes.canary import Canary, EngineVersion, late_at
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
@@ -336,15 +336,14 @@ class Prober:
                 runners[name].nudge()
 
     def _hasten_canary(self, evidence: Evidence) -> None:
-        """A canary that is on its way to a suspect that is now seen to stand still waits no longer than that
-        of any such suspect, but for the counters to be read once more.
+        """A canary on its way to a unit that is now a suspect gets no longer than that of any suspect,
+        but for the counters to be read once more.
         """
         runner = self._runners.get(evidence.unit, {}).get(Canary.name)
         state = self._board.units.get(evidence.unit)
         if runner is None or state is None or state.case.verdict is not Verdict.SUSPECT:
             return
-        if is_seen_still(state, evidence.at):
-            runner.hasten(max(evidence.at + READ_AGAIN_S, Canary().late_at(runner.context)))
+        runner.hasten(max(evidence.at + READ_AGAIN_S, late_at(runner.context, state.case.since)))
 
     def _ask_ranks(self, unit: str) -> None:
         """What they say before the unit is restarted may be the only trace."""

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Reply, Trouble
-from cellgate.probes.canary import REFUSED_MAX_S, Canary
+from cellgate.probes.canary import REFUSED_MAX_S, Canary, canary_timeout_s
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
 from tests.patient import Answer, FakePatient, look, reply
@@ -241,7 +241,7 @@ def test_the_fallbacks_share_one_timeout() -> None:
 def test_it_has_time_to_warm_a_unit_up() -> None:
     """Users' units are judged sooner."""
     times = {
-        verdict: Canary().timeout_s(FakePatient(lambda _: TOKEN, verdict=verdict, rules=RULES, load=SIGHTED))
+        verdict: canary_timeout_s(FakePatient(lambda _: TOKEN, verdict=verdict, rules=RULES, load=SIGHTED))
         for verdict in Verdict
     }
     assert times == {
@@ -256,17 +256,17 @@ def test_it_has_time_to_warm_a_unit_up() -> None:
 def test_it_waits_as_long_as_the_unit_may_be_silent() -> None:
     """A long prompt holds it up like anybody else."""
     context = FakePatient(lambda _: TOKEN, rules=RULES, load=SIGHTED, stall_limit_s=7.0)
-    assert Canary().timeout_s(context) == 7.0
+    assert canary_timeout_s(context) == 7.0
     context.stall_limit_s = 600.0
-    assert Canary().timeout_s(context) == 8.0, "what explains its time-out is asked then"
+    assert canary_timeout_s(context) == 8.0, "what explains its time-out is asked then"
 
 
 def test_a_unit_that_shows_no_steps_gets_twice_the_time_while_it_may_have_work() -> None:
     """Nothing but its answers shows that it moves."""
     blind = FakePatient(lambda _: TOKEN, rules=RULES)
-    assert Canary().timeout_s(blind) == 5.0
-    assert Canary().timeout_s(replace(blind, load=Load("u", 99.0, running=1, progress=5.0))) == 5.0
-    assert Canary().timeout_s(replace(blind, load=Load("u", 99.0, progress=5.0))) == 2.5
+    assert canary_timeout_s(blind) == 5.0
+    assert canary_timeout_s(replace(blind, load=Load("u", 99.0, running=1, progress=5.0))) == 5.0
+    assert canary_timeout_s(replace(blind, load=Load("u", 99.0, progress=5.0))) == 2.5
 
 
 def test_a_unit_whose_canaries_are_usually_slow_gets_the_time_they_take() -> None:
@@ -277,11 +277,11 @@ def test_a_unit_whose_canaries_are_usually_slow_gets_the_time_they_take() -> Non
         return TOKEN
 
     context = FakePatient(slow, rules=RULES, load=replace(SIGHTED, running=0))
-    before_s = Canary().timeout_s(context)
+    before_s = canary_timeout_s(context)
     for _ in range(30):
         fly(context)
     assert before_s == 2.5
-    assert Canary().timeout_s(context) == pytest.approx(8.0, abs=0.1)
+    assert canary_timeout_s(context) == pytest.approx(8.0, abs=0.1)
 
 
 def test_a_canary_that_an_idle_unit_was_too_slow_for_gets_twice_the_time() -> None:
@@ -295,12 +295,12 @@ def test_a_canary_that_an_idle_unit_was_too_slow_for_gets_twice_the_time() -> No
         return TOKEN
 
     context = FakePatient(slow, rules=RULES, load=SIGHTED)
-    timeout_s = Canary().timeout_s(context)
+    timeout_s = canary_timeout_s(context)
     fly(context)
-    timeout_s = Canary().timeout_s(context)
+    timeout_s = canary_timeout_s(context)
     assert timeout_s == 2.5
     fly(context)
-    assert Canary().timeout_s(context) > 1.25, "and what it took is remembered"
+    assert canary_timeout_s(context) > 1.25, "and what it took is remembered"
 
 
 @pytest.mark.parametrize("state", [{"in_flight": 1}, {"load": SIGHTED}, {"verdict": Verdict.DOWN}])
@@ -314,7 +314,7 @@ def test_what_a_canary_takes_among_others_or_to_warm_up_is_not_usual(state: dict
     context = FakePatient(slow, rules=RULES, **state)
     fly(context)
     context.verdict, context.in_flight, context.load = Verdict.UP, 0, SIGHTED
-    assert Canary().timeout_s(context) == 2.5
+    assert canary_timeout_s(context) == 2.5
 
 
 def test_after_a_start_the_second_canary_shows_what_is_usual() -> None:
@@ -394,7 +394,7 @@ def test_a_down_unit_gets_twice_the_time_after_each_timeout() -> None:
     assert set(waits[6:]) == {60.0}
     context.answer = lambda _: Trouble.REFUSED
     fly(context)
-    assert Canary().timeout_s(context) == 2.5
+    assert canary_timeout_s(context) == 2.5
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.UP])
@@ -417,7 +417,7 @@ def test_one_that_counts_no_steps_gets_it_sooner_because_it_takes_longer_to_fail
     due_s, blind_due_s = (Canary().due_at(each, 50.0) - 100.0 for each in (counts, blind))
     assert due_s == 14.0
     assert blind_due_s == pytest.approx(14.0 * 2.0 / 3.0)
-    timeout_s, blind_timeout_s = (Canary().timeout_s(each) for each in (counts, replace(blind, in_flight=1)))
+    timeout_s, blind_timeout_s = (canary_timeout_s(each) for each in (counts, replace(blind, in_flight=1)))
     assert max(due_s + 2.0 * timeout_s, blind_due_s + 2.0 * blind_timeout_s) < 17.0
 
 

@@ -34,6 +34,13 @@ def test_a_unit_that_makes_progress_gets_fewer_from_one_timeout_to_the_next(
     assert Canary().due_at(moving, SENT_AT) == SENT_AT + pause_s
 
 
+def test_a_suspect_that_is_seen_to_stand_still_is_asked_each_second() -> None:
+    """An agent may say so, while what it has to do would explain the silence for longer."""
+    patient = replace(after_timeouts(6), is_hiding=True)
+    assert Canary().due_at(patient, SENT_AT) == SENT_AT + 8.0
+    assert Canary().due_at(replace(patient, is_seen_still=True), SENT_AT) == SENT_AT + 1.0
+
+
 def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -> None:
     patient = replace(after_timeouts(6), rules=Rules(canary_idle_s=3.0))
     idle_s = 3.0 * BLIND_IDLE

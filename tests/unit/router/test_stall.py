@@ -172,6 +172,15 @@ def test_an_agent_that_says_so_ends_excuses_and_one_that_is_gone_does_not(is_uns
     assert hides_work(state, NOW + 5.0, RULES) is is_unseen
 
 
+def test_a_unit_that_an_agent_calls_stopped_is_believed_for_little_more_than_its_slowest_step() -> None:
+    state, _, _ = working()
+    state.gaps_ms[1_999] = 200
+    said = Evidence("a", Sign.BAD, Strength.STRONG, "agent", "a process is stopped", NOW, node="a")
+    state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW, because=said)
+    assert hides_work(state, NOW + STALLS * 2.0 - 0.1, RULES)
+    assert not hides_work(state, NOW + STALLS * 2.0, RULES)
+
+
 def test_what_came_after_a_canary_or_a_suspicion_excuses_nothing() -> None:
     state, _, _ = working(PLAIN)
     assert hides_work(state, NOW + 5.0, RULES, asked_at=NOW)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.backlog import Backlog, Job
+from cellgate.router.backlog import Backlog, Job, Prefilled
 from cellgate.router.learning import ANSWERS, GAPS_MS, MARK_S, SLOWEST_TOKENS_S, UNSURE_TIMES, StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
@@ -121,6 +121,21 @@ def test_what_nobody_knows_takes_as_long_as_on_the_slowest_engine() -> None:
     assert step_times.prefill_s(1_000, beside=500) == 1_500 / SLOWEST_TOKENS_S
     step_times.waited(500, 10.0, is_whole=True)
     assert 10.0 < step_times.prefill_s(1_000) < 40.0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_engine_that_is_always_full_shows_at_least_how_long_prompts_and_slots_take(
+    is_stream: bool,
+) -> None:
+    step_times = StepTimes()
+    if is_stream:
+        step_times.prefilled(Prefilled(100, 1.0, 1.0, 1.0, False, False, had_seat=False))
+    else:
+        step_times.answered(100, 1.0, 12)
+    assert step_times.prefill_s(100, beside=200) == pytest.approx(3.0)
+    assert step_times.prefill_s(300) == 300 / SLOWEST_TOKENS_S, "nothing is known of one so large"
+    step_times.forget_pace()
+    assert step_times.prefill_s(100) == 100 / SLOWEST_TOKENS_S
 
 
 def test_a_slow_answer_is_remembered_behind_fast_ones() -> None:
