@@ -295,6 +295,9 @@ class FakeServer(ThreadingHTTPServer):
         self.fake = fake
         self.asked: list[tuple[str, str, tuple[tuple[str, str], ...], bytes]] = []
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A canary that has seen its token leaves."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     """Answers as uvicorn frames it: a body with its length, events in chunks."""
