@@ -7,6 +7,7 @@ import importlib
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvloop
 
 from cellgate.proxy.admin.health_process import SharedStatus
-from cellgate.proxy.admin.pages import AdminView
-from cellgate.proxy.admin.port import AdminPort
+from cellgate.proxy.admin.pages import AdminPort, AdminView
+from cellgate.proxy.admission.limits import LimitedDispatcher
+from cellgate.proxy.admission.usage import make_door
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import (
     KV_EVENTS_ENGINES,
@@ -29,12 +31,12 @@ from cellgate.proxy.config.settings import (
     Settings,
     after_reload,
 )
+from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.explain import RoutingExplain
-from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.plane import Plane, Publish
 from cellgate.proxy.discovery.base import Feed
-from cellgate.proxy.discovery.follow import Discovery
-from cellgate.proxy.discovery.start import discover, preload
-from cellgate.proxy.gate import make_gate
+from cellgate.proxy.discovery.follow import Discovery, discover, preload
+from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.handover import (
     ADMIN,
     AGENT_CHECK,
@@ -50,20 +52,28 @@ from cellgate.proxy.handover import (
     listening_for,
     view_of,
 )
+from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.exposition import AgentCheckMetrics
-from cellgate.proxy.observe.log import DEFECTS, AccessLog, configure, log_line, report_defect, stdout_sink
-from cellgate.proxy.observe.text import unsaid_ports
+from cellgate.proxy.observe.exposition import AccessLogMetrics, AgentCheckMetrics
+from cellgate.proxy.observe.log import (
+    DEFECTS,
+    AccessLog,
+    configure,
+    log_line,
+    report_defect,
+    stdout_sink,
+    unsaid_ports,
+)
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
-from cellgate.proxy.process.malloc import return_large_blocks
-from cellgate.proxy.process.memory import Garbage, calm_the_collector, slow_build
+from cellgate.proxy.process.listeners import gate_name
+from cellgate.proxy.process.memory import Garbage, calm_the_collector, return_large_blocks, slow_build
 from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.redis.address import gate_name
-from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.models import choice_of
+from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.telemetry import send_metrics, trace
 from cellgate.router.unit_state import UnitState
 
@@ -73,6 +83,105 @@ if TYPE_CHECKING:
     from cellgate.proxy.redis.link import RedisLink
     from cellgate.proxy.tracing import MetricsSender
     from cellgate.proxy.workers.supervisor import ControlStart
+
+
+# A gate of one process: both planes on one loop, with one timer for both.
+
+
+class Gate:
+    """One gate, with a plane that has not begun and a gateway that uses it."""
+
+    def __init__(self, plane: Plane, gateway: Gateway) -> None:
+        self.plane = plane
+        self.gateway = plane.front = gateway
+        plane.metrics.include(AccessLogMetrics(gateway.log_dropped))
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen and start the probes. Raises OSError when the address is not available."""
+        await self.gateway.listen(tls)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the probes of all units."""
+        self.plane.begin()
+        self.plane.ticker.start()
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0: none."""
+        return self.gateway.port
+
+    def take_settings(self, settings: Settings) -> None:
+        """The configuration was read again."""
+        self.gateway.take_settings(settings)
+
+    def announce_stop(self) -> None:
+        """Not ready from now on; responses close their connections."""
+        self.plane.announce_stop()
+        self.gateway.announce_stop()
+
+    async def stop(self, *, delay_s: float, drain_s: float) -> None:
+        """Stop gracefully: not ready, accept for `delay_s` more, let responses end for up to `drain_s`."""
+        self.announce_stop()
+        await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)
+        await self._close()
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """Another process accepts from the same queue: let responses end for up to `drain_s`, then end."""
+        await self.gateway.leave_to_successor(drain_s=drain_s)
+        await self._close()
+
+    async def _close(self) -> None:
+        self.plane.ticker.stop()
+        await self.plane.close()
+        await self.gateway.close()
+
+
+def local_gateway(
+    plane: Plane,
+    loop: asyncio.AbstractEventLoop,
+    rng: random.Random,
+    access_log: AccessLog,
+    read: ReadBody,
+) -> Gateway:
+    """A gateway with a control plane in the same process."""
+    dispatcher: Dispatcher = LocalDispatcher(plane)
+    if plane.accounting is not None:
+        dispatcher = LimitedDispatcher(dispatcher, plane.accounting.ledger)
+    gateway = Gateway(
+        plane.settings,
+        loop,
+        rng,
+        plane.ticker,
+        board=plane.board,
+        dispatcher=dispatcher,
+        reports=LocalReports(plane),
+        unit_pools=plane.reach,
+        load_lines=plane.orca.lines,
+        access_log=access_log,
+        read=read,
+    )
+    if plane.accounting is not None:
+        plane.accounting.door = make_door(plane.settings, plane.accounting.ledger)
+        gateway.ask_for_keys(plane.accounting.door)
+    return gateway
+
+
+def make_gate(
+    settings: Settings,
+    loop: asyncio.AbstractEventLoop,
+    rng: random.Random,
+    *,
+    events: EventLog,
+    access_log: AccessLog,
+    read: ReadBody,
+    publish: Publish = lambda _ready, _body, _lines: None,
+    unit_tls: MakeTls | None = None,
+) -> Gate:
+    """A gate with these settings; the arguments are described at Plane and Gateway."""
+    ticker = Ticker(loop)
+    plane = Plane(settings, loop, rng, ticker, events=events, publish=publish, unit_tls=unit_tls)
+    return Gate(plane, local_gateway(plane, loop, rng, access_log, read))
 
 
 WARM_LOOK_S = 0.05
@@ -309,7 +418,7 @@ class App:
 
     async def _follow_kv_events(self) -> None:
         # In a thread, because streams would wait for this import.
-        start = await asyncio.to_thread(importlib.import_module, "cellgate.proxy.extras.kv_events.start")
+        start = await asyncio.to_thread(importlib.import_module, "cellgate.proxy.extras.kv_events.follow")
         self._kv_events = start.follow_kv_events(self._plane)
 
     def _announce(self) -> None:
@@ -379,7 +488,7 @@ def _shared(
     plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str
 ) -> RedisLink | None:
     # Imported late: the client takes a quarter of a second and ten megabytes, which most gates do not need.
-    from cellgate.proxy.redis.start import share
+    from cellgate.proxy.redis.link import share
 
     return share(plane, port, access, feed, gate)
 

@@ -26,7 +26,7 @@ from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
 from cellgate.proxy.observe.log import AccessLog, Finished, report_defect
 from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed
-from cellgate.proxy.process.malloc import SmallBlocks
+from cellgate.proxy.process.memory import SmallBlocks
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.beginnings import Beginnings

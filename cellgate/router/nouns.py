@@ -432,7 +432,7 @@ class Ask(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A kind of request (see uses.py): a path by its name, and the model; empty: none is named."""
+    """A kind of request (see board.py): a path by its name, and the model; empty: none is named."""
 
     route: str
     stream: bool

@@ -19,9 +19,9 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from cellgate.proxy.app import make_gate
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.gate import make_gate
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.turns import ReadScheduler

@@ -41,5 +41,5 @@ def test_a_gate_at_rest_has_imported_nothing_that_most_gates_do_not_need() -> No
         [sys.executable, "-c", _REST], capture_output=True, text=True, check=True, timeout=60
     )
     imported = set(done.stdout.splitlines()[-1].split())
-    assert "cellgate.proxy.gate" in imported
+    assert "cellgate.proxy.app" in imported
     assert imported & FOR_FEW == set()

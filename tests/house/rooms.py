@@ -13,7 +13,7 @@ ORDER = (
     "app",
     "workers",
     "telemetry",
-    "gate tracing",
+    "tracing",
     "gateway",
     "redis admin extras/kv_events extras/realtime",
     "discovery",

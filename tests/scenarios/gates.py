@@ -107,7 +107,7 @@ class GatesStage(Stage):
         await self.links.pop(gate).close()
 
     def _share(self, gate: ObservedGate, name: str) -> RedisLink:
-        """What redis/start.py does, with another Redis and a known chance."""
+        """What redis/link.py does, with another Redis and a known chance."""
         roster = Roster(name, self.heartbeat_s)
         sharing = Sharing(
             gate.board,

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
+from cellgate.proxy.app import Gate, local_gateway
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.dispatcher import LocalDispatcher
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.gate import Gate, local_gateway
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cellgate.proxy.control.detection import kinds, rows
+from cellgate.proxy.cli.check import kinds, rows
 from cellgate.router.nouns import Rules, Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import seeds

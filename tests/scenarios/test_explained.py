@@ -11,8 +11,7 @@ import pytest
 
 from cellgate.probes.canary import Canary
 from cellgate.probes.runner import JITTER_MAX_S
-from cellgate.proxy.admin.views import status
-from cellgate.proxy.admin.why import unit_page
+from cellgate.proxy.admin.views import status, unit_page
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage

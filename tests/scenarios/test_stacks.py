@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from cellgate.proxy.admin.views import Moment
-from cellgate.proxy.admin.why import explain
+from cellgate.proxy.admin.views import Moment, explain
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, Stage
 

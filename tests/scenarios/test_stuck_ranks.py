@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.admin.views import Moment
-from cellgate.proxy.admin.why import explain
+from cellgate.proxy.admin.views import Moment, explain
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.scenarios.users import Users

@@ -16,8 +16,7 @@ import pytest
 import uvloop
 
 from cellgate.proxy.admin.health_process import SharedStatus
-from cellgate.proxy.admin.pages import AdminView
-from cellgate.proxy.admin.port import BACKLOG, AdminPort
+from cellgate.proxy.admin.pages import BACKLOG, AdminPort, AdminView
 from cellgate.proxy.config.settings import Address, Peers
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
@@ -116,7 +115,7 @@ def test_health_is_told_while_the_loop_stands_still() -> None:
 def test_a_health_process_that_dies_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.admin.pages.RESTART_S", 0.01)
 
     async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         await asyncio.to_thread(get, port, "/livez")
@@ -130,7 +129,7 @@ def test_a_health_process_that_dies_is_replaced(
 def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.admin.pages.RESTART_S", 0.01)
 
     async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         start, refusals = port._start_health_process, iter(range(3))

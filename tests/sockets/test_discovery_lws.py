@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
+from cellgate.proxy import orchestrators
 from cellgate.proxy.config.settings import LwsSource
 from cellgate.proxy.discovery import kubernetes
 from cellgate.proxy.discovery import kubernetes as lws
 from cellgate.proxy.discovery.base import Found, SourceError
-from cellgate.proxy.orchestrators import kubernetes_api
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 from tests.sockets.test_recovery_pods import rights_given, rights_used
@@ -200,7 +200,7 @@ def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: 
     pem = Path(__file__).parents[1] / "wire" / "localhost.pem"
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pem))
-    monkeypatch.setattr(kubernetes_api, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setattr(orchestrators, "_NAMESPACE_FILE", tmp_path / "namespace")
 
     async def main() -> None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -15,7 +15,7 @@ from cellgate.proxy.config.action_settings import LeasePlace
 from cellgate.proxy.extras.operator import leases
 from cellgate.proxy.extras.operator.leases import KubernetesLeases
 from cellgate.proxy.extras.operator.plan import Claim, NotActingError
-from cellgate.proxy.orchestrators.kubernetes_api import ApiError, connected
+from cellgate.proxy.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
 from tests.sockets.test_recovery_pods import rights_given, rights_used
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from cellgate.proxy.config.action_settings import CallWebhook, RunCommand
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.extras.operator import actions, plan, webhook
+from cellgate.proxy.extras.operator import actions, plan
 from cellgate.proxy.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
 from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.process.tls import LiveTls
@@ -187,11 +187,11 @@ async def hook(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterat
         await runner.cleanup()
 
 
-async def post(url: str, timeout_s: float = 5.0, call: webhook.WebhookCall | None = None) -> RecoveryReport:
+async def post(url: str, timeout_s: float = 5.0, call: actions.WebhookCall | None = None) -> RecoveryReport:
     return await (call or CALL)(CallWebhook(url, "s3cret"), ABOUT, timeout_s)
 
 
-CALL = webhook.caller(ssl.create_default_context(), wall=lambda: 1_700_000_000.9)
+CALL = actions.caller(ssl.create_default_context(), wall=lambda: 1_700_000_000.9)
 
 
 @live
@@ -218,7 +218,7 @@ async def test_a_webhook_over_https_is_verified() -> None:
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(PEM)
-    trusting = webhook.caller(LiveTls(Tls(ca=str(PEM))).webhooks())
+    trusting = actions.caller(LiveTls(Tls(ca=str(PEM))).webhooks())
     async with hook(answer, context) as url:
         assert (await post(url.replace("127.0.0.1", "localhost"), call=trusting)).result is RecoveryResult.OK
         refused = await post(url)
@@ -247,7 +247,7 @@ async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_need
 
     async with hook(answer) as url:
         report = await post(url)
-    assert (report.result, len(report.output)) == (RecoveryResult.FAILED, webhook.ANSWER_KEPT)
+    assert (report.result, len(report.output)) == (RecoveryResult.FAILED, actions.ANSWER_KEPT)
 
 
 @live

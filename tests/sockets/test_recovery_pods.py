@@ -13,7 +13,7 @@ import yaml
 from cellgate.proxy.config.action_settings import ReplacePods
 from cellgate.proxy.extras.operator import kubernetes
 from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
-from cellgate.proxy.orchestrators.kubernetes_api import ApiError, ask, connected
+from cellgate.proxy.orchestrators import ApiError, ask, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 from tests.sockets.test_recovery_deeds import ABOUT
 

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.control.comparisons import NodeFactsMetrics
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
-from cellgate.proxy.discovery.follow import Discovery
-from cellgate.proxy.discovery.start import DiscoveryMetrics
+from cellgate.proxy.discovery.follow import Discovery, DiscoveryMetrics
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.observe.exposition import Exposition, NodeAgentMetrics, Traffic

@@ -19,9 +19,9 @@ from typing import Any, ParamSpec
 
 import uvloop
 
+from cellgate.proxy.app import Gate, make_gate
 from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.gate import Gate, make_gate
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.observe.events import EventLog

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from cellgate import VERSION
-from cellgate.proxy.ingress.reasons import Rotation, advice, rotation_of, shortcomings, unseen_nodes, why
-from cellgate.proxy.observe.text import duration
-from cellgate.router.board import Board
-from cellgate.router.judge import AnswerRecord
-from cellgate.router.nouns import Rules, Sign
+from cellgate.probes.known_answer import RETRY_S
+from cellgate.proxy.ingress.reasons import (
+    Rotation,
+    advice,
+    present_reason,
+    rotation_of,
+    shortcomings,
+    unseen_nodes,
+    why,
+)
+from cellgate.proxy.observe.log import duration
+from cellgate.router.board import RESTART_SUSPECTED_S, Board
+from cellgate.router.cost_model import CostModel
+from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
+from cellgate.router.judge import ANSWER_FAULT, AnswerRecord
+from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Verdict
+from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
-from cellgate.router.unit_state import UnitState
+from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ def _is_avoided(link: TransferLink, now: float) -> bool:
 
 def _explained(prefiller: str, decoder: str, link: TransferLink, now: float) -> list[str]:
     """Why requests are, or are not, split between two units; each item is one line."""
-    lines = [_headline(prefiller, decoder, link, now)]
+    lines = [_pair_line(prefiller, decoder, link, now)]
     if link.last_failure:
         lines.append(f"Last failure: {link.last_failure} ({now - link.last_failure_at:.0f} s ago).")
     lines.append(f"{link.transferred} transfers arrived, {link.failed} failed.")
@@ -112,7 +125,7 @@ def _explained(prefiller: str, decoder: str, link: TransferLink, now: float) -> 
     return lines
 
 
-def _headline(prefiller: str, decoder: str, link: TransferLink, now: float) -> str:
+def _pair_line(prefiller: str, decoder: str, link: TransferLink, now: float) -> str:
     if link.is_open(now):
         return f"Requests may be split between {prefiller} and {decoder}."
     return (
@@ -220,3 +233,361 @@ def _nodes(state: UnitState) -> list[dict[str, str]]:
         }
         for node in state.unit.nodes
     ]
+
+
+# What comes next for a unit, and when; and what an operator can do. One line each. Pure.
+
+
+_NEXT: dict[Rotation, str] = {
+    Rotation.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
+    Rotation.ON_HOLD: "when its engine goes on, a canary (a request for one token) is sent; when it passes, "
+    "the unit gets requests. In {hold_left} at the latest it is judged again, whatever its engine says.",
+    Rotation.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
+    Rotation.RESTART_SUSPECTED: "{canary}. Any progress of the unit ends the suspicion of a restart, and "
+    "so do {suspicion_left} without another cut.",
+    Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
+    Rotation.FULL: "new requests go there as others end.",
+    Rotation.IN: "{canary}, unless the unit shows work before that.",
+    Rotation.STARTING: "{canary}. When it passes, {then}",
+    Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
+    Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
+}
+_ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
+_REFUSED = "a request that it refused is sent again every second; when it is served, a canary is sent."
+_FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
+
+
+def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
+    """What happens next, and when, without an operator."""
+    rules, faults = moment.rules, sorted(state.case.faults)
+    is_held_down = faults and state.hold is None and not state.drained and not state.is_usable()
+    panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
+    words = _NEXT[rotation] if not is_held_down else _FAULTS
+    if is_held_down and faults == [ANSWER_FAULT]:
+        words = _ANSWERS
+    elif is_held_down and {source for _, source in faults} == {REFUSING_SOURCE}:
+        words = _REFUSED
+    return words.format(
+        unit=state.unit.name,
+        canary=_canary(moment),
+        passes=rules.passes,
+        passed=state.case.passes,
+        then=_then(rules),
+        hold_left=f"{_hold_left_s(state, moment):.0f} s",
+        faults=" and ".join(f"{source} of node {node}" if node else source for node, source in faults),
+        known_s=RETRY_S,
+        panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
+        suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
+    )
+
+
+def _canary(moment: Moment) -> str:
+    if moment.canary_s is None:
+        return "no canary (a request for one token) is planned"
+    when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is in flight"
+    return f"a canary (a request for one token) {when}"
+
+
+def _hold_left_s(state: UnitState, moment: Moment) -> float:
+    """How long its engine is believed."""
+    since = state.hold.since if state.hold is not None else moment.now
+    return max(0.0, since + moment.rules.hold_limit_s - moment.now)
+
+
+def _then(rules: Rules) -> str:
+    if not rules.slow_start_s:
+        return "then it gets requests."
+    least, after_s = f"{SLOW_START_LEAST:.0%}", rules.slow_start_s
+    return f"then it gets requests, {least} of its share at first and all of it after {after_s:g} s."
+
+
+# Explains the state of one unit to operators. Pure.
+#
+# Is it in or out of rotation, since when, on what evidence, what comes next and what can be done.
+# Nothing is decided here: the Board has the state of a unit, router/judge.py what follows from evidence.
+
+
+QUIET_S = 0.25
+"""A shorter stall is not mentioned."""
+
+_HEADLINES: dict[Rotation, str] = {
+    Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
+    "Its verdict is {verdict}, for {time}.",
+    Rotation.ON_HOLD: "{unit} is out of rotation: {hold}, for {held}. {requests} are still in flight. "
+    "Its verdict is {verdict}, for {time}; it is not judged, and not recovered, while its engine says so.",
+    Rotation.HELD: "{unit} is kept in rotation, although it has not answered for {mute}: most units "
+    "do not answer, so this gate assumes that its own network is cut off.",
+    Rotation.RESTART_SUSPECTED: "{unit} gets no requests for now: it closed a connection unexpectedly "
+    "{cut} ago, and may have restarted.",
+    Rotation.SUSPECT: "{unit} is suspect, for {time}: {because} It gets requests only when no other unit "
+    "has room.",
+    Rotation.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
+    Rotation.IN: "{unit} is in rotation, for {time}{but}.",
+    Rotation.STARTING: "{unit} is starting, for {time}: {because}",
+    Rotation.DOWN: "{unit} is down, for {time}: {because}",
+    Rotation.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
+}
+_NAMES_CAUSE = (Rotation.SUSPECT, Rotation.STARTING, Rotation.DOWN)
+"""What needs no line more."""
+_SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
+
+
+def explain(state: UnitState, moment: Moment) -> list[str]:
+    """The explanation, the most important first; each item is one line."""
+    rotation = rotation_of(state, moment.now, moment.panic_at)
+    return [
+        _headline(state, rotation, moment),
+        *([] if rotation in _NAMES_CAUSE else [f"Because: {_because(state, moment)}"]),
+        *_faults(state),
+        *_besides(state, rotation, moment),
+        *_heard(state, moment),
+        f"Next: {what_comes(state, rotation, moment)}",
+        *(f"You can {words}" for words in advice(state, rotation)),
+    ]
+
+
+def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
+    return _HEADLINES[rotation].format(
+        unit=state.unit.name,
+        but=f", but {words}" if (words := "; ".join(each.sentence for each in shortcomings(state))) else "",
+        because=_because(state, moment),
+        verdict=state.case.verdict.value,
+        time=moment.ago(state.case.since),
+        requests=_requests(state),
+        hold=spoken(state.hold) if state.hold is not None else "",
+        held=moment.ago(state.hold.since) if state.hold is not None else "",
+        mute=moment.ago(max(state.answered_at, state.progress_at)),
+        cut=moment.ago(state.restart_suspected_at),
+    )
+
+
+def _because(state: UnitState, moment: Moment) -> str:
+    because = present_reason(state)
+    return _said(because, state, moment) if because is not None else "no probe has answered yet."
+
+
+def _faults(state: UnitState) -> list[str]:
+    """Faults that stand until their source takes them back."""
+    lines = []
+    for node, source in sorted(state.case.faults):
+        last = state.last_evidence.get((node or None, source))
+        if last is None or last is not present_reason(state):
+            said = f": {last.reason}" if last is not None else ""
+            lines.append(f"Open fault: {_source(node or None, source)}{said}.")
+    return lines
+
+
+def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
+    """Other facts about its present state."""
+    lines, rules, now = [], moment.rules, moment.now
+    if rotation in (Rotation.IN, Rotation.SUSPECT):
+        lines.append(f"{_requests(state)} are in flight.")
+    if rotation is Rotation.DRAINED and state.hold is not None:
+        lines.append(f"Besides, {spoken(state.hold)}, for {moment.ago(state.hold.since)}.")
+    quiet_s = silent_s(state, now)
+    if quiet_s is not None and quiet_s >= QUIET_S and not is_on(state.hold):
+        limit_s = stall_limit_s(state, rules)
+        lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
+    if degraded := state.outlier.degraded:
+        lines.append(f"Its share of requests is {degraded:.0%} smaller, as it is slow.")
+    lines += remarks(state)
+    lines += [
+        f"It {reason}, {moment.ago(at)} ago; others get these."
+        for reason, at in state.refusals.values()
+        if now - at < KNOWN_S
+    ]
+    risen_s = now - state.up_since
+    if state.is_usable() and risen_s < rules.slow_start_s:
+        share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s
+        lines.append(f"Slow start: it gets {share:.0%} of its share now, all of it in {left_s:.1f} s.")
+    if rotation is Rotation.IN and state.cool_until > now:
+        left_s = state.cool_until - now
+        lines.append(f"It has just answered with an error: other units come first for {left_s:.1f} s more.")
+    return lines
+
+
+def _heard(state: UnitState, moment: Moment) -> list[str]:
+    """The last evidence of every source: bad or neutral in full, good in one line."""
+    case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
+    faults = ((node or None, source) for node, source in case.faults)
+    told = [case.because, present_reason(state), *map(state.last_evidence.get, faults)]
+    lines = [
+        f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, state, moment)}"
+        for word in news
+        if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
+    ]
+    good = [w for w in news if w.sign is Sign.GOOD]
+    if good:
+        each = (f"{_source(w.node, w.source)} ({_when(w, state, moment)})" for w in good)
+        lines.append(f"Last good evidence: {', '.join(each)}.")
+    return lines
+
+
+def _is_over(word: Evidence, case: Case) -> bool:
+    """Evidence from before a unit came up is obsolete; that of a node is valid until the next.
+
+    A reading of the epoch alone is neither good nor bad.
+    """
+    if word.epoch is not None and word.sign is Sign.NEUTRAL:
+        return True
+    return word.node is None and case.verdict in (Verdict.UP, Verdict.STARTING) and word.at < case.since
+
+
+def _at(evidence: Evidence) -> float:
+    return evidence.at
+
+
+def _said(evidence: Evidence, state: UnitState, moment: Moment) -> str:
+    who = _source(evidence.node, evidence.source)
+    return f"{evidence.reason} ({who}, {_when(evidence, state, moment)})."
+
+
+def _when(evidence: Evidence, state: UnitState, moment: Moment) -> str:
+    restarted = state.case.restarted
+    old = ", before its restart" if restarted is not None and evidence.at < restarted[1] else ""
+    return f"{moment.ago(evidence.at)} ago{old}"
+
+
+def _source(node: str | None, source: str) -> str:
+    return f"{source} of node {node}" if node is not None else _SOURCES.get(source, source)
+
+
+def _requests(state: UnitState) -> str:
+    return f"{state.in_flight} of {state.unit.max_in_flight} requests"
+
+
+# A unit as the admin port shows it: its verdict, the evidence behind it, and its load. Pure.
+#
+# `unit_view` is for the list of all units; `unit_page` has all details of one.
+
+
+EVIDENCE_SHOWN = 5
+
+
+def unit_view(state: UnitState, now: float) -> dict[str, Any]:
+    """The unit ready for JSON; ages in seconds before `now`."""
+    unit = state.unit
+    return {
+        "name": unit.name,
+        "cell": unit.cell,
+        "url": unit.url,
+        "verdict": state.case.verdict.value,
+        "usable": state.is_usable(),
+        "drained": state.drained,
+        "hold": _hold(state.hold, now),
+        "restart_suspected": state.is_restart_suspected(),
+        "degraded": round(state.outlier.degraded, 3),
+        "odd_answers": state.has_odd_answers(),
+        "build": build_view(state),
+        "since_s": _age(state.case.since, now),
+        "reason": why(state),
+        "evidence": [_evidence(e, now) for e in _behind(state.case)],
+        "in_flight": state.in_flight,
+        "max_in_flight": unit.max_in_flight,
+        "weight": state.weight,
+        "load": _load(state.load, now) if state.load is not None else None,
+        "routing": _routing(state.costs, now),
+        "models": sorted(state.models),
+        "role": unit.role,
+        "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
+    }
+
+
+def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None) -> dict[str, Any]:
+    """`unit_view`, why it is so, and what comes next; `canary_s` as in `Moment`."""
+    rules, case, quiet_s = board.rules, state.case, silent_s(state, now)
+    page = unit_view(state, now)
+    page["nodes"] = [node | {"news": _news(state, node["name"], now)} for node in page["nodes"]]
+    return page | {
+        "why": [*explain(state, Moment(now, rules, board.panic_at, canary_s)), *_shared(state, board)],
+        "held_by_panic": is_held(state, board, now),
+        "share": round(state.share(now, rules), 3),
+        "faults": [{"node": node or None, "source": source} for node, source in sorted(case.faults)],
+        "news": _news(state, None, now),
+        "rank_findings": list(state.facts.ranks),
+        "stacks": {name: dict(facts.stack) for name, facts in state.facts.nodes.items()},
+        "engine": state.engine,
+        "ranks": [
+            {"rank": number, "in_flight": rank.in_flight, "running": rank.running, "waiting": rank.waiting}
+            for number, rank in enumerate(state.ranks.ranks[: state.ranks.count])
+        ],
+        "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},
+        "links": links_of(board, state.unit.name, now),
+        "known_answer": answer_view(state.answers, now),
+        "epochs": dict(case.epochs),
+        "silent_s": None if quiet_s is None else round(quiet_s, 3),
+        "silent_limit_s": round(stall_limit_s(state, rules), 3),
+        "next_canary_s": None if canary_s is None else round(canary_s, 3),
+    }
+
+
+def _shared(state: UnitState, board: Board) -> list[str]:
+    """What all failing units share, for one of them."""
+    return [fate.in_words() for fate in shared_fates(board) if state.unit.name in fate.units]
+
+
+def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
+    """The last evidence of each source about a node, or about the unit as a whole (None)."""
+    return {
+        source: {"sign": word.sign.value, "reason": word.reason, "age_s": _age(word.at, now)}
+        for (node, source), word in state.last_evidence.items()
+        if node == of_node
+    }
+
+
+def _behind(case: Case) -> list[Evidence]:
+    """The last few pieces, newest first; the one that decided the verdict is always among them."""
+    last = list(reversed(case.window[-EVIDENCE_SHOWN:]))
+    return (
+        last if case.because is None or case.because in last else [*last[: EVIDENCE_SHOWN - 1], case.because]
+    )
+
+
+def _hold(hold: Hold | None, now: float) -> dict[str, Any] | None:
+    if hold is None:
+        return None
+    return {"kind": hold.kind.value, "since_s": _age(hold.since, now), "ended": bool(hold.ended_at)}
+
+
+def _evidence(evidence: Evidence, now: float) -> dict[str, Any]:
+    return {
+        "sign": evidence.sign.value,
+        "strength": evidence.strength.name.lower(),
+        "source": evidence.source,
+        "node": evidence.node,
+        "reason": evidence.reason,
+        "age_s": _age(evidence.at, now),
+    }
+
+
+def _load(load: Load, now: float) -> dict[str, Any]:
+    return {
+        "running": load.running,
+        "waiting": load.waiting,
+        "kv_use": round(load.kv_use, 4),
+        "age_s": _age(load.at, now),
+    }
+
+
+def _routing(costs: CostModel, now: float) -> dict[str, Any]:
+    """What the router uses: measured rates, this gate's backlog there, prompts in the prefix cache."""
+    rates, work, prefixes = costs.rates, costs.backlog, costs.prefixes
+    return {
+        "prefill_tokens_s": round(rates.prefill_tokens_s.value, 1),
+        "latency_s": round(rates.latency.without_work_s(rates.prefill_tokens_s.value), 4),
+        "prefill_samples": rates.prefill_tokens_s.seen,
+        "step_s": round(rates.steps.at(work.batch), 5),
+        "bytes_per_token": round(rates.bytes_per_token.value, 3),
+        "seats": int(costs.seats.limit) if costs.seats.limit < inf else None,
+        "kv_tokens": costs.kv_tokens,
+        "queued_tokens": work.queued_tokens,
+        "backlog_s": round(costs.backlog_s(now), 3),
+        "prefix_blocks": len(prefixes),
+        "prefix_blocks_max": prefixes.limit,
+        "prefix_trust": round(prefixes.trust, 3),
+        "error_share": round(costs.errors.share(now), 3),
+    }
+
+
+def _age(at: float, now: float) -> float:
+    return round(now - at, 3)

@@ -12,12 +12,23 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from cellgate import VERSION
-from cellgate.proxy.cli.terminal import WRONG, CommandError, CommandParser, actions_of, admin_address, near
-from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.cli.terminal import (
+    WRONG,
+    CommandError,
+    CommandParser,
+    actions_of,
+    add_file,
+    add_settings,
+    admin_address,
+    near,
+    overrides,
+)
+from cellgate.proxy.config.load_process import ConfigError, ConfigReader, read_settings
 
 FAILED = 1
 INTERRUPTED = 130
@@ -50,7 +61,7 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS = {
-    "serve": CommandEntry("run the gate", "proxy.cli.serve", "serve"),
+    "serve": CommandEntry("run the gate", "proxy.cli.main", "serve"),
     "demo": CommandEntry("run a gate with simulated units, to try it", "proxy.cli.demo"),
     "check": CommandEntry(
         "check a configuration: list every problem, or show its units", "proxy.cli.check", "check"
@@ -359,3 +370,32 @@ _SHELLS: dict[str, Callable[[Mapping[str, Words]], Iterator[str]]] = {
     "zsh": _zsh,
     "fish": _fish,
 }
+
+
+# `cellgate serve`: run the gate.
+
+
+def serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file, and flags that override it."""
+    add_file(parser, "the configuration (docs/configuration.md); flags override it")
+    add_settings(parser)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until the gate is told to end. Raises ConfigError and CommandError."""
+    flags, path = overrides(args), args.file or args.config
+    if path == "-":
+        raise ConfigError(["-: a gate reads its file again when it is reloaded; give it a file"])
+    reading = ConfigReader(path, flags)
+    # Imported while the configuration is read.
+    from cellgate.proxy.app import serve
+    from cellgate.proxy.handover import NoInheritanceError
+
+    settings = reading.settings()
+    try:
+        return serve(settings, partial(read_settings, path, flags))
+    except NoInheritanceError as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        where = f" on {error.filename}" if error.filename else ""
+        raise CommandError(f"cannot listen{where}: {error.strerror or error}") from None

@@ -25,9 +25,9 @@ from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
 from cellgate.proxy.config.settings import SECRET_VARIABLE, RedisAccess, RedisSource, Settings, Source
-from cellgate.proxy.config.units import Keys, all_but, unit_of
+from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
-from cellgate.router.nouns import FIXED, Cell, Fleet
+from cellgate.router.nouns import FIXED, Cell, Fleet, Unit
 
 # Which roles of units, and which transfer of their cell, go together. Pure.
 
@@ -388,6 +388,42 @@ def _repeated(key: str, items: Iterable[tuple[KeyPath, dict[str, object]]]) -> I
             yield (*key_path, key), f"duplicate {key} {value!r}"
         elif isinstance(value, str):
             seen.add(value)
+
+
+# Files of units, which a source follows.
+
+
+PROBLEMS_SHOWN = 3
+
+
+class UnitsKeys(Keys):
+    """Such a file."""
+
+    units: list[UnitKeys]
+
+
+_UNITS_SCHEMA: Schema = {
+    "": UnitsKeys,
+    "units[]": UnitKeys,
+    "units[].nodes[]": NodeKeys,
+    "units[].nodes[].probes[]": ProbeKeys,
+}
+
+
+def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
+    """The units of the file at `path` with this content. Raises ConfigError with one line."""
+    try:
+        found, problems = yaml_file.parse(path, data, "units")
+    except yaml_file.UnreadableError as error:
+        raise ConfigError(["; ".join(error.problems)]) from None
+    keys, misfits = _checked(found, UnitsKeys, _UNITS_SCHEMA)
+    named = [(("units", index), unit) for index, unit in _mappings(found, "units")]
+    problems += [*misfits, *_repeated("name", named)]
+    if keys is None or problems:
+        shown = "; ".join(f"{dotted(key_path)}: {text}" for key_path, text in problems[:PROBLEMS_SHOWN])
+        more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""
+        raise ConfigError([f"{path}: {shown}{more}"])
+    return tuple(unit_of(like.cell, unit, like.api_key) for unit in keys.units)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from cellgate.policies import POLICIES
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS
-from cellgate.proxy.config import checks, probing, units
+from cellgate.proxy.config import checks, units
 from cellgate.proxy.config.checks import InvalidValueError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
@@ -384,13 +384,13 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.log_file: _FILE,
     checks.on_revoke: _one_of(get_args(OnRevoke)),
     checks.token_in_file: _kind("string", "a file that holds the secret alone"),
-    probing.engine: _one_of(sorted(ENGINES)),
-    probing.canary: _one_of(sorted(CANARIES)),
-    probing.probe: _one_of(sorted(NODE_PROBES)),
-    probing.preset: _one_of(sorted(PRESETS)),
-    probing.rule: _kind("string", "a rule such as node_load1 > 100"),
-    probing.service: _STRING,
-    probing.statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
+    units.an_engine: _one_of(sorted(ENGINES)),
+    units.a_canary: _one_of(sorted(CANARIES)),
+    units.a_probe: _one_of(sorted(NODE_PROBES)),
+    units.a_preset: _one_of(sorted(PRESETS)),
+    units.a_rule: _kind("string", "a rule such as node_load1 > 100"),
+    units.a_service: _STRING,
+    units.http_statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
     units.source: _one_of(sorted(SOURCES)),
     units.record: _one_of(["A", "AAAA", "SRV"]),
     units.scheme: _one_of(["http", "https"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
@@ -15,11 +16,62 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
 from cellgate.probes import NODE_PROBES
+from cellgate.probes.engines import CANARIES, ENGINES
+from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
-from cellgate.proxy.config import checks, probing
+from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, PACKAGES, SOURCES, Source, Split
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
+
+# What the values of a configuration that are about probing have to be (see proxy/config/checks.py).
+
+
+def an_engine(found: object) -> str:
+    """The name of an inference engine."""
+    return choice("an engine", found, sorted(ENGINES))
+
+
+def a_canary(found: object) -> str:
+    """The API that a canary goes through."""
+    return choice("a canary", found, sorted(CANARIES))
+
+
+def a_probe(found: object) -> str:
+    """The kind of a node's probe."""
+    return choice("a probe", found, sorted(NODE_PROBES))
+
+
+def a_preset(found: object) -> str:
+    """The name of a preset of rules."""
+    return choice("a preset", found, sorted(PRESETS))
+
+
+def a_rule(found: object) -> str:
+    """A rule on the samples of an exporter."""
+    expected = 'a rule such as node_load1 > 100 or increase(errors_total{type="hardware"}) > 0'
+    if not isinstance(found, str):
+        raise InvalidValueError(expected)
+    try:
+        return parse(found).text
+    except RuleError as error:
+        raise InvalidValueError(expected, error.hint) from None
+
+
+def a_service(found: object) -> str:
+    """The name of a gRPC service, as its health service knows it."""
+    if isinstance(found, str) and re.fullmatch(r"[!-~]{1,256}", found):
+        return found
+    raise InvalidValueError("a service name, such as inference.GRPCInferenceService")
+
+
+def http_statuses(found: object) -> tuple[int, ...]:
+    """HTTP statuses."""
+    if not isinstance(found, list) or not found or not all(type(s) is int and 200 <= s <= 599 for s in found):
+        hint = f"did you mean [{found}]?" if type(found) is int else ""
+        raise InvalidValueError("a list of HTTP statuses from 200 to 599", hint)
+    return tuple(found)
+
 
 T = TypeVar("T")
 
@@ -70,13 +122,13 @@ def section(noun: Callable[..., T], keys: type[Keys], fits: Callable[[Any], None
 class ProbeKeys(Keys):
     """One probe of a node: its kind, and the fields of that kind as keys."""
 
-    probe: Annotated[str, PlainValidator(probing.probe)]
+    probe: Annotated[str, PlainValidator(a_probe)]
     url: Annotated[str | None, PlainValidator(checks.page)] = None
     address: Annotated[str | None, PlainValidator(checks.target)] = None
-    expect: Annotated[tuple[int, ...] | None, PlainValidator(probing.statuses)] = None
-    service: Annotated[str | None, PlainValidator(probing.service)] = None
-    rule: Annotated[str | None, PlainValidator(probing.rule)] = None
-    preset: Annotated[str | None, PlainValidator(probing.preset)] = None
+    expect: Annotated[tuple[int, ...] | None, PlainValidator(http_statuses)] = None
+    service: Annotated[str | None, PlainValidator(a_service)] = None
+    rule: Annotated[str | None, PlainValidator(a_rule)] = None
+    preset: Annotated[str | None, PlainValidator(a_preset)] = None
 
 
 def _node_probe(found: object) -> NodeProbe:
@@ -152,8 +204,8 @@ class LikeKeys(Keys, of=Unit):
     weight: Annotated[float, PlainValidator(checks.weight)]
     max_in_flight: Annotated[int, PlainValidator(checks.count)]
     models: Annotated[tuple[str, ...], PlainValidator(checks.models)]
-    engine: Annotated[str, PlainValidator(probing.engine)]
-    canary: Annotated[str, PlainValidator(probing.canary)]
+    engine: Annotated[str, PlainValidator(an_engine)]
+    canary: Annotated[str, PlainValidator(a_canary)]
     role: Annotated[ServingRole, PlainValidator(checks.serving_role)]
     bootstrap_port: Annotated[int, PlainValidator(checks.port)]
     api_key_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)

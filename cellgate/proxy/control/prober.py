@@ -25,8 +25,8 @@ from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.fetch import ProbeTransport
-from cellgate.router import agent_words, health
-from cellgate.router.board import Board, Consequence
+from cellgate.router import health
+from cellgate.router.board import Board, Consequence, Uses
 from cellgate.router.health import hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
     Answered,
@@ -49,7 +49,6 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.unit_state import UnitState
-from cellgate.router.uses import Uses
 
 # What a probe sees of its unit: the `ProbeContext` of probes/base.py, from the unit's state on the Board.
 
@@ -309,9 +308,9 @@ class Prober:
         if state is not None and state.hold is not None and health.explains(state.hold, evidence):
             reason = f"{evidence.reason}; not counted, because the unit is {state.hold.kind.value}"
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
-        weighed = agent_words.weighed(self._board, evidence)
+        weighed = health.weighed(self._board, evidence)
         if weighed is not evidence:
-            for word in agent_words.taken_back(self._board, evidence.at):
+            for word in health.taken_back(self._board, evidence.at):
                 self.observe(word)
         evidence = weighed
         consequence = self._board.observe(evidence)

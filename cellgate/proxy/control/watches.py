@@ -23,12 +23,12 @@ from cellgate.probes.engines import APIS, at, engine
 from cellgate.probes.readiness import QuiescenceProbe
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
+from cellgate.proxy.observe.log import one_line
 from cellgate.proxy.observe.routing_metrics import PairTally
-from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
 from cellgate.proxy.request.routes import find_route
 from cellgate.router import health
-from cellgate.router.board import Board, compare_speeds
+from cellgate.router.board import Board, compare_speeds, use_of
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import (
@@ -49,7 +49,6 @@ from cellgate.router.opinions import REFUSING_SOURCE, Refusing
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.prefill_decode import AVOID_S
 from cellgate.router.unit_state import Lease, UnitState
-from cellgate.router.uses import use_of
 
 LAG_S = 0.25
 """A tick that is this late shows that the gate lags."""

@@ -9,15 +9,24 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cellgate.proxy.config.settings import Source
-from cellgate.proxy.discovery.base import GROUP, Follow, Found, SourceError, Suspicion
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.config.settings import PACKAGES, RedisSource, Settings, Source
+from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
+from cellgate.proxy.discovery.sources import FOLLOW
+from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
+
+if TYPE_CHECKING:
+    from cellgate.proxy.control.plane import Plane
 
 # Merges configured and discovered units into one fleet. Pure.
 
@@ -254,3 +263,57 @@ def _says(
             if suspicion.unit not in one.left_out:
                 held.setdefault(_Against(kind, suspicion.unit, suspicion.node), suspicion)
     return epochs, held
+
+
+# Ties a control plane to the sources of its units. The one place that knows both.
+
+
+@dataclass(frozen=True, slots=True)
+class _PlaneWorld:
+    plane: Plane
+
+    def now(self) -> float:
+        return self.plane.now()
+
+    def configure(self, fleet: Fleet) -> str:
+        return self.plane.configure(fleet)
+
+    def observe(self, evidence: Evidence) -> None:
+        self.plane.prober.observe(evidence)
+
+    def tell(self, action: Action) -> None:
+        self.plane.events.add(action)
+
+
+class DiscoveryMetrics(Collector):
+    """Which sources work."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "1 while a source of units works; at 0 its last units are kept."
+        rows = (((title,), up) for title, up in self._discovery.connected().items())
+        yield gauge("discovery_up", text, ("source",), rows)
+
+
+def preload(settings: Settings) -> None:
+    """Import what the sources need at start: later, half a second of imports would delay streams."""
+    for source in settings.sources:
+        if source.kind in PACKAGES:
+            importlib.import_module(PACKAGES[source.kind][0])
+
+
+def discover(plane: Plane, feed: Feed) -> Discovery:
+    """Begin to follow the sources that `plane` is configured with, if any. It has begun.
+
+    `feed` has the units of Redis, for a gate whose units come from there.
+    """
+    follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
+    discovery = Discovery(_PlaneWorld(plane), random.Random(), follow)
+    plane.metrics.include(DiscoveryMetrics(discovery))
+    plane.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
+    plane.take_over(plane.settings)
+    plane.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
+    return discovery

@@ -23,7 +23,7 @@ import orjson
 from cellgate.proxy.config.settings import LwsSource
 from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, together
 from cellgate.proxy.observe.log import log_line
-from cellgate.proxy.orchestrators.kubernetes_api import (
+from cellgate.proxy.orchestrators import (
     FORBIDDEN,
     GONE,
     LWS_LABELS,

@@ -37,7 +37,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from cellgate.proxy.config.checks import address
 from cellgate.proxy.config.settings import Address, RedisAccess, Tls
 from cellgate.proxy.control.containment import Containment, fingerprint_name
-from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.observe.log import one_line
 from cellgate.proxy.redis.reports import Names, UnitReport, written
 from cellgate.router.poison import Ban
 
@@ -605,7 +605,7 @@ Connect = Callable[[], RedisClient]
 
 
 def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
-    """A factory of clients for the Redis at a URL (address.py). TLS is verified by `tls.ca`, with
+    """A factory of clients for the Redis at a URL. TLS is verified by `tls.ca`, with
     `tls.unit_cert` as client certificate.
 
     Raises ValueError when the URL is invalid or has a password, without showing it.

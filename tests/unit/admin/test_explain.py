@@ -7,8 +7,7 @@ from itertools import product
 
 import pytest
 
-from cellgate.proxy.admin.views import Moment
-from cellgate.proxy.admin.why import explain, unit_page
+from cellgate.proxy.admin.views import Moment, explain, unit_page
 from cellgate.proxy.ingress.reasons import Rotation, rotation_of
 from cellgate.router.board import Board
 from cellgate.router.health import hear

@@ -13,11 +13,11 @@ from botocore.stub import Stubber  # type: ignore[import-untyped]
 from moto import mock_aws
 from moto.moto_api import state_manager
 
+from cellgate.proxy import orchestrators
 from cellgate.proxy.config.settings import EcsSource
-from cellgate.proxy.discovery import ecs
+from cellgate.proxy.discovery import sources
 from cellgate.proxy.discovery.base import Found, NodePorts, SourceError
-from cellgate.proxy.discovery.ecs import groups
-from cellgate.proxy.orchestrators import ecs_api
+from cellgate.proxy.discovery.sources import groups
 from cellgate.router.nouns import Unit
 from tests.aws import REGION, pretend_credentials
 
@@ -61,7 +61,7 @@ def start(client: Any, unit: str, role: str, size: int) -> str:
 
 def found(source: EcsSource = SOURCE) -> Found:
     async def main() -> Found:
-        async with asyncio.timeout(30.0), aclosing(ecs.follow_ecs(source)) as follow:
+        async with asyncio.timeout(30.0), aclosing(sources.follow_ecs(source)) as follow:
             return await anext(follow)
 
     return asyncio.run(main())
@@ -100,7 +100,7 @@ def test_a_task_that_stops_leaves_a_unit_that_says_what_is_missing(cluster: Any)
 
 
 def test_more_tasks_than_one_page_are_all_described(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ecs_api, "DESCRIBED_AT_ONCE", 2)
+    monkeypatch.setattr(orchestrators, "DESCRIBED_AT_ONCE", 2)
     for number in range(5):
         start(cluster, f"unit-{number}", "leader", 1)
     assert [unit.name for unit in found().units] == [f"unit-{number}" for number in range(5)]
@@ -111,7 +111,7 @@ def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> Non
         for service, tasks in (("big", ["one"]), ("small", ["two"])):
             asked = {"cluster": "prod", "serviceName": service, "desiredStatus": "RUNNING"}
             stub.add_response("list_tasks", {"taskArns": tasks}, asked)
-        assert list(ecs_api._arns(cluster, "prod", ("big", "small"))) == ["one", "two"]
+        assert list(orchestrators._arns(cluster, "prod", ("big", "small"))) == ["one", "two"]
 
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:

@@ -11,10 +11,10 @@ import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from moto import mock_aws
 
+from cellgate.proxy import orchestrators
 from cellgate.proxy.config.action_settings import AlbTarget
 from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.orchestrators import ecs_api
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.aws import REGION, Balancer, make_balancer, pretend_credentials
@@ -100,7 +100,7 @@ def test_a_weight_that_somebody_overwrote_is_set_again(balancer: Balancer) -> No
 def test_a_refusal_is_counted_and_the_weight_stays(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ecs_api.client(ecs_api.ELB, REGION)
+    real = orchestrators.client(orchestrators.ELB, REGION)
 
     def refuse(**_: object) -> None:
         denied = {"Error": {"Code": "AccessDenied", "Message": "no"}}
@@ -123,7 +123,7 @@ def test_the_rights_in_deploy_are_exactly_those_that_are_used(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[str] = set()
-    real = ecs_api.client(ecs_api.ELB, REGION)
+    real = orchestrators.client(orchestrators.ELB, REGION)
     real.meta.events.register(
         "before-call.elastic-load-balancing-v2",
         lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),

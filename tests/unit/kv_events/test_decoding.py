@@ -8,9 +8,15 @@ from typing import Any
 import msgpack
 import pytest
 
-from cellgate.proxy.extras.kv_events import decoding
-from cellgate.proxy.extras.kv_events.decoding import SMALL_BYTES, EventPart, KvDecoder, parts
-from cellgate.proxy.extras.kv_events.wire import EVENTS_MAX, MalformedError
+from cellgate.proxy.extras.kv_events import wire
+from cellgate.proxy.extras.kv_events.wire import (
+    EVENTS_MAX,
+    SMALL_BYTES,
+    EventPart,
+    KvDecoder,
+    MalformedError,
+    parts,
+)
 from cellgate.router.kv_index import Event
 
 
@@ -57,7 +63,7 @@ def test_a_small_batch_needs_no_process_and_a_large_one_does() -> None:
 
 def test_a_part_is_a_bounded_piece_of_work() -> None:
     sizes = [sum(1 + len(getattr(event, "blocks", ())) for event in part) for part in parts(LARGE, None)]
-    assert max(sizes) < 2 * decoding.PART_BLOCKS
+    assert max(sizes) < 2 * wire.GROWN_BLOCKS
 
 
 def has_process(decoder: KvDecoder) -> bool:
@@ -90,10 +96,10 @@ def test_what_is_wrong_with_a_large_batch_is_told_and_the_next_one_is_decoded() 
 def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = "import cellgate.proxy.extras.kv_events.decoding as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
+    slow = "import cellgate.proxy.extras.kv_events.wire as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
     slow += "def spin(payload, rank):\n    while len(payload) % 2: pass\n    return real(payload, rank)\n"
     slow += "d.parts = spin; d.main()\n"
-    monkeypatch.setattr(decoding, "_COMMAND", (*decoding._COMMAND[:2], slow))
+    monkeypatch.setattr(wire, "_COMMAND", (*wire._COMMAND[:2], slow))
     odd, even = (LARGE, LARGE + b"\xc0") if len(LARGE) % 2 else (LARGE + b"\xc0", LARGE)
 
     async def read(decoder: KvDecoder, payload: bytes) -> list[EventPart]:

@@ -10,9 +10,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from cellgate.proxy.extras.kv_events.decoding import KvDecoder
 from cellgate.proxy.extras.kv_events.follow import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
-from cellgate.proxy.extras.kv_events.wire import BrokenPublisherError, EventBatch, MalformedError, Reached
+from cellgate.proxy.extras.kv_events.wire import (
+    BrokenPublisherError,
+    EventBatch,
+    KvDecoder,
+    MalformedError,
+    Reached,
+)
 from cellgate.router.kv_index import KvIndex, Lessons
 from cellgate.router.prefix import KnownPrefixes, PrefixCache
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+from cellgate.proxy import orchestrators
 from cellgate.proxy.config.action_settings import ReplaceTasks
-from cellgate.proxy.extras.operator import ecs_tasks
+from cellgate.proxy.extras.operator import actions
 from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
-from cellgate.proxy.orchestrators import ecs_api
 from tests.unit.discovery.test_ecs import cluster, start
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -27,7 +27,7 @@ ABOUT = {"unit": "big-0", "id": "big-0-7", "reason": "gone\n" * 200}
 
 
 def act(action: ReplaceTasks = ACTION, **about: Any) -> RecoveryReport:
-    return asyncio.run(ecs_tasks.replace_tasks(action, {**ABOUT, **about}))
+    return asyncio.run(actions.replace_tasks(action, {**ABOUT, **about}))
 
 
 def described(cluster: Any, *arns: str) -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ def test_a_right_that_is_missing_is_named(
 ) -> None:
     for role in ("leader", "follower"):
         start(cluster, "big-0", role, 2)
-    monkeypatch.setattr(ecs_tasks, "connect", lambda _: Refusing(cluster, "StopTask", granted))
+    monkeypatch.setattr(actions, "connect", lambda _: Refusing(cluster, "StopTask", granted))
     report = act()
     assert report.result is result
     assert report.detail.startswith(f"{begin}the gate's role lacks a right: allow ecs:StopTask (")
@@ -104,13 +104,13 @@ def test_the_services_of_a_unit_get_the_newest_revision(
     ]
     for name in ("lead", "follow"):
         cluster.create_service(cluster="prod", serviceName=name, taskDefinition="engine:1", desiredCount=1)
-    monkeypatch.setattr(ecs_tasks, "running_tasks", lambda *_: tasks)
+    monkeypatch.setattr(actions, "running_tasks", lambda *_: tasks)
     asked: list[dict[str, Any]] = []
-    real = ecs_api.connect("eu-west-1")
+    real = orchestrators.connect("eu-west-1")
     real.meta.events.register(
         "provide-client-params.ecs.UpdateService", lambda params, **_: asked.append(params)
     )
-    monkeypatch.setattr(ecs_tasks, "connect", lambda _: real)
+    monkeypatch.setattr(actions, "connect", lambda _: real)
     report = act(DEPLOYMENT)
     assert (report.result, report.detail) == (RecoveryResult.OK, "deployed 2 of 2 services")
     common = {"cluster": "prod", "taskDefinition": "engine", "forceNewDeployment": True}
@@ -128,13 +128,13 @@ def test_the_rights_in_deploy_are_exactly_those_that_are_used(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[str] = set()
-    real = ecs_api.connect("eu-west-1")
+    real = orchestrators.connect("eu-west-1")
     real.meta.events.register("before-call.ecs", lambda model, **_: used.add(f"ecs:{model.name}"))
-    monkeypatch.setattr(ecs_tasks, "connect", lambda _: real)
+    monkeypatch.setattr(actions, "connect", lambda _: real)
     start(cluster, "big-0", "leader", 1)
     act()
     assert used == allowed("recovery/ecs-recovery-role.json")
-    monkeypatch.setattr(ecs_tasks, "running_tasks", lambda *_: [service_task("lead", "engine:1")])
+    monkeypatch.setattr(actions, "running_tasks", lambda *_: [service_task("lead", "engine:1")])
     cluster.create_service(cluster="prod", serviceName="lead", taskDefinition="engine:1", desiredCount=1)
     used.clear()
     act(DEPLOYMENT)

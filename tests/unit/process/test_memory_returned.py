@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from cellgate.proxy.process.malloc import SmallBlocks
+from cellgate.proxy.process.memory import SmallBlocks
 
 _WAVE = """
 import sys
-from cellgate.proxy.process.malloc import LARGE_BLOCK_BYTES, return_large_blocks
+from cellgate.proxy.process.memory import LARGE_BLOCK_BYTES, return_large_blocks
 
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
@@ -41,7 +41,7 @@ def test_large_blocks_are_returned_though_small_ones_between_them_are_kept(retur
 
 _CROWD = """
 import sys
-from cellgate.proxy.process.malloc import CROWD, SmallBlocks, return_large_blocks
+from cellgate.proxy.process.memory import CROWD, SmallBlocks, return_large_blocks
 
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
@@ -86,7 +86,7 @@ def test_blocks_are_looked_through_once_for_each_crowd_that_leaves(
     clients: list[int], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned: list[None] = []
-    monkeypatch.setattr("cellgate.proxy.process.malloc.return_small_blocks", lambda: returned.append(None))
+    monkeypatch.setattr("cellgate.proxy.process.memory.return_small_blocks", lambda: returned.append(None))
     seen = iter(clients)
     small = SmallBlocks(lambda: next(seen))
     for _ in clients:

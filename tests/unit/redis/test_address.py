@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cellgate.proxy.config.settings import Address, Settings, Tls
-from cellgate.proxy.redis.address import own_url
+from cellgate.proxy.process.listeners import own_url
 from cellgate.router.nouns import Fleet
 
 SETTINGS = Settings(Fleet(), listen=Address("10.0.0.7", 0))

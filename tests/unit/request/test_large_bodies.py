@@ -16,13 +16,13 @@ import uvloop
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request import large_bodies, large_body_reader
+from cellgate.proxy.request import large_bodies
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.router.nouns import Ask
 from tests.wire.stage import simulated
 
-READER = "import cellgate.proxy.request.large_body_reader as r; main = r.main\n"
+READER = "import cellgate.proxy.request.large_bodies as r; main = r.main\n"
 BODY = orjson.dumps(
     {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * 2_000_000}]}
 )
@@ -210,8 +210,8 @@ def test_an_exception_of_ours_is_told_and_not_swallowed(monkeypatch: pytest.Monk
     def fail(_: bytes, _route: str) -> Ask:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr(large_body_reader, "read_large_ask", fail)
-    told = large_body_reader.read(io.BytesIO(b"{}"), 2)
+    monkeypatch.setattr(large_bodies, "read_large_ask", fail)
+    told = large_bodies.read(io.BytesIO(b"{}"), 2)
     assert (told.found, told.trouble) == (None, "ZeroDivisionError('boom')")
 
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from cellgate.policies import POLICIES
+from cellgate.proxy.control.explain import dry_run
 from cellgate.router.board import Board
-from cellgate.router.dry_run import dry_run
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Models, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairRules, Queue

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.policies import POLICIES
+from cellgate.proxy.control.explain import DryRun, cost_of, dry_run
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import SURE
-from cellgate.router.dry_run import DryRun, cost_of, dry_run
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.prefix import MAX_BLOCKS

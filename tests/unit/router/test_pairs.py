@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.policies import POLICIES
+from cellgate.proxy.control.explain import dry_run
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
-from cellgate.router.dry_run import dry_run
 from cellgate.router.nouns import (
     LINK_FAILED,
     TRANSFERRED,

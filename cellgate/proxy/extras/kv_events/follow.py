@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import zmq
 from prometheus_client import Metric
@@ -19,11 +20,11 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.probes.base import Fetch, FetchError
 from cellgate.probes.engines import parsed
-from cellgate.proxy.extras.kv_events.decoding import KvDecoder
 from cellgate.proxy.extras.kv_events.wire import (
     PATHS,
     BrokenPublisherError,
     EventBatch,
+    KvDecoder,
     KvEventLink,
     MalformedError,
     Numbers,
@@ -41,6 +42,9 @@ from cellgate.router.board import Board
 from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons
 from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
+
+if TYPE_CHECKING:
+    from cellgate.proxy.control.plane import Plane
 
 # Follows the KV events of one rank of a unit, and keeps its index complete or out of use.
 #
@@ -415,3 +419,16 @@ class KvEventMetrics(Collector):
                 for row in (((unit, "found"), known.found), ((unit, "missed"), known.missed))
             ),
         )
+
+
+# KV events and a control plane.
+
+
+def follow_kv_events(plane: Plane) -> KvEventFollowers:
+    """Follow the units of `plane`. Needs a running loop."""
+    following = KvEventFollowers(
+        plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now
+    )
+    plane.ticker.looks.append(following.tick)
+    plane.metrics.include(KvEventMetrics(following))
+    return following

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import os
 import signal
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -22,8 +25,151 @@ from cellgate.proxy.config.action_settings import (
     RunCommand,
     SetImage,
 )
+from cellgate.proxy.extras.operator.kubernetes import replace_pods, set_image
 from cellgate.proxy.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
 from cellgate.proxy.extras.operator.recovery import environment
+from cellgate.proxy.observe.log import one_line
+from cellgate.proxy.orchestrators import (
+    UNIT_TAG,
+    AwsError,
+    Task,
+    connect,
+    in_one_line,
+    running_tasks,
+    tags_of,
+)
+
+# Acts on a unit in Amazon ECS: its tasks are stopped, or their services are deployed again.
+#
+# The tasks of a unit are those with the tag `cellgate:unit`. A refused one spares no other: a unit is all of
+# its tasks or nothing. boto3 blocks, so everything runs in one thread.
+
+
+TASKS_MAX = 256
+"""More tasks of one unit are a mistake."""
+REASON_MAX = 255
+"""The API's limit (StopTask)."""
+
+
+async def replace_tasks(action: ReplaceTasks, about: Incident) -> RecoveryReport:
+    """Act on the unit that `about` is about. Its caller bounds how long it takes."""
+    return await asyncio.to_thread(_run, action, about)
+
+
+def _run(action: ReplaceTasks, about: Incident) -> RecoveryReport:
+    unit = about["unit"]
+    try:
+        client = connect(action.region)
+        tasks = [
+            task
+            for task in running_tasks(client, action.cluster, action.services)
+            if tags_of(task).get(UNIT_TAG) == unit
+        ]
+        if not 0 < len(tasks) <= TASKS_MAX:
+            what = f"{len(tasks)} tasks with the tag {UNIT_TAG}={unit} in cluster {action.cluster}"
+            raise AwsError(f"{what}, expected 1 to {TASKS_MAX}")
+        if not action.deploy:
+            reason = f"cellgate {about['id']}: {one_line(about['reason'])}"[:REASON_MAX]
+            return _each("stopped", "tasks", tasks, lambda task: _stop(client, action, task, reason))
+        services = services_of(tasks)
+        return _each("deployed", "services", services, lambda service: _deploy(client, action, *service))
+    except AwsError as error:
+        return RecoveryReport(RecoveryResult.REFUSED, f"{error}; nothing was done")
+
+
+def _stop(client: Any, action: ReplaceTasks, task: Task, reason: str) -> str:
+    arn = str(task["taskArn"])
+    with in_one_line():
+        client.stop_task(cluster=action.cluster, task=arn, reason=reason)
+    return arn
+
+
+def _deploy(client: Any, action: ReplaceTasks, service: str, family: str) -> str:
+    with in_one_line():
+        client.update_service(
+            cluster=action.cluster, service=service, taskDefinition=family, forceNewDeployment=True
+        )
+    return service
+
+
+def _each(done: str, noun: str, things: Iterable[Any], act: Callable[[Any], str]) -> RecoveryReport:
+    """Act on all; what is refused is reported."""
+    well, refused, count = list[str](), list[str](), 0
+    for thing in things:
+        count += 1
+        try:
+            well.append(act(thing))
+        except AwsError as error:
+            refused.append(str(error))
+    detail = "; ".join([f"{done} {len(well)} of {count} {noun}", *refused[:1]])
+    output = "\n".join([*well, *refused])
+    if not well:
+        return RecoveryReport(RecoveryResult.REFUSED, detail, output)
+    return RecoveryReport(RecoveryResult.FAILED if refused else RecoveryResult.OK, detail, output)
+
+
+def services_of(tasks: Iterable[Task]) -> list[tuple[str, str]]:
+    """The services of tasks, each with the family of its task definition; without a revision, a family means
+    the newest one. Raises AwsError for a task that belongs to no service.
+    """
+    found = set[tuple[str, str]]()
+    for task in tasks:
+        kind, _, service = str(task.get("group", "")).partition(":")
+        if kind != "service":
+            raise AwsError(f"task {task['taskArn']} belongs to no service")
+        found.add((service, str(task["taskDefinitionArn"]).rpartition("/")[2].rpartition(":")[0]))
+    return sorted(found)
+
+
+# Calls a webhook for a unit: one signed POST, limited in time and in the size of the answer.
+#
+# `X-Cellgate-Signature` is `sha256=` and the hex HMAC-SHA256, with the secret, over the value of
+# `X-Cellgate-Timestamp` (seconds since 1970), a full stop, and the body.
+
+
+ANSWER_KEPT = 4096
+TIMESTAMP, SIGNATURE = "X-Cellgate-Timestamp", "X-Cellgate-Signature"
+
+
+def sign(secret: str, timestamp: str, body: bytes) -> str:
+    """The signature of a body that is sent at `timestamp`."""
+    return "sha256=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+WebhookCall = Callable[[CallWebhook, Incident, float], Awaitable[RecoveryReport]]
+"""Calls a webhook, which may take so many seconds."""
+
+
+def caller(tls: ssl.SSLContext, wall: Callable[[], float] = time.time) -> WebhookCall:
+    """Calls webhooks, verified by `tls`."""
+
+    async def call(action: CallWebhook, about: Incident, timeout_s: float) -> RecoveryReport:
+        # Imported late, and in a thread: it takes 10 MB, which most gates do not need.
+        aiohttp: Any = await asyncio.to_thread(import_module, "aiohttp")
+        body, timestamp = orjson.dumps(about), str(int(wall()))
+        headers = {
+            "Content-Type": "application/json",
+            TIMESTAMP: timestamp,
+            SIGNATURE: sign(action.secret, timestamp, body),
+        }
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(action.url, data=body, headers=headers, ssl=tls, allow_redirects=False) as reply,
+            ):
+                text = (await reply.content.read(ANSWER_KEPT)).decode("utf-8", "replace")
+                result = RecoveryResult.OK if 200 <= reply.status < 300 else RecoveryResult.FAILED
+                return RecoveryReport(result, f"it answered {reply.status}", text)
+        except TimeoutError:
+            return RecoveryReport(RecoveryResult.TIMEOUT, f"no answer within {timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return RecoveryReport(
+                RecoveryResult.FAILED, f"it could not be called: {error or type(error).__name__}"
+            )
+
+    return call
+
 
 # Runs a command for a unit: no shell, limited in time and output, killed with all its child processes.
 #
@@ -140,12 +286,12 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-_ORCHESTRATED: Mapping[type, tuple[str, str]] = {
-    ReplacePods: ("kubernetes", "replace_pods"),
-    SetImage: ("kubernetes", "set_image"),
-    ReplaceTasks: ("ecs_tasks", "replace_tasks"),
+_ORCHESTRATED: Mapping[type, Callable[[Any, Incident], Awaitable[RecoveryReport]]] = {
+    ReplacePods: replace_pods,
+    SetImage: set_image,
+    ReplaceTasks: replace_tasks,
 }
-"""Modules beside this one, each with the function for an action that an orchestrator carries out."""
+"""What an orchestrator carries out."""
 
 
 def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
@@ -158,22 +304,13 @@ def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
             case RestartService():
                 return await run_command(remedy.action.command(about["unit"]), about, remedy.timeout_s)
             case CallWebhook():
-                webhook = await _module("webhook")
-                report: RecoveryReport = await webhook.caller(tls())(remedy.action, about, remedy.timeout_s)
-                return report
-        name, function = _ORCHESTRATED[type(remedy.action)]
-        run = getattr(await _module(name), function)
+                return await caller(tls())(remedy.action, about, remedy.timeout_s)
         try:
             async with asyncio.timeout(remedy.timeout_s):
-                report = await run(remedy.action, about)
+                report = await _ORCHESTRATED[type(remedy.action)](remedy.action, about)
         except TimeoutError:
             detail = f"not finished within {remedy.timeout_s:g} s; a part may have been done"
             return RecoveryReport(RecoveryResult.TIMEOUT, detail)
         return report
 
     return act
-
-
-async def _module(name: str) -> Any:
-    # Imported late: HTTP clients take 10 MB, which most gates do not need.
-    return await asyncio.to_thread(import_module, f"cellgate.proxy.extras.operator.{name}")

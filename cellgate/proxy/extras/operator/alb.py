@@ -24,7 +24,7 @@ from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.log import log_line
-from cellgate.proxy.orchestrators.ecs_api import ELB, AwsError, client, told_plainly
+from cellgate.proxy.orchestrators import ELB, AwsError, client, told_plainly
 from cellgate.router.board import Board
 
 # The actions of a rule of AWS's Application Load Balancer, with another weight of one target group. Pure.

@@ -27,7 +27,7 @@ from cellgate.proxy.extras.operator.plan import Acting, Claim, NotActingError
 from cellgate.proxy.extras.operator.recovery import ActingMetrics
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.log import utc
-from cellgate.proxy.orchestrators.kubernetes_api import (
+from cellgate.proxy.orchestrators import (
     CONFLICT,
     LEASES,
     NOT_FOUND,

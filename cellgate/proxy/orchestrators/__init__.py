@@ -1,1 +1,0 @@
-"""The APIs of what runs units: Kubernetes, Amazon ECS. Connections and refusals; no decisions."""
