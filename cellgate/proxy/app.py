@@ -33,9 +33,9 @@ from cellgate.proxy.config.settings import (
 )
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.explain import RoutingExplain
-from cellgate.proxy.control.plane import Plane, Publish
+from cellgate.proxy.control.plane import Part, Plane, Publish
 from cellgate.proxy.discovery.base import Feed
-from cellgate.proxy.discovery.follow import Discovery, discover, preload
+from cellgate.proxy.discovery.follow import discover, preload
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.handover import (
     ADMIN,
@@ -78,10 +78,7 @@ from cellgate.proxy.telemetry import send_metrics, trace
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
     from cellgate.proxy.extras.operator.start import Operator
-    from cellgate.proxy.redis.link import RedisLink
-    from cellgate.proxy.tracing import MetricsSender
     from cellgate.proxy.workers.supervisor import ControlStart
 
 
@@ -257,20 +254,17 @@ class App:
         self._let_clients_in = let_clients_in
         self._starter = starter
         self._gate = gate_name()
-        self._operator = _operator(plane, self._gate, tls) if settings.has_operator else None
+        self._parts: list[Part] = []
+        self._operator = self._make_operator() if settings.has_operator else None
         self._admin = AdminPort(self._view(), shared_status, tls.admin)
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
         )
-        self._link: RedisLink | None = None
-        self._discovery: Discovery | None = None
         garbage = Garbage(plane.now(), lambda: not plane.board.in_flight)
-        plane.ticker.looks += [self._admin.tick, tls.tick, self._look_at_secrets, garbage.tick]
-        self._kv_events: KvEventFollowers | None = None
+        plane.ticker.looks += [tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events_begin: asyncio.Task[None] | None = None
         if all(map(find_spec, KV_EVENTS_PACKAGES)):
             plane.ticker.looks.append(self._look_for_kv_events)
-        self._metrics_sender: MetricsSender | None = None
         # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(
             core,
@@ -287,18 +281,20 @@ class App:
         """Start the probes, and accept clients: at once, or after taking over from the previous gate."""
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
-        self._discovery = discover(plane, feed)
-        self._metrics_sender = send_metrics(settings.otlp_metrics, plane.metrics)
+        await self._add(discover(plane, feed))
+        if (sender := send_metrics(settings.otlp_metrics, plane.metrics)) is not None:
+            await self._add(Part(sender.close))
         if settings.redis is not None:
-            self._link = _shared(plane, lambda: self._core.port, settings.redis, feed, self._gate)
+            await self._add(_shared(plane, lambda: self._core.port, settings.redis, feed, self._gate))
         if self._operator is not None:
             self._operator.start(heritage.courses if heritage is not None else None)
         if heritage is not None:
             await self._get_warm(heritage.view)
-        await self._admin.open(listening_for(self._listeners, ADMIN))
+        admin, agent = (listening_for(self._listeners, purpose) for purpose in (ADMIN, AGENT_CHECK))
+        await self._add(Part(self._admin.close, partial(self._admin.open, admin), self._admin.tick))
         if settings.agent_check is not None:
-            await self._agent.start(listening_for(self._listeners, AGENT_CHECK))
-            plane.metrics.include(AgentCheckMetrics(self._agent))
+            counts = AgentCheckMetrics(self._agent)
+            await self._add(Part(self._agent.close, partial(self._agent.start, agent), metrics=counts))
         # Last, because the previous gate may kill this one until it knows that clients are accepted.
         if await self._let_clients_in(self._signals):
             self._announce()
@@ -317,21 +313,24 @@ class App:
         """End every part."""
         for reload in self._reloads:
             reload.cancel()
-        if self._discovery is not None:
-            await self._discovery.close()
         if self._kv_events_begin is not None:
             self._kv_events_begin.cancel()
-        if self._kv_events is not None:
-            await self._kv_events.close()
-        if self._metrics_sender is not None:
-            await self._metrics_sender.close()
-        if self._operator is not None:
-            await self._operator.close()
-        if self._link is not None:
-            await self._link.close()
-        self._agent.close()
+        for part in self._parts:
+            await part.close()
         self._plane.events.close()
-        await self._admin.close()
+
+    async def _add(self, part: Part) -> None:
+        self._parts.append(part)
+        if part.tick is not None:
+            self._plane.ticker.looks.append(part.tick)
+        if part.metrics is not None:
+            self._plane.metrics.include(part.metrics)
+        await part.start()
+
+    def _make_operator(self) -> Operator:
+        operator = _operator(self._plane, self._gate, self._tls)
+        self._parts.append(Part(operator.close))
+        return operator
 
     async def _get_warm(self, view: InheritedView) -> None:
         """Wait until the inherited state is applied and there is evidence of each unit in use."""
@@ -406,7 +405,7 @@ class App:
 
     def _take_remedies(self, settings: Settings) -> None:
         if self._operator is None and settings.remedies:
-            self._operator = _operator(self._plane, self._gate, self._tls)
+            self._operator = self._make_operator()
             self._operator.start(None)
         if self._operator is not None:
             self._operator.configure(settings.remedies)
@@ -419,7 +418,7 @@ class App:
     async def _follow_kv_events(self) -> None:
         # In a thread, because streams would wait for this import.
         start = await asyncio.to_thread(importlib.import_module, "cellgate.proxy.extras.kv_events.follow")
-        self._kv_events = start.follow_kv_events(self._plane)
+        await self._add(start.follow_kv_events(self._plane))
 
     def _announce(self) -> None:
         host, port = self._admin.address
@@ -484,9 +483,7 @@ def _operator(plane: Plane, gate: str, tls: LiveTls) -> Operator:
     return Operator(plane, gate, tls.webhooks, agreed)
 
 
-def _shared(
-    plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str
-) -> RedisLink | None:
+def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str) -> Part:
     # Imported late: the client takes a quarter of a second and ten megabytes, which most gates do not need.
     from cellgate.proxy.redis.link import share
 

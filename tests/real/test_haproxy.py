@@ -87,7 +87,7 @@ async def test_down_stays_until_up_is_said(tmp_path: Path) -> None:
             await until_server(here, "gate1", places=10)
             one.tell(Sign.BAD, Strength.FATAL)
             await until_server(here, "gate1", status="DOWN (agent)")
-            one.agent.close()
+            await one.agent.close()
             for _ in range(3):
                 one.tell(Sign.GOOD)
             await steadily(here.port, rps=20.0, seconds=1.0)

@@ -119,5 +119,5 @@ async def listening(*gates: TinyGate) -> AsyncIterator[None]:
         for server, tick, gate in zip(servers, ticks, gates, strict=True):
             tick.cancel()
             server.close()
-            gate.agent.close()
+            await gate.agent.close()
         await asyncio.gather(*ticks, return_exceptions=True)

@@ -65,7 +65,7 @@ async def port() -> AsyncIterator[Port]:
     try:
         yield here
     finally:
-        here.agent.close()
+        await here.agent.close()
 
 
 @live
@@ -152,7 +152,7 @@ async def test_closing_leaves_nobody_waiting() -> None:
     async with port() as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
         await asyncio.sleep(0.01)
-        here.agent.close()
+        await here.agent.close()
         assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()

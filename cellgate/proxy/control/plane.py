@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
+
+from prometheus_client.registry import Collector
 
 from cellgate.policies import POLICIES
 from cellgate.probes.base import Fetch
@@ -231,6 +234,19 @@ class Front(Protocol):
 
     def seen_until(self, now: float) -> float:
         """Until when the progress of units is known."""
+
+
+async def _nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What stands around a control plane: what it does when the gate ends and starts, and at each tick."""
+
+    close: Callable[[], Awaitable[object]] = _nothing
+    start: Callable[[], Awaitable[object]] = _nothing
+    tick: Callable[[float], object] | None = None
+    metrics: Collector | None = None
 
 
 class Plane:

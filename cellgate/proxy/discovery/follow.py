@@ -13,20 +13,18 @@ import importlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.settings import PACKAGES, RedisSource, Settings, Source
+from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.sources import FOLLOW
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
-
-if TYPE_CHECKING:
-    from cellgate.proxy.control.plane import Plane
 
 # Merges configured and discovered units into one fleet. Pure.
 
@@ -305,15 +303,14 @@ def preload(settings: Settings) -> None:
             importlib.import_module(PACKAGES[source.kind][0])
 
 
-def discover(plane: Plane, feed: Feed) -> Discovery:
-    """Begin to follow the sources that `plane` is configured with, if any. It has begun.
+def discover(plane: Plane, feed: Feed) -> Part:
+    """Begins to follow the sources that `plane` is configured with, if any. It has begun.
 
     `feed` has the units of Redis, for a gate whose units come from there.
     """
     follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
     discovery = Discovery(_PlaneWorld(plane), random.Random(), follow)
-    plane.metrics.include(DiscoveryMetrics(discovery))
     plane.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
     plane.take_over(plane.settings)
     plane.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
-    return discovery
+    return Part(discovery.close, metrics=DiscoveryMetrics(discovery))

@@ -208,7 +208,7 @@ class HaproxyAgent:
         for server in servers:
             server.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Listen no more. HAProxy keeps the last reply, which for a gate that stops is `drain`."""
         self.retire()
         for visitor in list(self._visitors):

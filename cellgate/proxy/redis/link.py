@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from redis.exceptions import ResponseError
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess, RedisSource
-from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.log import log_line
@@ -461,10 +461,8 @@ class RedisMetrics(Collector):
 _GRAIN_S = 0.001
 
 
-def share(
-    plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str
-) -> RedisLink | None:
-    """Begin to share the reports of `plane`, or, as a fleet router, to use those of others.
+def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str) -> Part:
+    """Begins to share the reports of `plane`, or, as a fleet router, to use those of others.
 
     `port` is the one for clients; 0: not known yet. `feed` takes the units of others, `gate` is the name of
     this one. An invalid URL is only logged.
@@ -473,18 +471,17 @@ def share(
         connect = connector(access, plane.settings.tls)
     except ValueError as error:
         log_line("error", f"redis: {error}; this gate uses only its own observations")
-        return None
+        return Part()
     link_by = partial(_link, plane, connect, Names(access.prefix))
     routes = any(isinstance(source, RedisSource) for source in plane.settings.sources)
     link = _route(plane, feed, gate, link_by) if routes else _share(plane, port, gate, link_by)
     link.start()
-    plane.metrics.include(RedisMetrics(link, plane.board))
     if (accounting := plane.accounting) is not None:
         names, gates = Names(access.prefix), lambda: link.peers() + 1
         accounting.share(
             SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
         )
-    return link
+    return Part(link.close, metrics=RedisMetrics(link, plane.board))
 
 
 def _link(

@@ -31,7 +31,7 @@ _HEAD_CHARS = 4096
 _TAIL = re.compile(r"\s*\}\s*")
 
 
-class Part(Enum):
+class RawPart(Enum):
     """What a piece is a part of."""
 
     REASONING = auto()
@@ -45,7 +45,7 @@ class Part(Enum):
 class Piece(NamedTuple):
     """A piece of an answer as it is shown."""
 
-    part: Part
+    part: RawPart
     text: str
 
 
@@ -97,14 +97,14 @@ class RawAnswer:
         return True
 
     def _reason(self) -> bool:
-        return self._until(THINK_END, Part.REASONING, _State.TEXT)
+        return self._until(THINK_END, RawPart.REASONING, _State.TEXT)
 
     def _say(self) -> bool:
         if not self._calls:
-            self._show(Part.TEXT, self._held)
+            self._show(RawPart.TEXT, self._held)
             self._held = ""
             return False
-        return self._until(TOOL_CALL, Part.TEXT, _State.CALL_HEAD)
+        return self._until(TOOL_CALL, RawPart.TEXT, _State.CALL_HEAD)
 
     def _wait_for_call(self) -> bool:
         """Text behind a call is not shown."""
@@ -118,7 +118,7 @@ class RawAnswer:
     def _begin_call(self) -> bool:
         found = self._match(_NAME, _State.NAMED)
         if found is not None:
-            self._show(Part.NAME, found[1])
+            self._show(RawPart.NAME, found[1])
         return found is not None
 
     def _begin_arguments(self) -> bool:
@@ -146,14 +146,14 @@ class RawAnswer:
             else:
                 self._depth += (char in "{[") - (char in "}]")
                 if not self._depth:
-                    self._show(Part.ARGUMENTS, self._space + self._held[: at + 1])
+                    self._show(RawPart.ARGUMENTS, self._space + self._held[: at + 1])
                     self._space = ""
                     self._held = self._held[at + 1 :]
                     self._state = _State.CALL_TAIL
                     return True
         text = self._space + self._held
         shown = text.rstrip()
-        self._show(Part.ARGUMENTS, shown)
+        self._show(RawPart.ARGUMENTS, shown)
         self._held, self._space = "", text[len(shown) :]
         return False
 
@@ -168,7 +168,7 @@ class RawAnswer:
         self._held, self._state = behind, _State.BETWEEN
         return True
 
-    def _until(self, marker: str, part: Part, state: _State) -> bool:
+    def _until(self, marker: str, part: RawPart, state: _State) -> bool:
         """Show what precedes the marker, which begins another state."""
         before, found, behind = self._held.partition(marker)
         if found:
@@ -180,7 +180,7 @@ class RawAnswer:
         self._held = before[len(before) - held :]
         return False
 
-    def _show(self, part: Part, text: str) -> None:
+    def _show(self, part: RawPart, text: str) -> None:
         if text:
             self._out.append(Piece(part, text))
 
@@ -266,17 +266,19 @@ class RawChat:
 
     def _delta(self, pieces: list[Piece]) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        reasoning = "".join(piece.text for piece in pieces if piece.part is Part.REASONING)
+        reasoning = "".join(piece.text for piece in pieces if piece.part is RawPart.REASONING)
         if reasoning:
             delta |= dict.fromkeys(self._names, reasoning)
-        if text := "".join(piece.text for piece in pieces if piece.part is Part.TEXT):
+        if text := "".join(piece.text for piece in pieces if piece.part is RawPart.TEXT):
             delta["content"] = text
-        if calls := [self._call(piece) for piece in pieces if piece.part in (Part.NAME, Part.ARGUMENTS)]:
+        if calls := [
+            self._call(piece) for piece in pieces if piece.part in (RawPart.NAME, RawPart.ARGUMENTS)
+        ]:
             delta["tool_calls"] = calls
         return delta
 
     def _call(self, piece: Piece) -> dict[str, Any]:
-        if piece.part is Part.ARGUMENTS:
+        if piece.part is RawPart.ARGUMENTS:
             return {"index": self._calls - 1, "function": {"arguments": piece.text}}
         index, self._calls = self._calls, self._calls + 1
         known_as = f"chatcmpl-tool-{xxh3_64_hexdigest(f'{self._id} {index}'.encode())}"
@@ -305,18 +307,18 @@ def _explains_calls(prompt: str) -> bool:
 def _beyond(pieces: list[Piece], transcript: Transcript) -> list[Piece]:
     """What the engine has held back of the pieces. Raises UnprovenError if they are not what was shown."""
     shown = transcript.shown
-    left = {Part.REASONING: str(shown.reasoning), Part.TEXT: str(shown.text)}
+    left = {RawPart.REASONING: str(shown.reasoning), RawPart.TEXT: str(shown.text)}
     names = [call.name for call in shown.calls]
     arguments = [str(call.arguments) for call in shown.calls]
     beyond: list[Piece] = []
     call = -1
     for piece in pieces:
-        call += piece.part is Part.NAME
-        if piece.part is Part.NAME:
+        call += piece.part is RawPart.NAME
+        if piece.part is RawPart.NAME:
             if names[call : call + 1] not in ([], [piece.text]):
                 raise _unlike()
             text = piece.text if call >= len(names) else ""
-        elif piece.part is Part.ARGUMENTS:
+        elif piece.part is RawPart.ARGUMENTS:
             again = arguments[call] if call < len(arguments) else ""
             text, rest = _cut(piece.text, again)
             if call < len(arguments):

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import zmq
 from prometheus_client import Metric
@@ -20,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.probes.base import Fetch, FetchError
 from cellgate.probes.engines import parsed
+from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.extras.kv_events.wire import (
     PATHS,
     BrokenPublisherError,
@@ -42,9 +42,6 @@ from cellgate.router.board import Board
 from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons
 from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
-
-if TYPE_CHECKING:
-    from cellgate.proxy.control.plane import Plane
 
 # Follows the KV events of one rank of a unit, and keeps its index complete or out of use.
 #
@@ -424,11 +421,9 @@ class KvEventMetrics(Collector):
 # KV events and a control plane.
 
 
-def follow_kv_events(plane: Plane) -> KvEventFollowers:
-    """Follow the units of `plane`. Needs a running loop."""
+def follow_kv_events(plane: Plane) -> Part:
+    """Follows the units of `plane`. Needs a running loop."""
     following = KvEventFollowers(
         plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now
     )
-    plane.ticker.looks.append(following.tick)
-    plane.metrics.include(KvEventMetrics(following))
-    return following
+    return Part(following.close, tick=following.tick, metrics=KvEventMetrics(following))
