@@ -56,15 +56,8 @@ from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import AccessLogMetrics, AgentCheckMetrics
-from cellgate.proxy.observe.log import (
-    DEFECTS,
-    AccessLog,
-    configure,
-    log_line,
-    report_defect,
-    stdout_sink,
-    unsaid_ports,
-)
+from cellgate.proxy.observe.log import DEFECTS, AccessLog, configure, log_line, report_defect, stdout_sink
+from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
 from cellgate.proxy.process.listeners import gate_name
@@ -290,11 +283,11 @@ class App:
             self._operator.start(heritage.courses if heritage is not None else None)
         if heritage is not None:
             await self._get_warm(heritage.view)
-        admin, agent = (listening_for(self._listeners, purpose) for purpose in (ADMIN, AGENT_CHECK))
-        await self._add(Part(self._admin.close, partial(self._admin.open, admin), self._admin.tick))
+        listeners = partial(listening_for, self._listeners)
+        await self._add(Part(self._admin.close, lambda: self._admin.open(listeners(ADMIN)), self._admin.tick))
         if settings.agent_check is not None:
-            counts = AgentCheckMetrics(self._agent)
-            await self._add(Part(self._agent.close, partial(self._agent.start, agent), metrics=counts))
+            agent, counts = self._agent, AgentCheckMetrics(self._agent)
+            await self._add(Part(agent.close, lambda: agent.start(listeners(AGENT_CHECK)), metrics=counts))
         # Last, because the previous gate may kill this one until it knows that clients are accepted.
         if await self._let_clients_in(self._signals):
             self._announce()

@@ -18,7 +18,7 @@ from cellgate.proxy.ingress.reasons import (
     unseen_nodes,
     why,
 )
-from cellgate.proxy.observe.log import duration
+from cellgate.proxy.observe.text import duration
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s

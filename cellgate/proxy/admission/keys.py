@@ -19,7 +19,8 @@ from cellgate.proxy.config.key_file import Key, KeyFileError, KeyRing, read_keys
 from cellgate.proxy.config.settings import JwtSettings
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
-from cellgate.proxy.observe.log import log_line, one_line, report_defect
+from cellgate.proxy.observe.log import log_line, report_defect
+from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.signals import Signature, signature
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
 from cellgate.proxy.request.services import OPEN_ROUTES, KeyedRequest

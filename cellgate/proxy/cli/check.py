@@ -21,7 +21,7 @@ from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
 from cellgate.proxy.config.settings import TICK_S, Settings
-from cellgate.proxy.observe.log import unsaid_ports
+from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
 from cellgate.router.nouns import Fleet, Rules, Unit

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.config.settings import Address, LogFormat, Settings
-from cellgate.proxy.observe.log import duration
+from cellgate.proxy.observe.text import duration
 from cellgate.router.nouns import Fleet
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rich.text import Text
 from cellgate.proxy.cli import admin_client
 from cellgate.proxy.cli.terminal import CommandError, add_admin, shown
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.observe.log import duration
+from cellgate.proxy.observe.text import duration
 
 PERIOD_S = 1.0
 EVENTS_SHOWN = 5

@@ -418,7 +418,7 @@ def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
         raise ConfigError(["; ".join(error.problems)]) from None
     keys, misfits = _checked(found, UnitsKeys, _UNITS_SCHEMA)
     named = [(("units", index), unit) for index, unit in _mappings(found, "units")]
-    problems += [*misfits, *_repeated("name", named)]
+    problems += misfits or _repeated("name", named)
     if keys is None or problems:
         shown = "; ".join(f"{dotted(key_path)}: {text}" for key_path, text in problems[:PROBLEMS_SHOWN])
         more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""

@@ -23,8 +23,8 @@ from cellgate.probes.engines import APIS, at, engine
 from cellgate.probes.readiness import QuiescenceProbe
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
-from cellgate.proxy.observe.log import one_line
 from cellgate.proxy.observe.routing_metrics import PairTally
+from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
 from cellgate.proxy.request.routes import find_route
 from cellgate.router import health

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cellgate.proxy.observe.log import Level, log_line, one_line, utc
+from cellgate.proxy.observe.log import Level, log_line, utc
+from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Flip
 from cellgate.router.nouns import Strength, Verdict
 from cellgate.router.unit_state import Lease

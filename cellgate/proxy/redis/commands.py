@@ -37,7 +37,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from cellgate.proxy.config.checks import address
 from cellgate.proxy.config.settings import Address, RedisAccess, Tls
 from cellgate.proxy.control.containment import Containment, fingerprint_name
-from cellgate.proxy.observe.log import one_line
+from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.redis.reports import Names, UnitReport, written
 from cellgate.router.poison import Ban
 

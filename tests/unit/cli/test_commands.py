@@ -19,7 +19,7 @@ import pytest
 
 from cellgate.proxy.cli import admin_client, terminal
 from cellgate.proxy.cli.main import main
-from cellgate.proxy.observe.log import duration
+from cellgate.proxy.observe.text import duration
 
 LIBRARIES = "import asyncio, http.client, pydantic.main, yaml"
 UNIT_A1 = {

@@ -17,7 +17,7 @@ from cellgate.proxy.config.action_settings import (
     RunCommand,
     UnitAction,
 )
-from cellgate.proxy.extras.operator import actions, kubernetes
+from cellgate.proxy.extras.operator import actions
 from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from tests.sockets.test_recovery_deeds import ABOUT
 
@@ -49,7 +49,7 @@ def test_an_orchestrator_that_takes_too_long_is_given_up(monkeypatch: pytest.Mon
     async def forever(*_: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(kubernetes, "replace_pods", forever)
+    monkeypatch.setitem(actions._ORCHESTRATED, ReplacePods, forever)
     report = act(Remedy("audit", ReplacePods(), timeout_s=0.05))
     assert report.result is RecoveryResult.TIMEOUT
     assert report.detail == "not finished within 0.05 s; a part may have been done"

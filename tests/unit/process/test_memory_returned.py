@@ -7,23 +7,22 @@ import sys
 
 import pytest
 
-from cellgate.proxy.process.memory import SmallBlocks
+from cellgate.proxy.process.memory import LARGE_BLOCK_BYTES, SmallBlocks
 
 _WAVE = """
 import sys
-from cellgate.proxy.process.memory import LARGE_BLOCK_BYTES, return_large_blocks
-
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 
 if sys.argv[1] == "yes":
+    from cellgate.proxy.process.memory import return_large_blocks
     return_large_blocks()
 # One block that is freed teaches glibc to keep all of its size.
 bytes(20 << 20)
 before = resident_mb()
 wave, kept = [], []
 for _ in range(13):
-    wave.append(b"a" * LARGE_BLOCK_BYTES)
+    wave.append(b"a" * int(sys.argv[2]))
     kept.append(bytearray(3000))
 wave.clear()
 print(resident_mb() - before)
@@ -32,7 +31,7 @@ print(resident_mb() - before)
 
 @pytest.mark.parametrize("returns", ["yes", "no"])
 def test_large_blocks_are_returned_though_small_ones_between_them_are_kept(returns: str) -> None:
-    command = [sys.executable, "-c", _WAVE, returns]
+    command = [sys.executable, "-c", _WAVE, returns, str(LARGE_BLOCK_BYTES)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     kept_mb = float(done.stdout)
     # Without it a wave of 52 MB stays: what the other half of this test shows.

@@ -28,7 +28,7 @@ from cellgate.proxy.config.action_settings import (
 from cellgate.proxy.extras.operator.kubernetes import replace_pods, set_image
 from cellgate.proxy.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
 from cellgate.proxy.extras.operator.recovery import environment
-from cellgate.proxy.observe.log import one_line
+from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.orchestrators import (
     UNIT_TAG,
     AwsError,

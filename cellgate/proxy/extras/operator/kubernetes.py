@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from cellgate.proxy.config.action_settings import UNIT, ReplacePods, SetImage
 from cellgate.proxy.extras.operator.plan import Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.observe.log import one_line, utc
+from cellgate.proxy.observe.log import utc
+from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.orchestrators import (
     CONFLICT,
     EVENTS,

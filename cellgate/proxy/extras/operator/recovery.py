@@ -38,7 +38,8 @@ from cellgate.proxy.extras.operator.plan import (
 )
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
-from cellgate.proxy.observe.log import one_line, utc
+from cellgate.proxy.observe.log import utc
+from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
 from cellgate.router.health import shared_fates
 from cellgate.router.nouns import Evidence, Verdict
