@@ -15,9 +15,9 @@ from moto.moto_api import state_manager
 
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.settings import EcsSource
-from cellgate.proxy.discovery import sources
+from cellgate.proxy.discovery import ecs
 from cellgate.proxy.discovery.base import Found, NodePorts, SourceError
-from cellgate.proxy.discovery.sources import groups
+from cellgate.proxy.discovery.ecs import groups
 from cellgate.router.nouns import Unit
 from tests.aws import REGION, pretend_credentials
 
@@ -61,7 +61,7 @@ def start(client: Any, unit: str, role: str, size: int) -> str:
 
 def found(source: EcsSource = SOURCE) -> Found:
     async def main() -> Found:
-        async with asyncio.timeout(30.0), aclosing(sources.follow_ecs(source)) as follow:
+        async with asyncio.timeout(30.0), aclosing(ecs.follow_ecs(source)) as follow:
             return await anext(follow)
 
     return asyncio.run(main())
