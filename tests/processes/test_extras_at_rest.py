@@ -50,5 +50,5 @@ def test_kv_events_are_imported_with_the_first_unit_that_may_have_some(tmp_path:
     pytest.importorskip("zmq")
     with sim_units(["a"]) as units, gate(tmp_path, {"a": units[0].url}) as started:
         started.until_up("a")
-        assert eventually(lambda: f"{EXTRAS}.kv_events.follow" in late(started))
+        assert eventually(lambda: f"{EXTRAS}.kv_events.wire" in late(started))
         assert not any(module.startswith(f"{EXTRAS}.operator") for module in late(started))
