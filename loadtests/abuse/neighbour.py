@@ -58,7 +58,11 @@ class Neighbour:
         """Start one that asks the gate at `port` for `model`, with a key where there are any."""
         command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model, key)
         pipe = asyncio.subprocess.PIPE
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=_ROOT))
+        # In the session of the abuser it would be late whenever that, the gate and the units are busy.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, cwd=_ROOT, start_new_session=True
+        )
+        return cls(process)
 
     async def stop(self) -> None:
         """End it."""
