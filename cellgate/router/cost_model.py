@@ -372,10 +372,14 @@ class CostModel:
 
     def remove(self, attempt: Attempted, now: float) -> Concurrency:
         """An attempt is over; returns the jobs while it was decoded."""
-        if not attempt.committed and attempt.job.record:
-            # It sent nothing, so its prompt may not have been computed.
-            self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
+        if not attempt.committed:
+            self.withdraw(attempt)
         return self.backlog.close(attempt, now)
+
+    def withdraw(self, attempt: Attempted) -> None:
+        """The prompt of an attempt may not have been computed."""
+        if attempt.job.record:
+            self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
 
     def streamed(self, tokens: int, stream_s: float, beside: Concurrency) -> None:
         """A stream has sent so many tokens behind its first one in so many seconds, beside others.

@@ -747,8 +747,8 @@ class Router:
             return best
         while True:
             row = best[0]
-            size = to_read(ask.prompt_bytes, row.held_blocks * BLOCK_BYTES)
-            if not is_crowded(self.board.units[row.unit], ask, size, now, waited_s):
+            state = self.board.units[row.unit]
+            if not is_crowded(state, ask, to_read(state, ask, row.held_blocks), now, waited_s):
                 return best
             crowded.append(row.unit)
             found = self._best(ask, now, crowded)

@@ -100,6 +100,19 @@ class PrefixCache:
         """Whether it is held only for attempts that have shown nothing yet."""
         return block in self._unproven and block in self._runs
 
+    def proven(self, blocks: Sequence[int], held: int) -> int:
+        """How many of the `held` blocks at the beginning of a prompt are not only awaited."""
+        if not held or not self.is_awaited(blocks[held - 1]):
+            return held
+        low, high = 0, held - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.is_awaited(blocks[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def record(self, blocks: Sequence[int]) -> int:
         """Record that a prompt, of a block at least, is sent to this unit; `prove` or `forget` must be called
         once with the result.

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 
+from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -34,9 +35,9 @@ UNREAD_BYTES = 64 << 10
 """About what a unit reads in the time of a few steps: more would not keep it busier."""
 EACH_BYTES = 1024
 """What each prompt counts as, beside its bytes."""
-CACHED_PART = 1 / 64
-"""A cached byte counts so much: it is turned into tokens, but not computed. A turn of an agent is nearly all
-cached, and several are one step of their unit."""
+CACHED_PART = 1 / 16
+"""A cached byte counts so much: it is parsed and turned into tokens, but not computed. A turn of an agent is
+nearly all cached, and several are one step of their unit."""
 LONG_BYTES = 256 << 10
 LONG_WAITS_S = 0.5
 """A prompt of which more bytes are to be read waits for so long at most until a unit has answered the prompts
@@ -153,17 +154,21 @@ class Asking:
         return pool in self._pools and now - self._pools[pool][1] < ACTIVE_S
 
 
-def to_read(prompt_bytes: int, cached_bytes: float) -> float:
-    """How many bytes a unit reads of a prompt, as far as others wait for that."""
-    cached = min(cached_bytes, prompt_bytes)
-    return EACH_BYTES + prompt_bytes - cached + cached * CACHED_PART
+def to_read(state: UnitState, ask: Ask, held_blocks: int) -> float:
+    """How many bytes a unit reads of a prompt of which it holds so many blocks, as far as others wait for
+    that. It has yet to compute those that it holds only for prompts that it has not answered.
+    """
+    proven = state.costs.prefixes.proven(ask.blocks, held_blocks) if held_blocks else 0
+    cached = min(proven * BLOCK_BYTES, ask.prompt_bytes)
+    return EACH_BYTES + ask.prompt_bytes - cached * (1.0 - CACHED_PART)
 
 
 def left_to_read(lease: Lease) -> float:
     """The same of a prompt that was sent."""
-    size = lease.ask.prompt_bytes
-    uncached = lease.job.uncached_tokens * lease.unit_state.costs.rates.bytes_per_token.value
-    return to_read(size, size - uncached)
+    if lease.split is None:
+        return to_read(lease.unit_state, lease.ask, lease.job.held_blocks)
+    # Another unit computes it.
+    return EACH_BYTES + lease.ask.prompt_bytes * CACHED_PART
 
 
 def is_crowded(state: UnitState, ask: Ask, size: float, now: float, waited_s: float = 0.0) -> bool:

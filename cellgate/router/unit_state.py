@@ -268,8 +268,13 @@ class Ranks:
         rank = self.ranks[lease.rank]
         rank.in_flight -= 1
         if not lease.committed:
-            rank.queued_tokens -= lease.job.uncached_tokens
-            rank.prefixes.forget(lease.ask.blocks, lease.rank_record)
+            self.withdraw(lease)
+
+    def withdraw(self, lease: Ranked) -> None:
+        """The prompt of a lease may not have been computed."""
+        rank = self.ranks[lease.rank]
+        rank.queued_tokens -= lease.job.uncached_tokens
+        rank.prefixes.forget(lease.ask.blocks, lease.rank_record)
 
     def forget(self) -> None:
         """The unit has restarted: its caches are empty, and it may have another number of ranks."""
@@ -773,6 +778,13 @@ class Lease:
                 state.record_wait(done, self, now)
             if done.tokens >= LARGE_TOKENS:
                 state.record_large_prompt(done.tokens, self.opened_at)
+
+    def commit_in_doubt(self, now: float) -> None:
+        """The unit has sent what nothing is learnt from: its prompt may not have been computed."""
+        if self.rank >= 0:
+            self.unit_state.ranks.withdraw(self)
+        self.unit_state.costs.withdraw(self)
+        self.committed, self.first_at = True, now
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

@@ -245,13 +245,14 @@ class LocalDispatcher:
     def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
         """Close a lease and count the attempt. `at`: when it ended, if not just now."""
         now = self._now() if at is None else at
-        self._board.close(lease, now)
-        if outcome is _BUSY:
-            lease.unit_state.lower_limit(now)
-        elif outcome is _LEFT and not lease.committed:
+        if outcome is _LEFT and not lease.committed:
+            # Closed, it no longer tells what is only awaited.
             lease.unit_state.unread.leave(
                 Abandoned(lease.opened_at, now, lease.ask.payer, left_to_read(lease))
             )
+        self._board.close(lease, now)
+        if outcome is _BUSY:
+            lease.unit_state.lower_limit(now)
         self._metrics.attempt(lease.unit, outcome)
         if self._containment.watchful:
             self._containment.closed(lease, outcome)

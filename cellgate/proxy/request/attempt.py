@@ -383,8 +383,7 @@ class Attempt:
         response, lease = self._response, self.lease
         at = response.now()
         if self.doubt:
-            # Nothing is learnt from it.
-            lease.committed, lease.first_at = True, at
+            lease.commit_in_doubt(at)
         else:
             lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)

@@ -235,6 +235,10 @@ class RemoteLease(Lease):
         self.committed = True
         self.first_at = now
 
+    def commit_in_doubt(self, now: float) -> None:
+        """The control process learns nothing of it."""
+        self.commit(now)
+
 
 class RemoteDispatcher:
     """The dispatcher of one worker, whose `board` is a replica."""

@@ -54,6 +54,18 @@ def test_what_two_attempts_in_vain_have_shared_is_not_held(order: tuple[int, int
     assert (cache.match(SYSTEM), len(cache)) == (0, 0)
 
 
+def test_what_was_computed_is_told_from_what_is_only_awaited() -> None:
+    cache, prompt = PrefixCache(100), tuple(range(20))
+    assert cache.proven(prompt, 0) == 0
+    for size in (7, 13):
+        first = cache.record(prompt[:size])
+        cache.record(prompt)
+        before = 7 if size == 13 else 0
+        assert [cache.proven(prompt, held) for held in (20, size, before)] == [before] * 3
+        cache.prove(prompt[:size], first)
+        assert [cache.proven(prompt, held) for held in (20, size, before)] == [size, size, before]
+
+
 def test_what_one_attempt_has_shown_stays_whoever_fails() -> None:
     cache = PrefixCache(100)
     first, second, third = (cache.record(SYSTEM) for _ in range(3))

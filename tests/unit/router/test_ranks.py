@@ -53,6 +53,16 @@ def test_who_goes_on_with_a_prompt_goes_to_the_rank_that_holds_it() -> None:
     assert [send(board, *range(begin, begin + 21)).rank for begin in (200, 100, 200)] == [1, 0, 1]
 
 
+def test_a_prompt_with_a_doubtful_answer_leaves_nothing_behind() -> None:
+    board = board_of(RankLoad(0), RankLoad(1))
+    for _ in range(3):
+        refused = send(board, *SYSTEM, shown=False)
+        refused.commit_in_doubt(NOW)
+        board.close(refused, NOW)
+    assert board.held(state_of(board), SYSTEM) == 0
+    assert [rank.queued_tokens for rank in state_of(board).ranks.ranks] == [0, 0]
+
+
 def test_a_beginning_that_all_share_is_computed_on_every_rank() -> None:
     board = board_of(RankLoad(0), RankLoad(1))
     shared = Expected(128.0, len(SYSTEM), charged=0.05)

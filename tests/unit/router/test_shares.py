@@ -344,3 +344,15 @@ def test_the_turns_of_agents_are_nearly_all_cached_and_do_not_wait_for_each_othe
     for _ in range(4):
         here.ask(HOG, tokens=500 * BLOCK_BYTES // 4, blocks=blocks)
     assert here.held(HOG) == before + 4
+
+
+def test_what_a_unit_is_only_about_to_compute_is_not_cached_yet() -> None:
+    here, blocks = unread("prefix_affinity"), tuple(range(4 * LARGE // BLOCK_BYTES))
+    for _ in range(SLOTS):
+        here.ask(HOG, tokens=LARGE, blocks=blocks)
+    assert here.held(HOG) == 1 + 2
+    for lease in here.open:
+        if not lease.committed:
+            lease.commit(here.now)
+    here.router.serve_waiting(here.now)
+    assert here.held(HOG) == 1 + SLOTS
