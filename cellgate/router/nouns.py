@@ -671,19 +671,19 @@ class Rules:
     weak_window_s: float = field(default=10.0, metadata=FIXED)
     weak_min: int = field(default=5, metadata=FIXED)
     weak_rate: float = field(default=0.5, metadata=FIXED)
-    passes: int = 2
+    passes: int = field(default=2, metadata=FIXED)
     canary_idle_s: float = 14.0
     canary_timeout_s: float = 1.25
     warm_up_timeout_s: float = 60.0
     silent_min_s: float = field(default=1.0, metadata=FIXED)
     panic_min_units: int = field(default=3, metadata=FIXED)
     panic_share: float = field(default=0.5, metadata=FIXED)
-    panic_max_s: float = 30.0
+    panic_max_s: float = field(default=30.0, metadata=FIXED)
     slow_start_s: float = 10.0
     hold_limit_s: float = field(default=600.0, metadata=FIXED)
     degraded_ratio: float = field(default=1.25, metadata=FIXED)
     attempts: int = 3
-    retry_budget: float = 0.2
+    retry_budget: float = field(default=0.2, metadata=FIXED)
     retry_min: int = field(default=3, metadata=FIXED)
     evict_overcommit: float = field(default=0.25, metadata=FIXED)
 

@@ -32,7 +32,7 @@ def write(path: Path, *units: SimUnit) -> None:
 
 
 def discovered(path: Path, **cell: Any) -> list[dict[str, Any]]:
-    return [{"name": "c", "discover": {"from": "file", "path": str(path), "period_s": 0.05}, **cell}]
+    return [{"name": "c", "discover": {"from": "file", "path": str(path)}, **cell}]
 
 
 def is_up(gate: GateProcess, title: str) -> bool:

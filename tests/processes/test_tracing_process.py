@@ -36,9 +36,8 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
         async with collecting() as collector:
             tracing = {"endpoint": collector.endpoint, "sample_ratio": 1.0}
             urls = {unit.name: unit.url for unit in units}
-            sent = {"endpoint": collector.metrics_endpoint}
             keys: dict[str, Any] = {"tracing": tracing, "timeouts": AT_ONCE, "workers": workers}
-            keys |= {"otlp_metrics": sent}
+            keys |= {"otlp_metrics": collector.metrics_endpoint}
             with GateProcess(tmp_path, urls, **keys) as gate:
                 await asyncio.to_thread(gate.until_up, "a", "b")
                 await asyncio.to_thread(units[0].fault, "in_stream_error", after_tokens=20)

@@ -213,7 +213,7 @@ def test_a_new_control_process_knows_of_discovered_units_before_they_are_found_a
     other.hold()
     path, gone = tmp_path / "units.yaml", tmp_path / "elsewhere.yaml"
     path.write_text(json.dumps({"units": [{"name": "a", "url": unit.url}, {"name": "b", "url": other.url}]}))
-    cells = [{"name": "c", "discover": {"from": "file", "path": str(path), "period_s": 0.05}}]
+    cells = [{"name": "c", "discover": {"from": "file", "path": str(path)}}]
     try:
         with Crew(tmp_path, None, cells=cells) as gate:
             gate.until_up("a", "b")

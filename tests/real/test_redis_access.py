@@ -79,9 +79,10 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
     port = free_port()
     (tmp_path / "password").write_text(f"{SECRET}\n")
     ways = {
-        "environment": {"CELLGATE_REDIS_USERNAME": "gate", "CELLGATE_REDIS_PASSWORD": SECRET},
-        "file": {"redis_username": "gate", "redis_password_file": str(tmp_path / "password")},
+        "environment": {"CELLGATE_REDIS_PASSWORD": SECRET},
+        "file": {"redis_password_file": str(tmp_path / "password")},
     }
+    environ = ways["environment"] if place == "environment" else {}
     more: dict[str, Any] = {"redis_prefix": "east:"} | (ways["file"] if place == "file" else {})
     with (
         SimUnit.start("a") as unit,
@@ -93,7 +94,7 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
             tmp_path,
             {"a": f"http://127.0.0.1:{unit.port}"},
             flags=["--redis", f"redis://127.0.0.1:{port}"],
-            environ=ways["environment"] if place == "environment" else {},
+            environ={"CELLGATE_REDIS_USERNAME": "gate", **environ},
             **more,
         ) as gate:
             assert eventually(lambda: "Redis answers" in gate.log), gate.log

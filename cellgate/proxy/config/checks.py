@@ -116,13 +116,6 @@ def _size_hint(text: str) -> str:
     return f"did you mean '{near[1]}{near[2].upper()}iB'?" if near else ""
 
 
-def version(found: object) -> int:
-    """The form of the configuration: there is one so far."""
-    if found == 1 and not isinstance(found, bool):
-        return 1
-    raise InvalidValueError("version 1 of the configuration, the only one that this gate knows")
-
-
 # Words.
 
 
@@ -239,13 +232,6 @@ def port(found: object) -> int:
     if type(found) is int and 0 < found < 65536:
         return found
     raise InvalidValueError("a port from 1 to 65535")
-
-
-def redis_username(found: object) -> str:
-    """The name of a user in Redis' access control list."""
-    if isinstance(found, str) and re.fullmatch(r"[!-~]+", found):
-        return found
-    raise InvalidValueError("a user name of visible ASCII characters")
 
 
 def redis_prefix(found: object) -> str:

@@ -24,7 +24,14 @@ from cellgate.proxy.config.checks import InvalidValueError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
-from cellgate.proxy.config.settings import SECRET_VARIABLE, RedisAccess, RedisSource, Settings, Source
+from cellgate.proxy.config.settings import (
+    SECRET_VARIABLE,
+    HeaderNames,
+    RedisAccess,
+    RedisSource,
+    Settings,
+    Source,
+)
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import FIXED, Cell, Fleet, Unit
@@ -141,9 +148,12 @@ SUCCESSORS: Mapping[str, str] = {
     "roll": _TO_OPERATOR.format("roll: {…}"),
     "alb": _TO_OPERATOR.format("alb: {…}"),
     "leases": _TO_OPERATOR.format("leases: {…}"),
+    "redis_username": "is gone: the environment says it, CELLGATE_REDIS_USERNAME",
+    "headers": "is gone: session_header: NAME is what can still be chosen",
     "resume_s": "is gone: a client that loses its connection sends its request again",
     "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
     "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",
+    "cells[].discover.period_s": "is gone: a file is read each second, other sources each 5 s",
     "cells[].units[].kv_tokens": "is gone: the engine reports it",
     "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
     "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
@@ -295,6 +305,7 @@ def _settings(
         ),
         "sources": _sources(file, api_key),
         "redis": _redis(file, secrets),
+        "headers": HeaderNames(session=file.session_header),
         "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
         "secret_files": secret_files,
@@ -313,7 +324,7 @@ def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
         return None
     return RedisAccess(
         file.redis,
-        secrets[REDIS_USERNAME_VARIABLE] or file.redis_username,
+        secrets[REDIS_USERNAME_VARIABLE] or None,
         secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
         file.redis_prefix,
     )

@@ -72,7 +72,6 @@ _MAY_BE_ZERO = {
     "drain_s",
     "every_s",
     "limit",
-    "panic_max_s",
     "slow_start_s",
 }
 
@@ -119,7 +118,6 @@ LimitsKeys = _keys_of(Limits, bodies_bytes=quarter_of_memory)
 TimeoutsKeys = _keys_of(Timeouts)
 TlsKeys = _keys_of(Tls)
 QueueKeys = _keys_of(FairRules)
-HeadersKeys = _keys_of(HeaderNames)
 PoisonKeys = _keys_of(Poison)
 KnownAnswerKeys = _keys_of(KnownAnswerRules)
 
@@ -129,18 +127,6 @@ class TracingKeys(Keys, of=TracingSettings):
 
     endpoint: Annotated[str, PlainValidator(checks.otlp_traces)]
     sample_ratio: Annotated[float, PlainValidator(checks.share)]
-
-
-class CorsKeys(Keys, of=Cors):
-    """The pages that may use the gate."""
-
-    origins: Annotated[tuple[str, ...], PlainValidator(checks.origins)]
-
-
-class OtlpMetricsKeys(Keys, of=OtlpMetrics):
-    """Where metrics go."""
-
-    endpoint: Annotated[str, PlainValidator(checks.otlp_metrics)]
 
 
 class JwtKeys(Keys, of=JwtSettings):
@@ -189,6 +175,14 @@ class CellKeys(Keys, of=Cell):
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
+def cors(found: object) -> Cors:
+    return Cors(checks.origins(found))
+
+
+def otlp_metrics(found: object) -> OtlpMetrics:
+    return OtlpMetrics(checks.otlp_metrics(found))
+
+
 def fleet_source(found: object, info: ValidationInfo) -> str:
     found = checks.choice("a source of all units", found, ["redis"])
     if info.data.get("redis") is None:
@@ -219,14 +213,12 @@ class FileKeys(Keys, of=Settings):
     `redis` may be anything: a gate serves without it, and says what is wrong with it.
     """
 
-    version: Annotated[int, PlainValidator(checks.version)] = 1
     listen: Annotated[Address, PlainValidator(checks.address)]
     admin: Annotated[Address, PlainValidator(checks.address)]
     workers: Annotated[int, PlainValidator(checks.count)]
     agent_check: Annotated[Address | None, PlainValidator(checks.address)]
     trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)]
     redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)
-    redis_username: Annotated[str | None, PlainValidator(checks.redis_username)] = None
     redis_password_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
     advertise: Annotated[str, PlainValidator(checks.url)]
@@ -237,7 +229,7 @@ class FileKeys(Keys, of=Settings):
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
     usage_log: Annotated[str | None, PlainValidator(checks.log_file), AfterValidator(_usage_needs_keys)]
     tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
-    otlp_metrics: Annotated[OtlpMetrics | None, section(OtlpMetrics, OtlpMetricsKeys)]
+    otlp_metrics: Annotated[OtlpMetrics | None, PlainValidator(otlp_metrics)]
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, section(Rules, RulesKeys)]
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(
@@ -246,10 +238,10 @@ class FileKeys(Keys, of=Settings):
     timeouts: Annotated[Timeouts, section(Timeouts, TimeoutsKeys)]
     tls: Annotated[Tls, section(Tls, TlsKeys, check_certificates)]
     queue: Annotated[FairRules, section(FairRules, QueueKeys)]
-    headers: Annotated[HeaderNames, section(HeaderNames, HeadersKeys)]
+    session_header: Annotated[str, PlainValidator(checks.header)] = HeaderNames().session
     poison: Annotated[Poison, section(Poison, PoisonKeys)]
     guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
-    cors: Annotated[Cors | None, section(Cors, CorsKeys)]
+    cors: Annotated[Cors | None, PlainValidator(cors)]
     realtime: Annotated[bool, PlainValidator(checks.flag)]
     internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]
     operator: Annotated[str | None, PlainValidator(checks.readable_file)] = None
@@ -262,14 +254,13 @@ class FileKeys(Keys, of=Settings):
 
 
 INGREDIENTS = (
-    "version",
     "cells",
     "discovery",
     "operator",
-    "redis_username",
     "redis_password_file",
     "redis_prefix",
     "admin_token_file",
+    "session_header",
 )
 """Keys that settings of other names are made of; every other key is the setting of its name."""
 
@@ -287,15 +278,12 @@ SCHEMA: dict[str, type[Keys]] = {
     "timeouts": TimeoutsKeys,
     "tls": TlsKeys,
     "queue": QueueKeys,
-    "headers": HeadersKeys,
     "poison": PoisonKeys,
     "keys": KeyFileKeys,
     "keys.jwt": JwtKeys,
     "known_answer": KnownAnswerKeys,
     "guardrail": GuardrailKeys,
-    "cors": CorsKeys,
     "tracing": TracingKeys,
-    "otlp_metrics": OtlpMetricsKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
 SAID_ELSEWHERE = {"cells[].discover.unit": "cells[].units[]"}
@@ -343,7 +331,6 @@ _SIZE: Json = {
 _LOG_FORMATS: Json = {"enum": [*get_args(LogFormat), False], "description": "false is how YAML reads off"}
 
 KINDS: dict[Callable[..., Any], Json] = {
-    checks.version: {"const": 1},
     checks.seconds: _kind("number", "seconds", exclusiveMinimum=0),
     checks.seconds_or_0: _kind("number", "seconds", minimum=0),
     checks.share: _kind("number", "a share from 0 to 1", minimum=0, maximum=1),
@@ -363,7 +350,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
     checks.guardrail_fail: _one_of(get_args(GuardrailFail)),
     checks.shown_to: _one_of(get_args(ShownTo)),
-    checks.origins: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
+    cors: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
     checks.name: _kind("string", "letters, digits, '.', '_' and '-'", pattern=r"^[A-Za-z0-9$]"),
     checks.models: _list_of(_STRING),
     checks.place: _list_of(_STRING),
@@ -371,12 +358,11 @@ KINDS: dict[Callable[..., Any], Json] = {
     units.fallbacks: _map_of({"anyOf": [_STRING, _list_of(_STRING)]}),
     checks.address: _ADDRESS,
     checks.target: _ADDRESS,
-    checks.redis_username: _STRING,
     checks.redis_prefix: _STRING,
     checks.networks: _list_of(_kind("string", "a network like 10.0.0.0/8, or an address")),
     checks.page: _PAGE,
     checks.otlp_traces: _PAGE,
-    checks.otlp_metrics: _PAGE,
+    otlp_metrics: _PAGE,
     checks.url: _kind("string", "http://HOST:PORT or https://HOST:PORT without a path"),
     checks.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
     checks.kv_source: _one_of(["vllm", "sglang"]),

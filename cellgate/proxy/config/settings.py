@@ -52,7 +52,7 @@ class DnsSource:
     port: int = 0
     scheme: str = "http"
     server: str = ""
-    period_s: float = 5.0
+    period_s: float = field(default=5.0, metadata=FIXED)
 
     @property
     def title(self) -> str:
@@ -69,7 +69,7 @@ class FileSource:
 
     like: Unit
     path: str
-    period_s: float = 1.0
+    period_s: float = field(default=1.0, metadata=FIXED)
 
     @property
     def title(self) -> str:
@@ -120,7 +120,7 @@ class EcsSource:
     region: str = ""
     agent_port: int = 0
     scheme: str = "http"
-    period_s: float = 5.0
+    period_s: float = field(default=5.0, metadata=FIXED)
 
     @property
     def title(self) -> str:
@@ -213,7 +213,7 @@ class Timeouts:
     """
 
     connect_s: float = 3.0
-    head_hold_s: float = 10.0
+    head_hold_s: float = field(default=10.0, metadata=FIXED)
     answer_s: float = 600.0
     drain_delay_s: float = 5.0
     drain_s: float = 300.0

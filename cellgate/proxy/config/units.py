@@ -266,7 +266,6 @@ _CHECKS: dict[str, Any] = {
     "port": checks.port,
     "agent_port": checks.port,
     "scheme": scheme,
-    "period_s": checks.seconds,
 }
 
 
@@ -302,7 +301,7 @@ def discovered_by(found: object) -> Discover:
     keys = DiscoverKeys.model_validate(found)
     given = {key: value for key, value in keys if key in keys.model_fields_set}
     name, like = given.pop("from"), given.pop("unit", LikeKeys.model_validate({}))
-    fields = {f.name: f.default for f in dataclasses.fields(SOURCES[name]) if f.name != "like"}
+    fields = {f.name: f.default for f in dataclasses.fields(SOURCES[name]) if f.name in _CHECKS}
     # Units of a file have all their keys there.
     known = ", ".join(fields if name == "file" else [*fields, "unit"])
     if strange := [key for key in keys.model_fields_set if key not in known.split(", ") and key != "from"]:

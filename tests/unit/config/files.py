@@ -36,7 +36,7 @@ cells:
           - {name: a1-1, role: follower}
   - name: b
     units: []
-rules: {canary_idle_s: 3, passes: 4}
+rules: {canary_idle_s: 3, attempts: 4}
 limits: {body_bytes: 1MiB, bodies_bytes: 2000000}
 timeouts: {connect_s: 0.5, drain_delay_s: 0}
 pass_unlisted: true

@@ -13,13 +13,11 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("version: 2", "version: expected version 1 of the configuration, …, found 2"),
-        ("version: '1'", "version: expected version 1 of the configuration, …, found '1'"),
         ("polcy: x", "polcy: unknown key; did you mean 'policy'?"),
         ("connect_s: 3", "connect_s: unknown key; did you mean 'timeouts.connect_s'?"),
-        ("rules: {xyz: 3}", "rules.xyz: unknown key; known here: passes, …"),
+        ("rules: {xyz: 3}", "rules.xyz: unknown key; known here: canary_idle_s, …"),
         ("1: x", "1: expected a string as the key, found 1; put it in quotes"),
-        ('"q\\nz": x', "'q\\nz': unknown key; known here: version, …"),
+        ('"q\\nz": x', "'q\\nz': unknown key; known here: listen, …"),
         ("policy: least_laod", "policy: expected a policy: least_load, …; did you mean 'least_load'?"),
         ("access_log: on", "access_log: expected a format: console, json, off, found true"),
         ("listen: 8000", "listen: expected HOST:PORT, …, found 8000; did you mean '127.0.0.1:8000'?"),
@@ -44,7 +42,10 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
             "guardrail: {url: 'http://x/y', window_bytes: 1KiB}",
             "guardrail.window_bytes: is no setting any more: the gate uses 2048 bytes",
         ),
-        ("rules: {retry_budget: 1.1}", "rules.retry_budget: expected a share from 0 to 1, found 1.1"),
+        (
+            "tracing: {endpoint: 'http://c/v1/traces', sample_ratio: 1.1}",
+            "tracing.sample_ratio: … a share from 0 to 1, found 1.1",
+        ),
         ("limits: {body_bytes: 64MB}", "limits.body_bytes: expected a size: …; did you mean '64MiB'?"),
         (
             "limits: {body_bytes: 2MiB, bodies_bytes: 1MiB}",
@@ -69,9 +70,9 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
         ("fallback: {a: [a]}", "fallback: a: expected each name once, and not 'a' itself"),
         ("fallback: {a: 3}", "fallback: a: expected a list of names"),
         ("internal_headers: none", "internal_headers: expected who gets them: trusted, all, found 'none'"),
-        ("cors: {origins: https://a}", "cors.origins: expected a list of origins …, found 'https://a'"),
-        ("cors: {origins: [https://a/b]}", "cors.origins: expected a list of origins …, found a list"),
-        ("cors: {}", "cors.origins: required key is missing"),
+        ("cors: https://a", "cors: expected a list of origins …, found 'https://a'"),
+        ("cors: [https://a/b]", "cors: expected a list of origins …, found a list"),
+        ("cors: {origins: ['*']}", "cors: expected a list of origins …, found a mapping"),
         ("guardrail: {url: /run/x}", "guardrail.url: expected http://HOST:PORT/PATH …, found '/run/x'"),
         ("guardrail: {url: 'unix:x'}", "guardrail.url: expected unix:///PATH of a socket, found 'unix:x'"),
         (
@@ -86,7 +87,6 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
         ("admin_token: s3cret", "admin_token: unknown key; did you mean 'admin_token_file'?"),
         ("redis: 6379", "redis: expected a string, found 6379"),
         ("redis_prefix: '*'", "redis_prefix: expected a prefix of at most 64 letters, …, found '*'"),
-        ("redis_username: 'a b'", "redis_username: expected a user name of …, found 'a b'"),
         ("redis_password: s3cret", "redis_password: …; did you mean 'redis_password_file'?"),
         ("admin_token_file: /dev/null", "admin_token_file: expected a token of …, found none"),
     ],

@@ -35,8 +35,8 @@ def like(**keys: object) -> Unit:
     [
         ("{from: dns, host: units.svc, port: 8000}", DnsSource(like(), "units.svc", port=8000)),
         (
-            "{from: dns, host: units.svc, record: SRV, scheme: https, server: '10.0.0.1:53', period_s: 2}",
-            DnsSource(like(), "units.svc", "SRV", 0, "https", "10.0.0.1:53", 2.0),
+            "{from: dns, host: units.svc, record: SRV, scheme: https, server: '10.0.0.1:53'}",
+            DnsSource(like(), "units.svc", "SRV", 0, "https", "10.0.0.1:53"),
         ),
         ("{from: file, path: units.yaml}", FileSource(like(), "units.yaml")),
         (
@@ -81,7 +81,7 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
         ),
         (
             "{from: file, path: x, unit: {weight: 2}}",
-            "discover: from: file does not take unit; it takes path, period_s",
+            "discover: from: file does not take unit; it takes path",
         ),
         ("{from: dns, host: a}", "discover: from: dns requires port, except with record: SRV"),
         (

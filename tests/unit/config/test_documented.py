@@ -27,7 +27,6 @@ IN_WORDS = {
     "cells[].discover.region": "as boto3 finds it",
     "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`",
     "cells[].discover.agent_port": "no agents",
-    "cells[].discover.period_s": "5, with `file` 1",
     "recovery[].kubernetes.namespace": "the gate's own, else `default`",
     "recovery[].kubernetes.selector": "the group of a LeaderWorkerSet",
     "recovery[].kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",

@@ -61,7 +61,7 @@ def test_every_configuration_that_is_shipped_keeps_to_it(file: Path) -> None:
     [
         FULL,
         CELLS + "workers: ${WORKERS:-2}\naccess_log: off\nlimits: {body_bytes: '${BODY}'}",
-        CELLS + "rules: {attempts: 3, retry_budget: 0.5}\nversion: 1\ntrusted: [10.0.0.0/8]",
+        CELLS + "rules: {attempts: 3, slow_start_s: 0.5}\ntrusted: [10.0.0.0/8]",
     ],
 )
 def test_what_a_gate_takes_is_taken(text: str) -> None:
@@ -72,11 +72,10 @@ def test_what_a_gate_takes_is_taken(text: str) -> None:
     "text",
     [
         "polcy: random",
-        "version: 2",
         "workers: 0",
         "policy: best",
         "access_log: on",
-        "rules: {retry_budget: 1.1}",
+        "rules: {attempts: 1.1}",
         "timeouts: {connect_s: 0}",
         "timeouts: {drain_s: soon}",
         "limits: {body_bytes: 64MB}",

@@ -31,7 +31,7 @@ def test_a_full_file_is_read_as_it_says(tmp_path: Path) -> None:
     )
     assert (settings.listen, settings.admin) == (Address("0.0.0.0", 80), Address("::1", 9000))
     assert (settings.policy, settings.access_log, settings.pass_unlisted) == ("p2c", "console", True)
-    assert settings.rules == Rules(canary_idle_s=3.0, passes=4)
+    assert settings.rules == Rules(canary_idle_s=3.0, attempts=4)
     assert (settings.limits.body_bytes, settings.limits.bodies_bytes) == (MIB, 2_000_000)
     assert (settings.timeouts.connect_s, settings.timeouts.drain_delay_s) == (0.5, 0.0)
 
@@ -102,10 +102,10 @@ def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("from-file\n")
-    rest = f"redis_username: me\nredis_password_file: {tmp_path}/secret\nredis_prefix: 'east:'"
+    rest = f"redis_password_file: {tmp_path}/secret\nredis_prefix: 'east:'"
     assert read(tmp_path, CELLS + rest).redis is None
     text = CELLS + "redis: redis://file:1\n" + rest
-    assert read(tmp_path, text).redis == RedisAccess("redis://file:1", "me", "from-file", "east:")
+    assert read(tmp_path, text).redis == RedisAccess("redis://file:1", None, "from-file", "east:")
     assert read(tmp_path, CELLS, redis="redis://flag:1").redis == RedisAccess("redis://flag:1")
     monkeypatch.setenv("CELLGATE_REDIS_USERNAME", "you")
     monkeypatch.setenv("CELLGATE_REDIS_PASSWORD", "from-env")
@@ -183,8 +183,8 @@ def test_every_preset_can_be_named(tmp_path: Path, preset: str) -> None:
 
 
 def test_ratios_and_times_of_rules_are_checked_by_their_names(tmp_path: Path) -> None:
-    rules = read(tmp_path, CELLS + "rules: {slow_start_s: 0, panic_max_s: 0}").rules
-    assert rules == Rules(slow_start_s=0.0, panic_max_s=0.0)
+    rules = read(tmp_path, CELLS + "rules: {slow_start_s: 0}").rules
+    assert rules == Rules(slow_start_s=0.0)
 
 
 def test_the_example_is_good() -> None:

@@ -229,7 +229,9 @@ def test_what_does_not_go_with_the_gates_file_is_said(
         ("resume_s: 5", "resume_s", "a client that loses its connection sends its request again"),
         ("queue: {age_s: 5}", "queue.age_s", "is no setting any more: the gate uses 8 s"),
         ("limits: {head_bytes: 5}", "limits.head_bytes", "is no setting any more: the gate uses 65536 bytes"),
-        ("cors: {origins: ['*'], max_age_s: 5}", "cors.max_age_s", "the gate uses 600 s"),
+        ("headers: {session: x-a}", "headers", "session_header: NAME is what can still be chosen"),
+        ("redis_username: me", "redis_username", "the environment says it, CELLGATE_REDIS_USERNAME"),
+        ("rules: {passes: 3}", "rules.passes", "is no setting any more: the gate uses 2"),
         ("pool_metrics: true", "pool_metrics", "at /metrics/engine"),
     ],
 )
