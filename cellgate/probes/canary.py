@@ -296,6 +296,8 @@ _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
 _UNANSWERED = "unanswered"
 """Note: since when canaries in a row have had no answer."""
+_ASKED = "asked"
+"""Note: when the last one was sent."""
 _OUTRUN = "outrun"
 """Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
@@ -387,6 +389,7 @@ class Canary:
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         progress_at, restarted, timeout_s = context.progress_at, context.restarted, canary_timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
+        context.notes[_ASKED] = asked_at
         if not _timeouts(context):
             context.notes[_UNANSWERED] = asked_at
         try:
@@ -451,7 +454,9 @@ def canary_timeout_s(context: ProbeContext) -> float:
     if is_suspect and context.is_seen_still:
         # It has stalled for the limit, and its own counters say so.
         return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
-    silent_s = min(context.stall_limit_s * (0.5 if is_suspect else 1.0), _WAITS_MAX_S)
+    # Those in a row without an answer have waited together.
+    is_next = is_suspect or (_timeouts(context) > 0 and context.progress_at < context.notes[_ASKED])
+    silent_s = min(context.stall_limit_s * (0.5 if is_next else 1.0), _WAITS_MAX_S)
     load = context.load
     sees = load is not None and (load.sighted or _has_nothing_to_do(context))
     # Else the requests of others are unknown: a canary may have to wait for them.
@@ -511,8 +516,7 @@ async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fat
             if not (was_hung or context.answers_since(asked_at)):
                 raise
             context.notes[_HUNG] = kind
-            reason = f"{kind.word}, while others are answered: {error}"
-            raise _AloneError(error.trouble, reason) from error
+            raise _AloneError(error.trouble, f"{kind.word}, while others are answered: {error}") from error
         if fate.sign is Sign.GOOD:
             passed.add(kind)
             _served(context).add(kind[:2])
@@ -625,8 +629,12 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
             return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(done, reply)}")
         if context.now() + ASK_AGAIN_S >= deadline:
             busy_s, moved = context.now() - busy_at, context.progress_at > progress_at
-            stuck = has_work and not moved and context.load is not None and context.load.sighted
-            return _stayed_busy(busy_s, _say(done, reply), stuck=stuck)
+            said = _say(done, reply)
+            if has_work and not moved and context.load is not None and context.load.sighted:
+                # This gate had requests there all the time, and an engine that counts its steps counted none.
+                said = f"busy, but without progress for {busy_s:.3g} s, {said}"
+                return _Fate(Sign.BAD, Strength.STRONG, said)
+            return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
         await context.pause(ASK_AGAIN_S)
     if not kind.api and context.now() < deadline and _lacks_all(context, [(done, reply)]):
         why = "it serves no API that a canary could ask for"
@@ -750,13 +758,6 @@ def _has_nothing_to_do(context: ProbeContext) -> bool:
 def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:
     """True when the engine's metrics, read after its first busy answer, show that it is idle."""
     return context.load is not None and context.load.at > busy_at and _has_nothing_to_do(context)
-
-
-def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
-    """Stuck: this gate had requests there all the time, and an engine that counts its steps counted none."""
-    if stuck:
-        return _Fate(Sign.BAD, Strength.STRONG, f"busy, but without progress for {busy_s:.3g} s, {said}")
-    return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
 
 
 def _usual_s(context: ProbeContext) -> float:

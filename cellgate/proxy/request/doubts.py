@@ -78,8 +78,8 @@ def spared(exchange: Exchange) -> tuple[str, ...]:
 
 
 def unsure(exchange: Exchange) -> tuple[str, ...]:
-    """Units that have recently answered such requests with nothing good: another resumes its stream, if there
-    is one.
+    """Units that have recently answered such requests with nothing good: another is asked, or resumes the
+    stream, if there is one.
     """
     opinions, names = exchange.gate.opinions, [name for name, _ in able(exchange)]
     if not opinions.watching:

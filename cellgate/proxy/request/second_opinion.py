@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import REPEATS
-from cellgate.proxy.request.doubts import SAMPLE_BYTES, able, asked_kind, drop, may_choose, outcome_of_doubt
+from cellgate.proxy.request.doubts import (
+    SAMPLE_BYTES,
+    able,
+    asked_kind,
+    drop,
+    may_choose,
+    outcome_of_doubt,
+    unsure,
+)
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt
@@ -55,11 +63,9 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     """Whether another unit gets the request."""
     attempt, response, selection = exchange.in_flight(), exchange.response, exchange.selection
     unit, head = attempt.lease.unit, None if body is None else response.promised
-    opinions, now = exchange.gate.opinions, exchange.gate.now()
-    trusted = opinions.witnesses(others)
+    trusted = exchange.gate.opinions.witnesses(others)
     # Who answers nonsense looks the least loaded, to the next one who asks as well.
-    unsure = opinions.unsure(asked_kind(exchange), others, now)
-    selection.avoid = tuple(name for name in others if name not in trusted) if trusted else tuple(unsure)
+    selection.avoid = tuple(name for name in others if name not in trusted) if trusted else unsure(exchange)
     other = selection.acquire_second(exchange, unit)
     if isinstance(other, Refusal) and selection.avoid:
         selection.avoid = ()

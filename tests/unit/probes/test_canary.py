@@ -261,6 +261,15 @@ def test_it_waits_as_long_as_the_unit_may_be_silent() -> None:
     assert canary_timeout_s(context) == 8.0, "what explains its time-out is asked then"
 
 
+def test_the_next_one_waits_half_as_long_where_nothing_has_moved_since_the_last() -> None:
+    """They have waited together for the same work."""
+    context = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, load=SIGHTED, stall_limit_s=7.0)
+    fly(context)
+    assert canary_timeout_s(context) == 3.5
+    context.progress_at = context.now_s
+    assert canary_timeout_s(context) == 7.0
+
+
 def test_a_unit_that_shows_no_steps_gets_twice_the_time_while_it_may_have_work() -> None:
     """Nothing but its answers shows that it moves."""
     blind = FakePatient(lambda _: TOKEN, rules=RULES)
