@@ -33,7 +33,7 @@ from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
-from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, HeaderIgnored, Observer, Reports
+from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, Observer, Reports
 from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
 from cellgate.proxy.request.routes import RoutingHeaders, cors_rules
 from cellgate.proxy.request.services import KeyCheck, Payer, UnclaimedBlocks
@@ -91,7 +91,7 @@ class Gateway:
         self.pool = unit_pools.pool
         """The connections to a unit."""
         self.orphans, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
-        self.routing_headers = RoutingHeaders(settings.headers, lambda: reports.send(HeaderIgnored()))
+        self.routing_headers = RoutingHeaders(settings.headers)
         self.cors = cors_rules(settings.cors)
         self.door: KeyCheck | None = None
         self.routing_fields = self._fields()

@@ -129,7 +129,8 @@ async def test_a_conversation_goes_on_at_the_other_gate_on_the_unit_that_holds_i
         for number in range(CONVERSATIONS):
             assert _cached_tokens(one, number, 1) == 0
         # There is a document while there is anything new to tell.
-        assert eventually(lambda: _figure(other, "cellgate_redis_prefixes") >= CONVERSATIONS)
+        heard = 'cellgate_redis_messages_total{way="received",kind="prefixes"}'
+        assert eventually(lambda: _figure(other, heard) >= CONVERSATIONS)
         assert eventually(lambda: not server.do("KEYS", "cellgate:prefixes:*"))
         cached = [_cached_tokens(other, number, 3) for number in range(CONVERSATIONS)]
     # By chance, 3 of 4 would have to be computed again.

@@ -45,7 +45,7 @@ _TEXT_CHARS = 80
 class AnswerCheck:
     """The comparison for one gate. `observe` takes evidence, `look_now` runs a probe of a unit.
 
-    `counts` has the answers by unit and result, `corrupted` the requests that engines reported as corrupted.
+    `counts` has the answers by unit and result.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class AnswerCheck:
         self._observe = observe
         self._look_now = look_now
         self.counts: dict[str, Counter[str]] = {}
-        self.corrupted_counts: Counter[str] = Counter()
         self._told: set[str] = set()
         """Units that are reported to differ."""
         self._corrupted_at: dict[str, float] = {}
@@ -94,7 +93,6 @@ class AnswerCheck:
         """An engine has counted `count` more requests whose numbers are none."""
         name, load = state.unit.name, state.load
         assert load is not None
-        self.corrupted_counts[name] += int(count)
         if state.answers is not None:
             state.answers = doubted(state.answers, load.at)
             for other in self._group(state, state.answers.question).values():
@@ -108,7 +106,6 @@ class AnswerCheck:
         """A unit is no longer configured."""
         self._told.discard(unit)
         self._corrupted_at.pop(unit, None)
-        self.corrupted_counts.pop(unit, None)
         self.counts.pop(unit, None)
 
     def flipped(self, flip: Flip) -> None:
@@ -253,12 +250,6 @@ class AnswerMetrics(Collector):
                 for result in _RESULTS
                 if (count := counts.get(s.unit.name, none)[result])
             ),
-        )
-        yield counter(
-            "unit_corrupted_requests",
-            "Requests that the unit's engine reports as corrupted (NaN), since this gate knows the unit.",
-            ("unit",),
-            (((s.unit.name,), count) for s in states if (count := self._check.corrupted_counts[s.unit.name])),
         )
 
 

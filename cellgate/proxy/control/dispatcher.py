@@ -17,7 +17,6 @@ from cellgate.proxy.request.ports import (
     NOT_QUEUED,
     Forged,
     GateFault,
-    HeaderIgnored,
     Pending,
     PickRequest,
     Refuses,
@@ -358,7 +357,6 @@ class LocalReports:
             SplitStep: lambda *step: plane.link_watch.apply(SplitStep(*step)),
             Refuses: plane.refused_watch.take,
             Forged: metrics.count_forged,
-            HeaderIgnored: plane.routing.count_ignored,
             GateFault: plane.gate_fault,
         }
 

@@ -399,7 +399,7 @@ class Plane:
         self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing)
         self.metrics.include(self.scaling)
-        self.metrics.include(SplitMetrics(self.board, self.link_watch, self.now))
+        self.metrics.include(SplitMetrics(self.board, self.link_watch))
 
     def _looks(self) -> tuple[Callable[[float], object], ...]:
         """What runs on each tick, in this order."""

@@ -389,7 +389,7 @@ class LinkWatch:
             detail = one_line(f"{who}: {step.reason}; {more}")
             self._events.add(Action("link_lost", "gate", step.decoder, detail))
         elif step.kind == TRANSFERRED:
-            self.pairs.setdefault(pair, PairTally()).add(step.tokens, step.seconds)
+            self.pairs.setdefault(pair, PairTally()).add(step.seconds)
             if was_failing:
                 self._events.add(Action("link_back", "gate", step.decoder, who))
 

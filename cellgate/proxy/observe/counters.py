@@ -113,7 +113,6 @@ DURATION_BOUNDS_S = (
     600.0,
     1800.0,
 )
-LOOP_LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 GAP_BOUNDS_MS = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 4000)
 """Around the steps of engines (10 to 50 ms), reading speed (about 200 ms a token) and stalls."""
 
@@ -414,7 +413,6 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.exemplars = Exemplars()
-        self.lag = Histogram(LOOP_LAG_BOUNDS_S)
         self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -473,7 +471,6 @@ class Metrics:
 
     def loop_lag(self, seconds: float) -> None:
         """The gate's tick was late."""
-        self.lag.observe(seconds)
         self.last_lags_s.append(seconds)
 
     def recent_ttft_s(self, unit: str) -> float | None:

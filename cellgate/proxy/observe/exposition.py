@@ -32,7 +32,6 @@ from cellgate.proxy.observe.counters import (
     counter,
     gap_buckets,
     gauge,
-    histogram,
 )
 from cellgate.proxy.observe.log import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
@@ -86,9 +85,6 @@ class Exposition(Collector):
             "Bytes from (in) and to (out) clients.",
             ("direction",),
             [(("in",), m.bytes_in), (("out",), m.bytes_out)],
-        )
-        yield histogram(
-            "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *m.lag.read())]
         )
         yield gauge(
             "loop_lag_max_seconds",

@@ -130,11 +130,10 @@ class _ModelTokens:
 
 
 class RoutingMetrics(Collector):
-    """Counts in plain numbers. `ignored`: headers with invalid values."""
+    """Counts in plain numbers."""
 
     def __init__(self, board: Board, queue: Queue) -> None:
         self._board = board
-        self.ignored = 0
         self._queue = queue
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._waits = Histogram(TTFT_BOUNDS_S)
@@ -150,10 +149,6 @@ class RoutingMetrics(Collector):
             "Absolute error of the predicted time to first token.",
             Histogram.read,
         )
-
-    def count_ignored(self) -> None:
-        """A routing header had an invalid value and was ignored."""
-        self.ignored += 1
 
     def waited(self, seconds: float) -> None:
         """A request has left the queue, for any reason."""
@@ -221,12 +216,6 @@ class RoutingMetrics(Collector):
             (),
             [((), self._queue.tokens)],
         )
-        yield counter(
-            "ignored_headers",
-            "Request headers with invalid values, which were ignored.",
-            (),
-            [((), self.ignored)],
-        )
         yield from self._rates()
 
     def _rates(self) -> Iterator[Metric]:
@@ -259,15 +248,13 @@ _PAIR = ("prefiller", "decoder")
 
 @dataclass(slots=True)
 class PairTally:
-    """The transfers of one pair: those that were timed, their seconds, and the tokens of all."""
+    """The transfers of one pair that were timed, and their seconds."""
 
     timed: int = 0
     seconds: float = 0.0
-    tokens: int = 0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
         """Blocks have arrived; `seconds` 0: not timed."""
-        self.tokens += tokens
         self.timed += seconds > 0.0
         self.seconds += seconds
 
@@ -286,10 +273,9 @@ class SplitCounts(Protocol):
 class SplitMetrics(Collector):
     """Renders the counts of one gate; nothing where no unit has a role."""
 
-    def __init__(self, board: Board, counts: SplitCounts, now: Callable[[], float]) -> None:
+    def __init__(self, board: Board, counts: SplitCounts) -> None:
         self._board = board
         self._counts = counts
-        self._now = now
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
@@ -307,18 +293,6 @@ class SplitMetrics(Collector):
             "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
             _PAIR,
             [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
-        )
-        yield counter(
-            "transfer_tokens",
-            "Tokens of KV cache that were moved from prefillers to decoders, as estimated.",
-            _PAIR,
-            [(pair, tally.tokens) for pair, tally in counts.pairs.items()],
-        )
-        yield gauge(
-            "link_open",
-            "1 while requests may be split between the pair; 0 while it is avoided because transfers failed.",
-            _PAIR,
-            [(pair, link.is_open(self._now())) for pair, link in pairs.links.items()],
         )
         yield gauge(
             "split_orphans",

@@ -438,10 +438,6 @@ class RedisMetrics(Collector):
         is_well = link.state is LinkState.WELL
         yield gauge("redis_up", "1 while Redis answers and accepts writes.", (), [((), is_well)])
         yield gauge("redis_peers", "Other gates that have reported recently.", (), [((), link.peers())])
-        known = len(self._board.remote) if self._board.remote is not None else 0
-        yield gauge(
-            "redis_prefixes", "Hashes of cached prompts that are known from other gates.", (), [((), known)]
-        )
         yield gauge(
             "in_flight_elsewhere",
             "Attempts of other gates in flight at a unit.",

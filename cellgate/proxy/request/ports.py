@@ -195,17 +195,13 @@ class Forged(NamedTuple):
     """A peer that is not trusted named a unit, or asked for an explanation."""
 
 
-class HeaderIgnored(NamedTuple):
-    """A routing header had an invalid value and was ignored."""
-
-
 class GateFault(NamedTuple):
     """A connection could not be opened, or accepted, through no fault of a unit."""
 
     reason: str
 
 
-Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | Forged | HeaderIgnored | GateFault
+Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | Forged | GateFault
 """SplitStep: a step of a request whose prompt another unit computes."""
 
 

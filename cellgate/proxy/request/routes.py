@@ -513,14 +513,9 @@ Read = Callable[[Ask, str, float], Ask]
 
 
 class RoutingHeaders:
-    """Reads the routing header lines: those of `names`.
+    """Reads the routing header lines: those of `names`. What a proxy has set wrongly is ignored."""
 
-    `on_ignored` is called for each invalid header that was set by another system than the client; it is
-    ignored.
-    """
-
-    def __init__(self, headers: HeaderNames, on_ignored: Callable[[], None] = lambda: None) -> None:
-        self._on_ignored = on_ignored
+    def __init__(self, headers: HeaderNames) -> None:
         self._reads: dict[bytes, Read] = {
             headers.session.encode(): _session,
             headers.tenant.encode(): _tenant,
@@ -543,16 +538,16 @@ class RoutingHeaders:
                     message = f"{line}: expected {error}, found {text[:64]!r}"
                     return Failure(FailureKind.BAD_HEADER, message, param=line)
             elif name == _ENVOY:
-                ask = self._envoys(ask, value.decode("latin-1"), now)
+                ask = _envoys(ask, value.decode("latin-1"), now)
         return ask
 
-    def _envoys(self, ask: Ask, value: str, now: float) -> Ask:
-        """How long Envoy waits for the whole answer: a first token that comes later is not read."""
-        try:
-            return _deadline(ask, value, now)
-        except ValueError:
-            self._on_ignored()
-            return ask
+
+def _envoys(ask: Ask, value: str, now: float) -> Ask:
+    """How long Envoy waits for the whole answer: a first token that comes later is not read."""
+    try:
+        return _deadline(ask, value, now)
+    except ValueError:
+        return ask
 
 
 def _session(ask: Ask, value: str, _now: float) -> Ask:

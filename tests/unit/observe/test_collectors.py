@@ -79,7 +79,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
     shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
-    assert len(shown) == 19
+    assert len(shown) == 18
     assert set(shown.values()) == {0}
     link.state = LinkState.WELL
     link.counts["connects"] = 2
@@ -164,6 +164,6 @@ def test_every_one_is_documented() -> None:
 def test_those_of_routing_are_documented() -> None:
     families = list(RoutingMetrics(a_board("u"), Queue(FairRules())).collect())
     names = [f"{family.name}_total" if family.type == "counter" else family.name for family in families]
-    assert len(names) == 10
+    assert len(names) == 9
     documented = DOCS.read_text()
     assert [name for name in names if f"`{name}`" not in documented] == []

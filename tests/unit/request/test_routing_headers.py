@@ -88,9 +88,7 @@ def test_a_line_that_makes_no_sense_is_named(name: str, value: str) -> None:
     assert len(failure.message) < 200
 
 
-def test_what_another_system_says_wrongly_is_ignored_and_counted() -> None:
-    ignored: list[None] = []
-    routing_headers = RoutingHeaders(HeaderNames(), lambda: ignored.append(None))
+def test_what_another_system_says_wrongly_is_ignored() -> None:
+    routing_headers = RoutingHeaders(HeaderNames())
     for value in (b"", b"none", b"0", b"-5"):
         assert routing_headers.apply(Ask("m"), [(b"x-envoy-expected-rq-timeout-ms", value)], NOW) == Ask("m")
-    assert len(ignored) == 4
