@@ -391,8 +391,6 @@ class Explorer:
         """`best`, or instead of it an idle unit of its cell that the budget can afford."""
         self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
-        if not best.has_room:
-            return best
         states, longest_s, chosen = self._board.units, IDLE_S, best
         usual = states[best.unit]
         fast = usual.costs.forecast
@@ -601,7 +599,7 @@ class Router:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         best, explorer = ranked[0], self._explorer
         explorer.budget_s += SHARE * best.cost_s
-        is_due = now >= explorer.look_at and self._by_seconds
+        is_due = self._by_seconds and (now >= explorer.look_at or not best.has_room)
         return explorer.choose(found, best, ask, now) if is_due else best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:

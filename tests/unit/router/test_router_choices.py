@@ -186,6 +186,17 @@ def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
     assert 0 < counts["u3"] <= 400 * SHARE, counts
 
 
+def test_nobody_waits_for_the_unit_that_seems_best_while_an_idle_one_is_worth_a_try() -> None:
+    router = router_of(unit("a"), unit("b"))
+    slow(router, "b", TOKENS_S / 20, 0.2)
+    ask = Ask("m", True, 1000, prompt_bytes=4000)
+    while isinstance(router.pick(ask._replace(unit="a"), NOW + 5.0), Lease):
+        pass
+    assert router.pick(ask, NOW + 5.01) is Refusal.FULL, "b answers later"
+    router._explorer.budget_s = 60.0
+    assert pick(router, ask, NOW + 5.02).unit == "b"
+
+
 def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
     """Where the turns of two sessions go that were begun on u1 and u2, while u0 has nothing to do."""
     went = Counter[str]()
