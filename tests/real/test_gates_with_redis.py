@@ -129,7 +129,7 @@ async def test_a_conversation_goes_on_at_the_other_gate_on_the_unit_that_holds_i
         for number in range(CONVERSATIONS):
             assert _cached_tokens(one, number, 1) == 0
         # There is a document while there is anything new to tell.
-        heard = 'cellgate_redis_messages_total{way="received",kind="prefixes"}'
+        heard = 'cellgate_redis_messages_total{kind="prefixes",way="received"}'
         assert eventually(lambda: _figure(other, heard) >= CONVERSATIONS)
         assert eventually(lambda: not server.do("KEYS", "cellgate:prefixes:*"))
         cached = [_cached_tokens(other, number, 3) for number in range(CONVERSATIONS)]
