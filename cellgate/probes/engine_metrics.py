@@ -36,8 +36,6 @@ class SampleLines:
     its first group is the name of the metric.
     """
 
-    __slots__ = ("_gaps", "_left", "_pattern", "_starts")
-
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
         self._starts: tuple[bytes, ...] = ()

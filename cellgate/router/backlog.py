@@ -44,8 +44,6 @@ class Unread:
     answered an attempt of that time.
     """
 
-    __slots__ = ("abandoned", "until")
-
     def __init__(self) -> None:
         self.abandoned: deque[Abandoned] = deque(maxlen=ABANDONED_KEPT)
         self.until = 0.0
@@ -140,24 +138,6 @@ byte of prompt; and what is queued before it.
 
 class Backlog:
     """The jobs of one unit, by lease."""
-
-    __slots__ = (
-        "_area",
-        "_decoding",
-        "_first",
-        "_queued",
-        "_shown_at",
-        "_written",
-        "_written_at",
-        "batch",
-        "computed_tokens",
-        "front_since",
-        "front_tokens",
-        "kv_tokens",
-        "peak_batch",
-        "queued_tokens",
-        "tariff",
-    )
 
     def __init__(self) -> None:
         self.queued_tokens = 0

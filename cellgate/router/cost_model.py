@@ -96,8 +96,6 @@ def expected_s(lines: Sequence[Line]) -> list[float]:
 class OtherGates:
     """Sequences of others that one unit decodes."""
 
-    __slots__ = ("_heard_at", "_mean")
-
     def __init__(self) -> None:
         self._mean = 0.0
         self._heard_at: float | None = None
@@ -185,22 +183,6 @@ def tokens_there(attempts: Iterable[Attempted], until: float, shown: Attempted |
 
 class CostModel:
     """Everything about one unit that determines how soon it answers."""
-
-    __slots__ = (
-        "_price",
-        "backlog",
-        "cache",
-        "errors",
-        "facts",
-        "forecast",
-        "known",
-        "kv_tokens",
-        "last_plain",
-        "other_gates",
-        "prefixes",
-        "rates",
-        "seats",
-    )
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates

@@ -84,18 +84,6 @@ class KvIndex:
     not be applied.
     """
 
-    __slots__ = (
-        "_again",
-        "_chains",
-        "_leaf_at",
-        "_leaves",
-        "block_tokens",
-        "gone",
-        "held",
-        "limit",
-        "strange",
-    )
-
     def __init__(self, limit: int = BLOCKS_MAX) -> None:
         self.limit = limit
         self.block_tokens = 0

@@ -295,21 +295,6 @@ class Steps:
 class Rates:
     """All measured rates of one unit."""
 
-    __slots__ = (
-        "_alone_s",
-        "_alone_tokens",
-        "_busy_s",
-        "_span_s",
-        "_span_tokens",
-        "_tokens",
-        "bytes_per_token",
-        "followed",
-        "latency",
-        "plain_tokens_s",
-        "prefill_tokens_s",
-        "steps",
-    )
-
     def __init__(self) -> None:
         self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
         self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
@@ -383,8 +368,6 @@ class Rates:
 
 class Errors:
     """The recent share of failed attempts on a unit: each failure halves the distance to 1."""
-
-    __slots__ = ("_at", "last_share")
 
     HALF_LIFE_S = 10.0
     MAX = 0.99
@@ -757,8 +740,6 @@ class _Length:
 
 class AnswerLengths:
     """Mean tokens of recent answers, by model."""
-
-    __slots__ = ("_all", "_means")
 
     def __init__(self) -> None:
         self._all = _Length(FIRST_ANSWER_TOKENS)

@@ -94,18 +94,6 @@ class Refusing(NamedTuple):
 class _Record:
     """What became of requests of one kind at one unit: `outcomes` are (size, good?), the last at the end."""
 
-    __slots__ = (
-        "doubted_at",
-        "in_flight",
-        "outcomes",
-        "pending",
-        "repeats",
-        "size",
-        "trial_at",
-        "unasked",
-        "what",
-    )
-
     def __init__(self) -> None:
         self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
         self.pending = 0
@@ -148,8 +136,6 @@ _NOTHING = 1 << 62
 
 class Opinions:
     """What is known of whose fault doubtful answers are. `watching`: anything was doubtful recently."""
-
-    __slots__ = ("_arrivals", "_known", "_last_at", "_own", "_purse", "_records", "watching")
 
     def __init__(self) -> None:
         self.watching = False

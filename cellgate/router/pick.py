@@ -380,8 +380,6 @@ SAME_S = 0.001
 class Explorer:
     """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
 
-    __slots__ = ("_board", "budget_s", "look_at")
-
     def __init__(self, board: Board) -> None:
         self._board = board
         self.look_at = 0.0

@@ -60,18 +60,6 @@ class TransferLink:
     `tokens_s` is its learnt speed; `seen` counts the transfers that were measured.
     """
 
-    __slots__ = (
-        "avoided_until",
-        "failed",
-        "failures",
-        "last_failure",
-        "last_failure_at",
-        "seen",
-        "seen_at",
-        "tokens_s",
-        "transferred",
-    )
-
     def __init__(self) -> None:
         self.avoided_until = 0.0
         self.failures = 0

@@ -53,8 +53,6 @@ class PrefixCache:
     from it costs what is new.
     """
 
-    __slots__ = ("_generation", "_most_runs", "_order", "_runs", "_unproven", "limit", "trust")
-
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._most_runs = limit // _RUN_BLOCKS + _RUNS
@@ -268,8 +266,6 @@ BEGINNINGS_MAX = 65_536
 class Reuses:
     """How many prompts that share one beginning, and no more, came recently (`count`, as of `at`)."""
 
-    __slots__ = ("at", "count")
-
     def __init__(self, at: float) -> None:
         self.at = at
         self.count = 0.0
@@ -277,8 +273,6 @@ class Reuses:
 
 class SharedPrefixes:
     """By the last block that a prompt had in common with one before it: how many had, recently."""
-
-    __slots__ = ("_beginnings",)
 
     def __init__(self) -> None:
         self._beginnings: dict[int, Reuses] = {}
@@ -339,19 +333,6 @@ class KnownPrefixes:
     """The indexes of all ranks of one unit, beside what is believed of it. `proven` (0 to 1) is the share of
     its prompts that have appeared in its recent events.
     """
-
-    __slots__ = (
-        "_indexes",
-        "_lessons",
-        "_live",
-        "_live_ranks",
-        "_pending",
-        "believed",
-        "found",
-        "incarnation",
-        "missed",
-        "proven",
-    )
 
     def __init__(self, believed: PrefixCache, lessons: Lessons) -> None:
         self.believed = believed
@@ -519,19 +500,6 @@ class RemotePrefixes:
     there under a number that stands for no unit any more. So nothing here walks over all that is known.
     """
 
-    __slots__ = (
-        "_answer",
-        "_asked",
-        "_bits",
-        "_free",
-        "_gone",
-        "_gone_before",
-        "_names",
-        "_older",
-        "_recent",
-        "_turned_at",
-    )
-
     def __init__(self) -> None:
         self._names: list[str] = []
         """By number of a bit: the unit; empty: it stands for none any more."""
@@ -613,8 +581,6 @@ class RemotePrefixes:
 
 class ProvenPrefixes:
     """What this gate has newly proven at units, until it is reported."""
-
-    __slots__ = ("_count", "_pending", "_reported", "_reported_before", "_turned_at")
 
     def __init__(self) -> None:
         self._pending: deque[Proven] = deque(maxlen=REMOTE_PENDING_MAX)

@@ -429,8 +429,6 @@ class Ticket:
 class PoolQueue:
     """Those who wait for one pool of units."""
 
-    __slots__ = ("entries", "fair_queue", "kinds", "payers")
-
     def __init__(self, rules: FairRules) -> None:
         self.fair_queue: FairQueue[Ticket] = FairQueue(rules)
         self.entries: dict[Ticket, Entry[Ticket]] = {}
@@ -590,8 +588,6 @@ class _Group:
 
 class Pools:
     """The pools of a fleet, named by their first unit. A unit whose models are not known may serve any."""
-
-    __slots__ = ("_of_model", "_of_unit", "_other")
 
     def __init__(self, units: Iterable[tuple[str, frozenset[str]]] = ()) -> None:
         groups: list[_Group] = []

@@ -57,18 +57,6 @@ class InRotation:
     changed; `is_healthy_unchanged`: good evidence would change nothing.
     """
 
-    __slots__ = (
-        "_case",
-        "_drained",
-        "_hold",
-        "_models",
-        "_restart_suspected_at",
-        "_risen_at",
-        "is_healthy_unchanged",
-        "on_change",
-        "retired",
-    )
-
     def __init__(self, case: Case, models: frozenset[str]) -> None:
         self._case, self._models = case, models
         self.is_healthy_unchanged = ignores_good_evidence(case)
@@ -180,17 +168,6 @@ class Ranked(Protocol):
 class Rank:
     """One rank. `moved_at` is when its engine was last seen to make a step, or had nothing to do."""
 
-    __slots__ = (
-        "foreign",
-        "in_flight",
-        "moved_at",
-        "prefixes",
-        "progress",
-        "queued_tokens",
-        "running",
-        "waiting",
-    )
-
     def __init__(self, blocks: int) -> None:
         self.prefixes = PrefixCache(blocks)
         self.in_flight = 0
@@ -213,8 +190,6 @@ class StandstillReport:
 
 class Ranks:
     """The ranks of one unit, none of an engine that has one scheduler only."""
-
-    __slots__ = ("count", "ranks")
 
     def __init__(self) -> None:
         self.count = 0
@@ -310,8 +285,6 @@ class Adapters:
 
     `places` is how many the engine keeps at once; 0: unknown.
     """
-
-    __slots__ = ("_loaded", "_reported", "bases", "in_use", "places")
 
     def __init__(self) -> None:
         self.bases: Mapping[str, str] = {}

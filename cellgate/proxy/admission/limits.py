@@ -213,8 +213,6 @@ _LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratel
 class LimitPlan:
     """The limits of these accounts. `in_flight`: requests that may yet give something back."""
 
-    __slots__ = ("_accounts", "_bounded", "_ends_at", "_meters", "_shown", "_template", "in_flight")
-
     def __init__(self, accounts: tuple[Account, ...]) -> None:
         self._accounts = accounts
         self._bounded = tuple(account for account in accounts if account.in_flight_max is not None)
@@ -648,8 +646,6 @@ class LimitedDispatcher:
 
 class _Labelled:
     """A waiter whose lease gets header lines."""
-
-    __slots__ = ("_lines", "_waiter")
 
     def __init__(self, waiter: Waiter, lines: bytes) -> None:
         self._waiter = waiter

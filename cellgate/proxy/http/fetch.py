@@ -51,21 +51,6 @@ class Call:
     `usual` is what the server usually replies, or has just replied, if that may be usual.
     """
 
-    __slots__ = (
-        "_body",
-        "_caller",
-        "_conn",
-        "_has_read",
-        "_head",
-        "_max_bytes",
-        "_pieces",
-        "_pool",
-        "_size",
-        "over",
-        "reply_head",
-        "usual",
-    )
-
     def __init__(
         self,
         caller: Caller,
@@ -285,8 +270,6 @@ class KnownPage:
     and as probes get it.
     """
 
-    __slots__ = ("head", "reply", "usual")
-
     def __init__(self, head: bytes) -> None:
         self.head = head
         self.usual: UsualReply | None = None
@@ -413,8 +396,6 @@ class _Headers(Mapping[str, str]):
 
 class Following:
     """One request on its way, and its reply. `asked` ends when it is sent, or by FetchError."""
-
-    __slots__ = ("_conn", "_has_head", "_head", "_listener", "_pool", "asked")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool, head: bytes, listener: Listener) -> None:
         self.asked: asyncio.Future[None] = loop.create_future()

@@ -46,18 +46,6 @@ _BLOCKS = (64, 512, 4096, 32768)
 class JsonSkim:
     """One object's. `fields` has what was found, by place; `is_over`: the object has ended, or is none."""
 
-    __slots__ = (
-        "_depth",
-        "_escaped",
-        "_in_string",
-        "_is_key",
-        "_key",
-        "_open",
-        "_value",
-        "fields",
-        "is_over",
-    )
-
     def __init__(self) -> None:
         self._open: list[tuple[FieldPath, bool]] = []
         """The objects and arrays that are walked, and which of them are arrays."""

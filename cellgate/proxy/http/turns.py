@@ -46,8 +46,6 @@ class ReadScheduler:
     each. `soon` schedules a callback for the next turn of the loop, which may cost `bytes_per_turn`.
     """
 
-    __slots__ = ("_bytes_per_turn", "_is_due", "_left", "_next", "_soon", "_waiting")
-
     def __init__(self, soon: Callable[[Callable[[], None]], object], bytes_per_turn: int) -> None:
         self._soon = soon
         self._bytes_per_turn = bytes_per_turn
@@ -263,8 +261,6 @@ class BodyMemory:
     `largest` is the size of the largest body there may be: one of them always has room.
     """
 
-    __slots__ = ("_arriving", "_for_large", "_for_small", "_held", "_little", "_waiters", "total", "used")
-
     def __init__(self, total: int, largest: int) -> None:
         self.total = total
         self.used = 0
@@ -399,8 +395,6 @@ once that something does.
 
 class Backlogs:
     """The memory for what slow clients have yet to read. Each has all that it may have, or none."""
-
-    __slots__ = ("held",)
 
     def __init__(self) -> None:
         self.held = 0

@@ -124,8 +124,6 @@ Buckets = list[tuple[str, float]]
 class Histogram:
     """Counts of observations by upper bound (inclusive); the last count takes what is above all bounds."""
 
-    __slots__ = ("bounds", "counts", "total")
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
@@ -346,18 +344,6 @@ LAGS_KEPT = 240
 
 class Tally:
     """The counts of one unit. The name "" is for requests that no unit answered."""
-
-    __slots__ = (
-        "broken",
-        "cell",
-        "downs",
-        "duration",
-        "flips",
-        "outcomes",
-        "recent_ttft_s",
-        "retries",
-        "ttft",
-    )
 
     def __init__(self, cell: str) -> None:
         self.cell = cell

@@ -112,8 +112,6 @@ def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
 class _Tally:
     """What is counted of one unit."""
 
-    __slots__ = ("completion", "expected", "found", "missed", "predicted", "prompt")
-
     def __init__(self) -> None:
         self.predicted = Histogram(TTFT_BOUNDS_S)
         self.missed = Histogram(TTFT_BOUNDS_S)
@@ -122,8 +120,6 @@ class _Tally:
 
 class _ModelTokens:
     """The tokens of one model."""
-
-    __slots__ = ("completion", "prompt")
 
     def __init__(self) -> None:
         self.prompt = self.completion = 0

@@ -353,18 +353,6 @@ class BlockStitch:
     the beginning. `is_over`: the answer is complete, further events are ignored.
     """
 
-    __slots__ = (
-        "_base",
-        "_dialect",
-        "_given",
-        "_left",
-        "_marks",
-        "_repeated",
-        "_seen",
-        "is_over",
-        "transcript",
-    )
-
     def __init__(
         self, dialect: Dialect, transcript: BlockTranscript, given: Tokens | None, start: int = 0
     ) -> None:

@@ -64,8 +64,6 @@ from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, askin
 class RepeatGuard:
     """Holds new text back for as long as it may be the text `given`, sent once more."""
 
-    __slots__ = ("_given", "_matched")
-
     def __init__(self, given: str) -> None:
         self._given = given
         self._matched = 0
@@ -100,27 +98,6 @@ class StreamJoiner:
     `raw`: it sends raw text, which is split. `prompt`: its first event must have these token ids.
     `is_over`: the answer is complete, further events are ignored.
     """
-
-    __slots__ = (
-        "_again",
-        "_asks_usage",
-        "_events",
-        "_finish",
-        "_guard",
-        "_options",
-        "_prompt",
-        "_raw",
-        "_repeated",
-        "_repetition",
-        "_spells_stops",
-        "_stop_strings",
-        "_tokens",
-        "_usage_so_far",
-        "_used",
-        "_wants_usage",
-        "is_over",
-        "transcript",
-    )
 
     def __init__(
         self,
@@ -525,8 +502,6 @@ class ProofOwner(Protocol):
 class Questions(Generic[Result]):
     """One proof, on one unit; `proven` gets its result."""
 
-    __slots__ = ("_asker", "_call", "_head", "_optional", "_pool", "_proof", "_proven")
-
     def __init__(
         self,
         proof: Generator[ProofRequest, dict[str, Any], Result],
@@ -613,20 +588,6 @@ class Resuming(Protocol):
 
 class Resumption:
     """One broken stream, of which `replay` has been shown."""
-
-    __slots__ = (
-        "_body",
-        "_chat",
-        "_head",
-        "_left",
-        "_owner",
-        "_pool",
-        "_questions",
-        "_reason",
-        "_replay",
-        "_request",
-        "_stream",
-    )
 
     # From `begin` on.
     _owner: Resuming

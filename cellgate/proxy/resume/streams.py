@@ -53,8 +53,6 @@ class BlockApi:
 class BlockResumption:
     """One broken stream, of which `replay` has been shown."""
 
-    __slots__ = ("_api", "_body", "_owner", "_questions", "_replay", "_request")
-
     def __init__(self, request: Request, replay: ReplayBuffer, api: BlockApi) -> None:
         self._owner: Resuming
         self._api = api

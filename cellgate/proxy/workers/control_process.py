@@ -51,8 +51,6 @@ from cellgate.router.unit_state import Lease
 class WorkerTotals:
     """The totals of the workers of one number, including those that have ended."""
 
-    __slots__ = ("_before_s", "_now_s", "clients", "requests", "resident_bytes")
-
     def __init__(self) -> None:
         self.requests = 0
         self.clients = 0
@@ -467,8 +465,6 @@ class WorkerSession:
 
 class Asker:
     """The representative of an exchange at the worker that waits for a unit."""
-
-    __slots__ = ("_session", "number", "pending", "request")
 
     def __init__(self, session: WorkerSession, number: int, request: PickRequest) -> None:
         self._session = session

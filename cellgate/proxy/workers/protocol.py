@@ -147,8 +147,6 @@ def framed(messages: list[Message]) -> bytes:
 class Frames:
     """Decodes what was read into complete messages. Invalid frames raise ValueError."""
 
-    __slots__ = ("_rest",)
-
     def __init__(self) -> None:
         self._rest = b""
 
