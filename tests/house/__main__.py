@@ -22,6 +22,7 @@ def show_rooms() -> None:
             files = rooms[room]
             below = " ".join(f"{to}({n})" for (above, to), n in sorted(every.items()) if above == room)
             print(f"{room:<11}{len(files):>6}{sum(source.lines for source in files):>7}  {below}")
+    print(f"{'all':<11}{len(product()):>6}{sum(source.lines for source in product().values()):>7}")
 
 
 def show_rules() -> bool:

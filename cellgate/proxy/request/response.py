@@ -21,7 +21,6 @@ import orjson
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
 from cellgate.proxy.http.heads import RANK_FIELD, forwarded_lines, is_request_id, own_response, unit_head
-from cellgate.proxy.http.json_skim import JsonSkim
 from cellgate.proxy.http.reply import (
     CHUNKED,
     LAST_CHUNK,
@@ -32,7 +31,7 @@ from cellgate.proxy.http.reply import (
     last_chunk,
     without,
 )
-from cellgate.proxy.http.sse import WORKING
+from cellgate.proxy.http.sse import WORKING, JsonSkim
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.observe.log import LEFT_STATUS, Finished
 from cellgate.proxy.request.body import BYTES_PER_TOKEN

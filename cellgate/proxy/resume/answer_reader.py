@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.proxy.http.json_skim import JsonSkim
-from cellgate.proxy.http.sse import BOM, payload
+from cellgate.proxy.http.sse import BOM, JsonSkim, payload
 from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.transcript import DONE
 from cellgate.router.unit_state import NO_ENDS, EventEnds

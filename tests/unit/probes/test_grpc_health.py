@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes.base import FetchError
-from cellgate.probes.grpc_call import HealthCall
+from cellgate.probes.grpc_health import HealthCall
 from cellgate.probes.nodes import NodeReport, NodeState
 
 fuzz = settings(derandomize=True, deadline=None, max_examples=200)
