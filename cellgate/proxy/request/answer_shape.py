@@ -55,18 +55,19 @@ _BEFOREGENERATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """`shown` is found in every good answer. `json`: a whole answer is JSON; `text`: it is words, which can
-    be streamed, and may repeat themselves.
+    """`shown` is found in every good answer. `json`: a whole answer is JSON (None: it may be); `text`: it is
+    words, which can be streamed, and may repeat themselves.
     """
 
     shown: re.Pattern[bytes] = _ANY
-    json: bool = True
+    json: bool | None = True
     text: bool = False
 
     def is_plain(self, body: bytes) -> bool:
         """Whether this is a short whole answer in JSON that is good, seen in few steps."""
-        is_short = len(body) < _MANY and body.endswith(_ENDS) and b'"error"' not in body
-        return is_short and self.shown.search(body) is not None
+        if self.json is False or len(body) >= _MANY or b'"error"' in body:
+            return False
+        return body.endswith(_ENDS) and self.shown.search(body) is not None
 
     def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
         """What is wrong with a whole answer under 200, in a few words; empty: it is good.
@@ -83,6 +84,8 @@ class AnswerShape:
             return "no JSON"
         if b"html" in content_type:
             return "a page of HTML"
+        if self.json is False and b"application/json" in content_type:
+            return "JSON in place of media"
         if self.text and streams:
             return "no event stream"
         return REPEATS if self.text and repeats(body) else ""
@@ -104,8 +107,9 @@ SHAPES: Mapping[str, AnswerShape] = {
     "moderations": AnswerShape(re.compile(rb'"results"\s*:\s*\[\s*[^\s\]]')),
     "triton": AnswerShape(re.compile(rb'"(?:text_output|outputs)"\s*:')),
     "invocations": AnswerShape(),
-    "audio": AnswerShape(json=False),
+    "audio": AnswerShape(json=None),
     "speech": AnswerShape(json=False),
+    "tokenize": AnswerShape(re.compile(rb'"(?:tokens|count|prompt|text|content|input_tokens)"\s*:|\A\s*\[')),
 }
 """By the name of the route. Others are not looked into."""
 

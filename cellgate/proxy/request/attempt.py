@@ -352,10 +352,10 @@ class Attempt:
         """
         if length is not None:
             return int(length) <= PLAIN_BYTES
-        shape, head = self.shape, self._response.promised
-        if shape is None or head is None or size > PLAIN_BYTES:
+        head = self._response.promised
+        if self.shape is None or head is None or size > PLAIN_BYTES:
             return False
-        return self._response.status >= 300 or (shape.json and b"application/json" in head.content_lines)
+        return self._response.status >= 300 or b"application/json" in head.content_lines
 
     def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""

@@ -10,7 +10,6 @@ import orjson
 from cellgate.proxy.request.answer_shape import REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.response import NO_PATH
-from cellgate.proxy.request.routes import GENERATE
 from cellgate.router.nouns import Outcome
 from cellgate.router.opinions import Kind
 
@@ -70,7 +69,7 @@ def asked_kind(exchange: Exchange) -> Kind:
 
 def spared(exchange: Exchange) -> tuple[str, ...]:
     """Units that are known to refuse such a request."""
-    if exchange.route.kind is not GENERATE or not may_choose(exchange):
+    if exchange.route.shape is None or not may_choose(exchange):
         return ()
     opinions, ask = exchange.gate.opinions, exchange.selection.ask
     names = [name for name, _ in able(exchange)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cellgate.proxy.request.answer_shape import REPEATS, SHAPES, are_idle, repeats, status_in
@@ -34,6 +36,10 @@ WHOLE = [
     ("rerank", b'{"results":[{"relevance_score":0}]}', ""),
     ("audio", b"some words", ""),
     ("speech", b"", "an empty body"),
+    ("tokenize", b'{"count":2,"tokens":[1,2]}', ""),
+    ("tokenize", b'[{"id":1,"text":"a"}]', ""),
+    ("tokenize", b'{"input_tokens":9}', ""),
+    ("tokenize", b"{}", "no answer in its JSON"),
 ]
 
 
@@ -55,6 +61,13 @@ def test_whole_answers(path: str, body: bytes, why: str) -> None:
 )
 def test_streams(body: bytes, why: str) -> None:
     assert SHAPES["chat"].why_doubtful(body, is_events=True, streams=True) == why
+
+
+def test_json_is_no_speech_but_may_be_a_transcription() -> None:
+    json: Any = {"is_events": False, "streams": False, "content_type": b"content-type: application/json\r\n"}
+    assert SHAPES["speech"].why_doubtful(b"{}", **json) == "JSON in place of media"
+    assert not SHAPES["speech"].is_plain(b"{}")
+    assert SHAPES["audio"].why_doubtful(b'{"text":""}', **json) == ""
 
 
 def test_a_whole_answer_is_no_stream() -> None:
