@@ -448,7 +448,7 @@ def compare(
     engine: str, url: str, pages: Mapping[str, Page], server: FakeServer | None, clients: Mapping[str, Client]
 ) -> Iterator[tuple[str, str]]:
     """Each row of one engine, with what differs."""
-    with GateProcess([Named(engine, url)], settings={"cors": ["*"]}) as gate:
+    with GateProcess([Named(engine, url)], settings={"cors": {"origins": ["*"]}}) as gate:
         for ask in (ask for path, page in pages.items() for ask in asks(path, page)):
             # A real engine caches prompts, and says so.
             raw(url, ask)

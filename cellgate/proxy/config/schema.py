@@ -129,6 +129,12 @@ class TracingKeys(Keys, of=TracingSettings):
     sample_ratio: Annotated[float, PlainValidator(checks.share)]
 
 
+class CorsKeys(Keys, of=Cors):
+    """The pages that may use the gate."""
+
+    origins: Annotated[tuple[str, ...], PlainValidator(checks.origins)]
+
+
 class JwtKeys(Keys, of=JwtSettings):
     """Whose tokens count."""
 
@@ -173,10 +179,6 @@ class CellKeys(Keys, of=Cell):
     @classmethod
     def _units_may_be_discovered(cls, found: object) -> object:
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
-
-
-def cors(found: object) -> Cors:
-    return Cors(checks.origins(found))
 
 
 def otlp_metrics(found: object) -> OtlpMetrics:
@@ -241,7 +243,7 @@ class FileKeys(Keys, of=Settings):
     session_header: Annotated[str, PlainValidator(checks.header)] = HeaderNames().session
     poison: Annotated[Poison, section(Poison, PoisonKeys)]
     guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
-    cors: Annotated[Cors | None, PlainValidator(cors)]
+    cors: Annotated[Cors | None, section(Cors, CorsKeys)]
     realtime: Annotated[bool, PlainValidator(checks.flag)]
     internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]
     operator: Annotated[str | None, PlainValidator(checks.readable_file)] = None
@@ -283,6 +285,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "keys.jwt": JwtKeys,
     "known_answer": KnownAnswerKeys,
     "guardrail": GuardrailKeys,
+    "cors": CorsKeys,
     "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
@@ -350,7 +353,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
     checks.guardrail_fail: _one_of(get_args(GuardrailFail)),
     checks.shown_to: _one_of(get_args(ShownTo)),
-    cors: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
+    checks.origins: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
     checks.name: _kind("string", "letters, digits, '.', '_' and '-'", pattern=r"^[A-Za-z0-9$]"),
     checks.models: _list_of(_STRING),
     checks.place: _list_of(_STRING),

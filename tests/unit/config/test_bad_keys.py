@@ -70,9 +70,9 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
         ("fallback: {a: [a]}", "fallback: a: expected each name once, and not 'a' itself"),
         ("fallback: {a: 3}", "fallback: a: expected a list of names"),
         ("internal_headers: none", "internal_headers: expected who gets them: trusted, all, found 'none'"),
-        ("cors: https://a", "cors: expected a list of origins …, found 'https://a'"),
-        ("cors: [https://a/b]", "cors: expected a list of origins …, found a list"),
-        ("cors: {origins: ['*']}", "cors: expected a list of origins …, found a mapping"),
+        ("cors: {origins: https://a}", "cors.origins: expected a list of origins …, found 'https://a'"),
+        ("cors: {origins: [https://a/b]}", "cors.origins: expected a list of origins …, found a list"),
+        ("cors: {}", "cors.origins: required key is missing"),
         ("guardrail: {url: /run/x}", "guardrail.url: expected http://HOST:PORT/PATH …, found '/run/x'"),
         ("guardrail: {url: 'unix:x'}", "guardrail.url: expected unix:///PATH of a socket, found 'unix:x'"),
         (

@@ -145,7 +145,7 @@ DOCUMENTS: list[Any] = [
             "timeout_s": 3,
             "fail": "open",
         },
-        "cors": ["https://a.example"],
+        "cors": {"origins": ["https://a.example"]},
         "realtime": True,
         "internal_headers": "all",
         "pass_unlisted": True,
