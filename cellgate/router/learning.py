@@ -7,7 +7,7 @@ Rules:
 3. An initial estimate (configuration, the engine, the unit's peers) is used only until something was
    measured.
 4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
-   that differ stay different however little they get (`Explorer` in pick.py sees to it that they get
+   that differ stay different however little they get (`Explorer` in sampling.py sees to it that they get
    something).
 """
 

@@ -22,6 +22,7 @@ from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
+from cellgate.router.sampling import LOOK_AT_ALL, SHARE, Explorer, Sampler
 from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
@@ -284,133 +285,6 @@ def _first_kind(
     return up or cooling or suspect or full
 
 
-# Sampling: which units are considered for an ask, when there are too many to consider all.
-#
-# 1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds
-#    the longest by the reports of other gates.
-# 2. The others are random: the best of SAMPLE is nearly as good as the best of all, and not all find one.
-# 3. It only proposes units: the caller decides.
-
-
-LOOK_AT_ALL = 24
-"""With up to this many units all are considered."""
-SAMPLE = 12
-RENEWED_S = 0.25
-"""How old the list may be that is drawn from."""
-HOLDERS_MAX = 200_000
-
-
-class Sampler:
-    """Proposes units of a board."""
-
-    def __init__(self, board: Board, rng: random.Random) -> None:
-        self._board = board
-        self._rng = rng
-        self._usable: dict[str | None, tuple[float, list[str]]] = {}
-        """By model: when it was listed, and who serves it."""
-        self._holders: dict[int, str] = {}
-        """By the hash of the last block of a prompt: who got it last. The oldest comes first."""
-
-    def of(self, ask: Ask, now: float) -> Collection[str] | None:
-        """The units to consider; None: all of them."""
-        if len(self._board.units) <= LOOK_AT_ALL:
-            return None
-        if ask.unit is not None:
-            return (ask.unit,)
-        names = self._list(ask, now)
-        if len(names) <= LOOK_AT_ALL:
-            return names
-        chosen = dict.fromkeys(self._rng.sample(names, SAMPLE))
-        if (holder := self._holder(ask)) is not None:
-            chosen[holder] = None
-        if self._board.remote and (held := self._board.remote.match(ask.blocks)):
-            chosen[max(held, key=held.__getitem__)] = None
-        return chosen
-
-    def record(self, ask: Ask, unit: str) -> None:
-        """`ask` goes to `unit`, which will hold its prompt."""
-        if ask.blocks:
-            self._holders.pop(ask.blocks[-1], None)
-            self._holders[ask.blocks[-1]] = unit
-            if len(self._holders) > HOLDERS_MAX:
-                del self._holders[next(iter(self._holders))]
-
-    def _holder(self, ask: Ask) -> str | None:
-        """Who got the longest prompt that this one goes on from."""
-        holders = self._holders
-        for block in reversed(ask.blocks):
-            if block in holders:
-                return holders[block]
-        return None
-
-    def _list(self, ask: Ask, now: float) -> list[str]:
-        at, names = self._usable.get(ask.model, (-RENEWED_S, []))
-        if now - at >= RENEWED_S:
-            if len(self._usable) > len(self._board.units):
-                # Whoever asks may name any model.
-                self._usable.clear()
-            names = [
-                name for name, state in self._board.units.items() if state.is_usable() and state.serves(ask)
-            ]
-            self._usable[ask.model] = now, names
-        return names
-
-
-# Exploration: when a unit gets a request although another would serve it sooner, to measure its speed.
-# Pure.
-#
-# A unit that was slow once would otherwise never get the request that shows its present speed. It gets one
-# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. The
-# cost is limited to a share of all waiting time: each pick adds to a budget, and exploring takes out what it
-# costs more. So a unit that seems ten times slower is explored rarely; once whatever the budget is, when it
-# seems slower because of its weight, and was never tried. Asks with a deadline never explore.
-
-
-SHARE = 0.02
-"""The share of the predicted seconds of all picks that may be spent on exploration."""
-PURSE_MAX_S = 60.0
-IDLE_S = 2.0
-"""A unit that got a request this recently needs no exploration."""
-LOOK_S = 0.1
-"""How often such units are searched."""
-SAME_S = 0.001
-"""So little is no difference."""
-
-
-class Explorer:
-    """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self.look_at = 0.0
-        self.budget_s = 0.0
-
-    def choose(self, found: Candidates, best: Candidate, ask: Ask, now: float) -> Candidate:
-        """`best`, or instead of it an idle unit of its cell that the budget can afford."""
-        self.budget_s = min(self.budget_s, PURSE_MAX_S)
-        self.look_at = now + LOOK_S
-        states, longest_s, chosen = self._board.units, IDLE_S, best
-        usual = states[best.unit]
-        fast = usual.costs.forecast
-        for row in found.rows:
-            state = states[row.unit]
-            idle_s, costs = now - state.last_lease_at, state.costs
-            if idle_s <= longest_s or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
-                continue
-            own = costs.forecast
-            if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
-                continue
-            # One that has had no request since it came up may be dearer for its weight alone.
-            is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
-            if row.cost_s - best.cost_s <= self.budget_s or is_guessed:
-                as_fast = costs.quote(ask, row.held_blocks, found.expected, now, like=usual.costs)
-                if as_fast.terms[0] <= best.cost_s + SAME_S:
-                    longest_s, chosen = idle_s, row
-        regret_s = chosen.cost_s - best.cost_s
-        self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
-        return chosen
-
-
 LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
 SPARED_UNITS = 3
@@ -598,7 +472,7 @@ class Router:
         best, explorer = ranked[0], self._explorer
         explorer.budget_s += SHARE * best.cost_s
         is_due = self._by_seconds and (now >= explorer.look_at or not best.has_room)
-        return explorer.choose(found, best, ask, now) if is_due else best
+        return explorer.choose(found.rows, best, ask, found.expected, now) if is_due else best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.

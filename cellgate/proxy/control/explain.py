@@ -23,9 +23,10 @@ from cellgate.router.board import Board
 from cellgate.router.cost import Cost, Expected, terms
 from cellgate.router.learning import FIRST_BYTES_PER_TOKEN
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
-from cellgate.router.pick import IDLE_S, LOOK_AT_ALL, SAMPLE, Bounds, Router, adapter_s, find_candidates
+from cellgate.router.pick import Bounds, Router, adapter_s, find_candidates
 from cellgate.router.prefill_decode import Weighed
 from cellgate.router.queue import Entry
+from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
 from cellgate.router.unit_state import Lease, UnitState
 
 # A dry run of an ask: what would happen now, and the state of each unit for it. Pure.

@@ -14,7 +14,8 @@ from cellgate.proxy.control.plane import StoredResponses
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask
-from cellgate.router.pick import IDLE_S, LOOK_AT_ALL, SAMPLE, Router
+from cellgate.router.pick import Router
+from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 

@@ -15,8 +15,9 @@ from cellgate.router.cost import COSTS, Seats
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.pick import SHARE, Router
+from cellgate.router.pick import Router
 from cellgate.router.queue import ANY, FairRules, Pools, Queue, Ticket
+from cellgate.router.sampling import SHARE
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0

@@ -11,8 +11,9 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.pick import LOOK_AT_ALL, RENEWED_S, SAMPLE, Router, Sampler
+from cellgate.router.pick import Router
 from cellgate.router.queue import FairRules, Queue
+from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, Sampler
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0
