@@ -28,7 +28,8 @@ def soonest_first(_ask: Ask, candidates: Sequence[Candidate], rng: random.Random
     ties = 2
     while ties < len(ranked) and ranked[ties].cost_s <= until_s:
         ties += 1
-    ranked.insert(0, ranked.pop(int(rng.random() * ties)))
+    if first := int(rng.random() * ties):
+        ranked.insert(0, ranked.pop(first))
     return ranked
 
 

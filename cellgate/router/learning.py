@@ -65,8 +65,10 @@ class Latency:
             self.value = min(value, LATENCY_MAX_S)
 
     def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
-        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
-        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
+        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`.
+        Ignored if it was shown before it was sent: workers report at times of their own.
+        """
+        if ttft_s < 0.0:
             return
         self.seen = seen = self.seen + 1
         if work_s > LATENCY_MAX_S:
@@ -319,7 +321,8 @@ class Rates:
         not in its time: what is left is uncertain by a part of the latency, and one sample comes from as many
         prompts as take that long.
         """
-        if tokens < 0 or not (0.0 <= busy_s < inf and 0.0 <= span_s < inf):
+        if span_s < 0.0:
+            # Two workers have reported in another order.
             return
         # Whatever took it: the unit can do that.
         self._span_tokens += tokens

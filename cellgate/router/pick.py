@@ -91,23 +91,26 @@ def find_candidates(
     states, is_sure, steady_at = usable
     if tried or among is not None or not is_sure or ask.unit is not None or ask.build is not None:
         states, _, steady_at = _narrowed(board, usable, ask, tried, among)
-    held: Iterable[int] = _NONE_HELD
+    known: Iterable[Known]
     most, shared, charged = 0, None, 1.0
     blocks = ask.blocks if states and bounds.by_cache else ()
-    if blocks:
-        held = found = [state.costs.cache.match(blocks) for state in states.values()]
-        most = max(found)
-    known: Iterable[Known] = zip(states, states.values(), held)  # noqa: B905
-    if blocks:
+    if not blocks:
+        known = zip(states, states.values(), _NONE_HELD)  # noqa: B905
+    else:
+        held = [state.costs.cache.match(blocks) for state in states.values()]
+        most = max(held)
+        known = zip(states, states.values(), held)  # noqa: B905
         if board.remote:
             known, most = _with_remote(board.remote.match(blocks), blocks, list(known), most)
         if most:
             shared = board.shared.of(blocks[most - 1], now)
             # As many will share that beginning again: to compute it on one more unit is charged to them all.
             charged = 1.0 / (1.0 + shared.count / len(pairs.decoders if ask.unit is None else board.units))
-    why_none = _NO_UNIT if states and not pairs.has_needy else _why_none(board, ask, tried, among)
+    why_none = _NO_UNIT
     if pairs.has_needy:
-        known, why_none = pairs.served(ask, list(known), why_none, now)
+        known, why_none = pairs.served(ask, list(known), _why_none(board, ask, tried, among), now)
+    elif not states:
+        why_none = _why_none(board, ask, tried, among)
     expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows, is_any_full = rows_of(known, ask, expected, bounds, now)
     if bounds.wait_s or not bounds.by_seconds:
@@ -437,7 +440,8 @@ class Router:
         wait_s: float = 0.0,
         backlog_s: float | None = None,
     ) -> Best | Refusal:
-        board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
+        board, bounds = self.board, self._bounds
+        chance, among = self._rng.random(), None
         if overcommit or wait_s:
             bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
         if backlog_s is not None:

@@ -115,20 +115,20 @@ class PrefixCache:
         """Record that a prompt, of a block at least, is sent to this unit; `prove` or `forget` must be called
         once with the result.
         """
-        order, run = self._order, self._runs.get(blocks[-1])
-        if run is None:
+        order, last = self._order, blocks[-1]
+        run = self._runs.get(last)
+        is_new = run is None or run.blocks[-1] != last
+        if is_new:
             blocks = blocks[: self.limit]
-            run = self._extend(blocks)
-        elif run.blocks[-1] != blocks[-1]:
-            run = self._ending(blocks[-1])
-        if blocks[-1] in self._unproven:
+            run, last = self._extend(blocks), blocks[-1]
+        if last in self._unproven:
             self._use_unproven(blocks)
         while run is not None:
             # Those before it are then used more recently, and are evicted later.
             del order[run]
             order[run] = None
             run = run.above
-        if len(self._runs) > self.limit or len(order) > self._most_runs:
+        if is_new and (len(self._runs) > self.limit or len(order) > self._most_runs):
             self._evict()
         return self._generation
 
@@ -195,7 +195,7 @@ class PrefixCache:
         return first
 
     def _extend(self, blocks: Sequence[int]) -> _Run:
-        """A run of those at the end of a prompt that are not held."""
+        """The run that a prompt ends with: a new one, of the blocks that are not held, if there are any."""
         held = PrefixCache.match(self, blocks)
         above = self._ending(blocks[held - 1]) if held else None
         if above is not None:

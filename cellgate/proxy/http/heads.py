@@ -156,7 +156,6 @@ STATUS_LINES = _StatusLines((s.value, f"HTTP/1.1 {s.value} {s.phrase}\r\n".encod
 """The first line of a response, by its status."""
 CLOSE_LINE = b"connection: close\r\n"
 _ORDINARY_TOKENS = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
-_WITH_BODY = (b"POST", b"PUT", b"PATCH")
 
 _ID_MAX = 128
 _ID_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:=+/@"
@@ -185,25 +184,6 @@ def head_size(lines: list[bytes], fields: Fields) -> int:
 def is_request_id(value: bytes) -> bool:
     """True when a client's request id may be kept: short, and harmless in a log."""
     return 0 < len(value) <= _ID_MAX and not value.translate(None, _ID_BYTES)
-
-
-def unit_head(method: bytes, target: bytes, lines: list[bytes], *, own: bytes, length: int) -> bytes:
-    """The head of a request as the unit gets it. `own` are the gate's own lines, `length` is the body's."""
-    size = b"content-length: %d\r\n" % length if length or method in _WITH_BODY else b""
-    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (method, target, b"".join(lines), own, size)
-
-
-def forwarded_lines(fields: Fields, peer: bytes, scheme: bytes) -> bytes:
-    """X-Forwarded-For (the peer appended), -Proto and -Host (kept when a proxy before us set them)."""
-    given, chain = dict(fields), peer
-    if b"x-forwarded-for" in given:
-        # Several fields are one list (RFC 9110, 5.3).
-        chain = b", ".join([*(value for key, value in fields if key == b"x-forwarded-for"), peer])
-    return b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n" % (
-        chain,
-        given.get(b"x-forwarded-proto", scheme),
-        given.get(b"x-forwarded-host") or given.get(b"host", b""),
-    )
 
 
 def client_head(status: int, lines: list[bytes], *, own: bytes, close: bool) -> bytes:

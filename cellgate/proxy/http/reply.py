@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import re
-from copy import copy
 from enum import Enum, auto
 
 import httptools
@@ -101,7 +100,8 @@ class ReplyHead:
 
     `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
     `content_lines` are those that say what the content is, for the client; `is_events`: it is a stream of
-    events that can be read; `is_edited`: its client gets other lines than `lines`.
+    events that can be read; `is_edited`: its client gets other lines than `lines`; `framing` is that of the
+    body, unless the client speaks HTTP/1.0.
     """
 
     __slots__ = (
@@ -109,6 +109,7 @@ class ReplyHead:
         "coding",
         "content_lines",
         "fields",
+        "framing",
         "is_edited",
         "is_events",
         "length",
@@ -141,19 +142,23 @@ class ReplyHead:
         self.bodiless = to_head or status in _BODILESS
         may_be_read = status == 200 and not is_encoded and not to_head
         self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
+        is_sized = self.length is not None and not self.is_events
+        self.framing = IDENTITY if self.bodiless or is_sized else CHUNKED
 
     def sized(self, length: bytes) -> ReplyHead:
         """The same head of a body with another length."""
-        other = copy(self)
+        other = self.copy()
         other.length = length
         other.fields = [(name, length if name == b"content-length" else value) for name, value in self.fields]
         return other
 
-    def __copy__(self) -> ReplyHead:
+    def copy(self) -> ReplyHead:
+        """One that can be changed: replies may share this one."""
         other = ReplyHead.__new__(ReplyHead)
         other.status, other.lines, other.fields = self.status, self.lines, self.fields
         other.coding, other.content_lines, other.length = self.coding, self.content_lines, self.length
         other.bodiless, other.is_edited, other.is_events = self.bodiless, self.is_edited, self.is_events
+        other.framing = self.framing
         return other
 
 
@@ -221,11 +226,13 @@ class ReplyReader:
 
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
-        self._parser = self.head = None
+        self.head = None
         self.begun = self.clean = self.ended = self.has_head = False
-        self._overhead = 0
-        self.hints = self.trailers = b""
         self._to_head = to_head
+        if self._parser is not None:
+            # The last reply needed one.
+            self._parser, self._overhead = None, 0
+            self.hints = self.trailers = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Parse a read, and give the pieces of the body in it. To be asked for afterwards: `misbehaved`."""
@@ -494,16 +501,9 @@ def last_chunk(trailers: bytes) -> bytes:
     return b"0\r\n%b\r\n" % trailers
 
 
-def framing_of(head: ReplyHead, *, http10: bool) -> Framing:
-    """How the body of a reply goes to a client that speaks HTTP/1.0 or not."""
-    if http10 or head.bodiless or (head.length is not None and not head.is_events):
-        return IDENTITY
-    return CHUNKED
-
-
 def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
-    """The head of a reply without the lines that begin like these. Replies may share the one given."""
-    other = copy(head)
+    """The head of a reply without the lines that begin like these."""
+    other = head.copy()
     other.lines = [line for line in head.lines if not line.startswith(starts)]
     return other
 

@@ -81,6 +81,7 @@ class Request:
         fields: Fields,
         routing: Fields,
         said: tuple[bytes, bytes, bytes] = (b"", b"", b""),
+        body: bytes = b"",
     ) -> None:
         self.received_at = received_at
         self.method, self.target, self.path = said
@@ -95,9 +96,8 @@ class Request:
         self.keep_alive = True
         self.upgrades = False
         self.expects_continue = False
-        self.length = 0
-        self.body = b""
-        self.body_size = 0
+        self.body = body
+        self.length = self.body_size = len(body)
         self.pieces = 0
         self.reserved = 0
 
@@ -258,15 +258,12 @@ def request_lines(routing_fields: frozenset[bytes]) -> KnownLines:
     return KnownLines(REQUEST_FIELDS, _USUAL_FIELDS, routing_fields)
 
 
-def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes: int) -> Request | None:
-    """The request that `data` is, and nothing else; None if that is not certain.
-
-    `head_bytes` and `body_bytes` are the largest sizes allowed.
-    """
+def plain_request(data: bytes, known: KnownLines, limits: Limits) -> Request | None:
+    """The request that `data` is, and nothing else; None if that is not certain."""
     head, end, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     said = _FIRST_LINES[lines.pop(0)]
-    if said is None or not end or len(head) > head_bytes:
+    if said is None or not end or len(head) > limits.head_bytes:
         return None
     read = known.head(lines)
     if read is None:
@@ -275,15 +272,13 @@ def plain_request(data: bytes, known: KnownLines, *, head_bytes: int, body_bytes
     given = dict(fields)
     length = len(body)
     # A field that comes twice is unusual.
-    if len(given) != len(fields) or b"host" not in given or length > body_bytes:
+    if len(given) != len(fields) or b"host" not in given or length > limits.body_bytes:
         return None
     if given.get(b"content-length", b"0") != b"%d" % length:
         return None
-    request = Request(0.0, forwarded, fields, routing, said)
+    request = Request(0.0, forwarded, fields, routing, said, body)
     request.given_id = given.get(b"x-request-id", b"")
     request.forwarded_for = given.get(b"x-forwarded-for", b"")
-    request.length = request.body_size = length
-    request.body = body
     return request
 
 
@@ -407,10 +402,7 @@ class RequestReader:
             self.unread += data
             return None
         if self._parser is None:
-            limits = self._limits
-            request = plain_request(
-                data, self._known, head_bytes=limits.head_bytes, body_bytes=limits.body_bytes
-            )
+            request = plain_request(data, self._known, self._limits)
             if request is not None:
                 request.received_at = self._now()
                 self._tell.at_once(request)

@@ -441,10 +441,11 @@ class ClientConnection(asyncio.Protocol):
                 self._queued_bytes += len(data)
                 self.update_reading()
             elif (queue := intake.queue) and not self._turn_due:
-                is_alone = len(queue) == 1 and reader.request is None and not reader.unread
                 transport = self._transport
                 if (
-                    is_alone
+                    len(queue) == 1
+                    and reader.request is None
+                    and not reader.unread
                     and transport is not None
                     and not transport.is_closing()
                     and self._host.start_scheduler.has_room(_REQUEST_BYTES)
@@ -538,7 +539,7 @@ class ClientConnection(asyncio.Protocol):
         host.memory.release(request)
         if self._transport is None:
             return
-        if not keep_alive or not request.keep_alive:
+        if not keep_alive:
             self.close()
             return
         if self._intake.answered(host.now()) and self._reading:

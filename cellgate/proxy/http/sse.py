@@ -86,6 +86,9 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
 
 def payload(event: bytes) -> bytes | None:
     """The data of one event; None when it has none (a comment)."""
+    if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:
+        # Most have one line.
+        return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] in (b"data:", b"data")]
     return b"\n".join(lines) if lines else None
 

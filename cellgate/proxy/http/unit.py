@@ -206,22 +206,22 @@ class UnitConnection(asyncio.Protocol):
         end = len(late) if is_sized else at + size
         part = late[at:end]
         self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
-        pieces = 0
+        pieces: list[bytes] = []
         try:
             pieces = self._parse(part)
         except Exception as error:
             self._crash(error)
         if not self._late:
             self._update_reading()
-        return len(part) + PIECE_BYTES * pieces, bool(self._late)
+        return len(part) + PIECE_BYTES * len(pieces), bool(self._late)
 
-    def _parse(self, data: bytes) -> int:
-        """Parse a read, and pass it on; in how many pieces the body in it came."""
+    def _parse(self, data: bytes) -> list[bytes]:
+        """Parse a read, and pass it on; the pieces in which the body in it came."""
         sink = self.sink
         if sink is None:
             # There was no request: the connection cannot be trusted with one.
             self.drop()
-            return 0
+            return []
         reply, usual = self.reply, self.usual
         if usual is not None and not reply.begun and usual.is_like(data):
             pieces = reply.repeat(usual.head, usual.body)
@@ -233,7 +233,7 @@ class UnitConnection(asyncio.Protocol):
             sink.on_read(data, pieces, self)
             if reply.ended:
                 self._release()
-        return len(pieces)
+        return pieces
 
     def eof_received(self) -> bool:
         if self.reused and not self.reply.begun and self.sink is not None and self.transport is not None:

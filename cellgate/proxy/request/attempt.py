@@ -261,7 +261,7 @@ class Attempt:
             whole = self._whole(body, conn)
         elif self._passage is None and body.startswith(b"data:") and are_whole(body):
             if shape is None or shape.shown.search(body) is not None:
-                self._commit(data, body, conn)
+                self._commit(data, body, conn, is_whole=True)
                 return
             whole = self._first_events(body, conn)
         else:
@@ -379,7 +379,8 @@ class Attempt:
         conn.reply.head = None
         return True
 
-    def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
+    def _commit(self, data: bytes, body: bytes, conn: UnitConnection, *, is_whole: bool = False) -> None:
+        """Begin to show the answer; `is_whole`: these are whole events that report no error."""
         response, lease = self._response, self.lease
         at = response.now()
         if self.doubt:
@@ -388,14 +389,17 @@ class Attempt:
             lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
         self._owner.committed(body, at)
-        if response.is_events and (
+        passage = self._passage
+        if (is_whole and passage is None) or not response.is_events:
+            self._show(data, body, None, conn)
+        elif (
             conn.reply.ended
             or not body.endswith(b"\n\n")
-            or ((passage := self._passage) is not None and passage.stitch is not None)
+            or (passage is not None and passage.stitch is not None)
         ):
             self._reframe(data, body, conn)
         else:
-            # It was checked already, or it is not a stream.
+            # It was checked already.
             self._show(data, body, None, conn)
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:

@@ -20,13 +20,13 @@ import orjson
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
-from cellgate.proxy.http.heads import RANK_FIELD, forwarded_lines, is_request_id, own_response, unit_head
+from cellgate.proxy.http.heads import RANK_FIELD, is_request_id, own_response
 from cellgate.proxy.http.reply import (
     CHUNKED,
+    IDENTITY,
     LAST_CHUNK,
     Framing,
     ReplyHead,
-    framing_of,
     head_of,
     last_chunk,
     without,
@@ -313,7 +313,7 @@ class Response:
         if self.begun and not is_events:
             return False
         self.promised, self._own_lines, self.is_events = head, own_lines, is_events
-        self._framing = framing = framing_of(head, http10=self._request.http10)
+        self._framing = framing = IDENTITY if self._request.http10 else head.framing
         if is_events:
             self.passes_raw = framing is CHUNKED
         else:
@@ -737,6 +737,13 @@ def shows_token(answer: bytes) -> bool:
 # The head of a request as a unit gets it: the client's lines and the gate's own. Pure.
 
 
+_HEAD_FOR_UNIT = (
+    b"%b %b HTTP/1.1\r\n%b%bx-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n"
+    b"x-request-id: %b\r\n%b\r\n"
+)
+_WITH_BODY = (b"POST", b"PUT", b"PATCH")
+
+
 def names_rank(request: Request) -> bool:
     """Whether the client has chosen the data parallel rank itself."""
     return any(line.startswith(RANK_FIELD) for line in request.lines)
@@ -755,10 +762,24 @@ def head_for_unit(
     target: bytes,
     length: int,
 ) -> bytes:
-    """The head of a request for `target` with a body of `length` bytes; it begins with the `lines`."""
+    """The head of a request for `target` with a body of `length` bytes; `lines` are more of the gate's own.
+
+    The peer is appended to X-Forwarded-For; -Proto and -Host stay as a proxy before us has set them.
+    """
     for observer in response.observers:
         lines += observer.unit_lines
-    scheme = b"https" if client.secure else b"http"
-    forwarded = forwarded_lines(request.fields, client.peer.encode(), scheme)
-    own = b"%b%bx-request-id: %b\r\n" % (lines, forwarded, response.request_id)
-    return unit_head(request.method, target, request.lines, own=own, length=length)
+    given, chain = dict(request.fields), client.peer.encode()
+    if b"x-forwarded-for" in given:
+        # Several fields are one list (RFC 9110, 5.3).
+        chain = b", ".join([*(value for key, value in request.fields if key == b"x-forwarded-for"), chain])
+    return _HEAD_FOR_UNIT % (
+        request.method,
+        target,
+        b"".join(request.lines),
+        lines,
+        chain,
+        given.get(b"x-forwarded-proto", b"https" if client.secure else b"http"),
+        given.get(b"x-forwarded-host") or given.get(b"host", b""),
+        response.request_id,
+        b"content-length: %d\r\n" % length if length or request.method in _WITH_BODY else b"",
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from cellgate.proxy.http.errors import FailureKind
@@ -12,13 +15,12 @@ from cellgate.proxy.http.heads import (
     client_head,
     connection_tokens,
     crossing,
-    forwarded_lines,
     head_size,
     is_request_id,
     own_response,
-    unit_head,
 )
 from cellgate.proxy.http.request import Request, check_head
+from cellgate.proxy.request.response import head_for_unit
 
 # RFC 9110, 7.6.1, and what is hop-by-hop by custom.
 HOP_BY_HOP = (
@@ -66,28 +68,42 @@ def test_other_request_ids_are_not(value: bytes) -> None:
     assert not is_request_id(value)
 
 
-def test_the_length_of_a_body_is_told_where_there_can_be_one() -> None:
-    assert unit_head(b"GET", b"/x", [], own=b"a: b\r\n", length=0) == b"GET /x HTTP/1.1\r\na: b\r\n\r\n"
-    assert unit_head(b"GET", b"/x", [], own=b"", length=3) == b"GET /x HTTP/1.1\r\ncontent-length: 3\r\n\r\n"
-    for method in (b"POST", b"PUT", b"PATCH"):
-        assert unit_head(method, b"/", [b"a: b\r\n"], own=b"c: d\r\n", length=0) == (
-            method + b" / HTTP/1.1\r\na: b\r\nc: d\r\ncontent-length: 0\r\n\r\n"
-        )
+def head_at_unit(
+    fields: Fields, *, method: bytes = b"GET", own: bytes = b"", secure: bool = False, length: int = 0
+) -> bytes:
+    asked = Request(0.0, [b"a: b\r\n"], fields, [], (method, b"/x", b"/x"))
+    client: Any = SimpleNamespace(peer="192.0.2.9", secure=secure)
+    response: Any = SimpleNamespace(observers=(), request_id=b"1")
+    return head_for_unit(asked, client, response, own, b"/y", length)
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "told"),
+    [
+        (b"GET", 0, b""),
+        (b"GET", 3, b"content-length: 3\r\n"),
+        (b"POST", 0, b"content-length: 0\r\n"),
+        (b"PUT", 0, b"content-length: 0\r\n"),
+        (b"PATCH", 0, b"content-length: 0\r\n"),
+    ],
+)
+def test_the_length_of_a_body_is_told_where_there_can_be_one(method: bytes, length: int, told: bytes) -> None:
+    assert head_at_unit([], method=method, own=b"c: d\r\n", length=length) == (
+        method + b" /y HTTP/1.1\r\na: b\r\nc: d\r\nx-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\n"
+        b"x-forwarded-host: \r\nx-request-id: 1\r\n" + told + b"\r\n"
+    )
 
 
 def test_the_peer_is_appended_to_the_chain_of_forwarders() -> None:
-    fields = [
-        (b"host", b"api.example"),
-        (b"x-forwarded-for", b"192.0.2.1"),
-        (b"x-forwarded-for", b"192.0.2.2"),
-    ]
-    assert forwarded_lines(fields, b"192.0.2.9", b"https") == (
-        b"x-forwarded-for: 192.0.2.1, 192.0.2.2, 192.0.2.9\r\n"
+    host = (b"host", b"api.example")
+    first, second = (b"x-forwarded-for", b"192.0.2.1"), (b"x-forwarded-for", b"192.0.2.2")
+    assert (
+        b"\r\nx-forwarded-for: 192.0.2.1, 192.0.2.2, 192.0.2.9\r\n"
         b"x-forwarded-proto: https\r\nx-forwarded-host: api.example\r\n"
-    )
-    assert forwarded_lines([(b"host", b"api.example")], b"192.0.2.9", b"http") == (
-        b"x-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\nx-forwarded-host: api.example\r\n"
-    )
+    ) in head_at_unit([host, first, second], secure=True)
+    assert (
+        b"\r\nx-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\nx-forwarded-host: api.example\r\n"
+    ) in head_at_unit([host])
 
 
 def test_what_a_proxy_before_us_saw_is_kept() -> None:
@@ -96,9 +112,9 @@ def test_what_a_proxy_before_us_saw_is_kept() -> None:
         (b"x-forwarded-host", b"first.example"),
         (b"host", b"second.example"),
     ]
-    assert forwarded_lines(fields, b"192.0.2.9", b"http") == (
+    assert (
         b"x-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: https\r\nx-forwarded-host: first.example\r\n"
-    )
+    ) in head_at_unit(fields)
 
 
 def test_heads_for_clients() -> None:
