@@ -65,10 +65,8 @@ class Latency:
             self.value = min(value, LATENCY_MAX_S)
 
     def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
-        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`.
-        Ignored if it was shown before it was sent: workers report at times of their own.
-        """
-        if ttft_s < 0.0:
+        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
+        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
             return
         self.seen = seen = self.seen + 1
         if work_s > LATENCY_MAX_S:

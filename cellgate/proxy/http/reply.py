@@ -34,7 +34,6 @@ from cellgate.proxy.http.heads import (
 
 
 _FIRST_LINE = b"HTTP/1.1 200 OK"
-_LAST_CHUNK = b"0\r\n\r\n"
 _SIZE_LINE = re.compile(rb"([1-9a-f][0-9a-f]{0,5})\r\n")
 _UNUSUAL = frozenset(
     {
@@ -61,26 +60,6 @@ def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
     forwarded, fields, _ = read
     # A field that comes twice is unusual.
     return (forwarded, fields) if len(dict(fields)) == len(fields) else None
-
-
-def whole_chunks(data: bytes) -> tuple[list[bytes], bool] | None:
-    """The content of each chunk, and whether the last, empty one came behind them; None if `data` is not
-    whole chunks and nothing else.
-    """
-    pieces: list[bytes] = []
-    at, size = 0, len(data)
-    while at < size:
-        line = _SIZE_LINE.match(data, at)
-        if line is None:
-            is_last = data[at:] == _LAST_CHUNK
-            return (pieces, True) if is_last else None
-        begin = line.end()
-        end = begin + int(line[1], 16)
-        if data[end : end + 2] != b"\r\n":
-            return None
-        pieces.append(data[begin:end])
-        at = end + 2
-    return pieces, False
 
 
 HEAD_BYTES = 64 * 1024
@@ -362,11 +341,22 @@ class ReplyReader:
         return pieces
 
     def _take_chunks(self, data: bytes) -> list[bytes] | None:
-        """The same, of a body in chunks."""
-        read = whole_chunks(data)
-        if read is None:
-            return None
-        pieces, self.ended = read
+        """The same, of a body in chunks: the content of each, if `data` is whole chunks and nothing else."""
+        pieces: list[bytes] = []
+        at, size = 0, len(data)
+        while at < size:
+            line = _SIZE_LINE.match(data, at)
+            if line is None:
+                if data[at:] != LAST_CHUNK:
+                    return None
+                self.ended = True
+                break
+            begin = line.end()
+            end = begin + int(line[1], 16)
+            if data[end : end + 2] != b"\r\n":
+                return None
+            pieces.append(data[begin:end])
+            at = end + 2
         self.clean = True
         return pieces
 

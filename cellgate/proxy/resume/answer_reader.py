@@ -59,10 +59,10 @@ USUAL_ENDS = 3
 
 def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
     """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
-    *each, tail = events.split(b"\n\n")
-    if tail or b"\r" in events or _TOLD.search(events) is not None:
+    if b"\r" in events or (b'"usage"' in events and _TOLD.search(events) is not None):
         return False
-    return not [one for one in each if not one.endswith(ends)]
+    *each, tail = events.split(b"\n\n")
+    return not tail and not [one for one in each if not one.endswith(ends)]
 
 
 class AnswerReader:
