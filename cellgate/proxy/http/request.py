@@ -294,6 +294,8 @@ def plain_request(data: bytes, known: KnownLines, limits: Limits) -> Request | N
 
 
 _METHOD = re.compile(rb"[A-Za-z]+ ")
+_LARGE = re.compile(rb"\r\ncontent-length: ?[0-9]{5,}\r\n", re.IGNORECASE)
+"""In the head of a large body, as most clients write it."""
 _OTHER_PROTOCOL = re.compile(rb" (?:RTSP|ICE)/")
 """What the parser takes for HTTP in a first line, and is none."""
 _FIRST_WORDS = re.compile(rb"[A-Za-z_-]+ +[^ \r\n]+ *")
@@ -419,6 +421,11 @@ class RequestReader:
         while at < size and not self._has_whole and at - grown <= LIMITS.parsed_bytes:
             missing, before = max(0, self._missing()), self._body_size()
             end = min(size, at + (missing or LIMITS.parsed_bytes))
+            if self.request is None and end < size:
+                head = unread.find(b"\r\n\r\n", at, end)
+                if head > at and _LARGE.search(unread, at, head + 2) is not None:
+                    # What follows is a body that needs no parser.
+                    end = head + 4
             if missing and (self._bypasses or self._may_bypass(end - at)):
                 self._take(unread if end - at == size else bytes(parts[at:end]))
             else:

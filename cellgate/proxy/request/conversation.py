@@ -272,7 +272,7 @@ def _messages_in(body: bytes, at: int, cut: int, *, is_first: bool) -> list[dict
         at = comma.end()
     try:
         # As deep as they are in the body.
-        lists = orjson.loads(b"[[%b]]" % body[at:cut])
+        lists = orjson.loads(b"".join((b"[[", memoryview(body)[at:cut], b"]]")))
     except orjson.JSONDecodeError:
         return None
     if len(lists) != 1 or not lists[0]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httptools
 import pytest
 
 from cellgate.proxy.config.settings import Limits
@@ -108,6 +111,24 @@ def test_a_request_is_the_same_without_an_upgrade_that_is_ignored(data: bytes, a
         (b"upgrade", b"h2c"),
     ]
     assert summary(upgrading)[:-2] == summary(plain)[:-2]
+
+
+def test_no_parser_reads_a_large_body_behind_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, told, body = list[int](), Told(), b" RTSP/ \r\n\r\n" * 4000
+
+    class Counting(httptools.HttpRequestParser):
+        def feed_data(self, data: Any) -> None:
+            fed.append(len(data))
+            super().feed_data(data)
+
+    monkeypatch.setattr(httptools, "HttpRequestParser", Counting)
+    reader = RequestReader(told, Limits(), lambda: 7.0)
+    head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reader.feed(head + body + GET)
+    while reader.unread:
+        reader.go_on()
+    assert [request.body for request in told.requests] == [body, b""]
+    assert fed == [len(head), len(GET)]
 
 
 def test_many_upgrades_in_one_read_are_as_many_requests() -> None:
