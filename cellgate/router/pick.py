@@ -106,11 +106,9 @@ def find_candidates(
             shared = board.shared.of(blocks[most - 1], now)
             # As many will share that beginning again: to compute it on one more unit is charged to them all.
             charged = 1.0 / (1.0 + shared.count / len(pairs.decoders if ask.unit is None else board.units))
-    why_none = _NO_UNIT
+    why_none = _NO_UNIT if states and not pairs.has_needy else _why_none(board, ask, tried, among)
     if pairs.has_needy:
-        known, why_none = pairs.served(ask, list(known), _why_none(board, ask, tried, among), now)
-    elif not states:
-        why_none = _why_none(board, ask, tried, among)
+        known, why_none = pairs.served(ask, list(known), why_none, now)
     expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows, is_any_full = rows_of(known, ask, expected, bounds, now)
     if bounds.wait_s or not bounds.by_seconds:
@@ -121,10 +119,10 @@ def find_candidates(
         rows = [
             row._replace(cost_s=row.cost_s + adapter_s(board.units[row.unit], ask, expected)) for row in rows
         ]
+    splits = _NO_SPLITS
     if pairs.prefillers and ask.splits:
         rows, splits = pairs.splits(ask, rows, board.units, expected, now)
-        return Candidates(rows, why_none, expected, shared, splits)
-    return _new(Candidates, (rows, why_none, expected, shared, _NO_SPLITS))
+    return Candidates(rows, why_none, expected, shared, splits)
 
 
 def usable_of(board: Board, states: Mapping[str, UnitState], model: str | None) -> Usable:
@@ -332,8 +330,7 @@ class Router:
         if not best[0].has_room or (
             self.queue.size and not (tried or evicted or retry) and self.comes_after(ask)
         ):
-            lent = self._lend(ask, now, tried)
-            if lent is None:
+            if (lent := self._lend(ask, now, tried)) is None:
                 return Refusal.FULL
             best = lent
         if beside_others and not evicted:
@@ -440,8 +437,7 @@ class Router:
         wait_s: float = 0.0,
         backlog_s: float | None = None,
     ) -> Best | Refusal:
-        board, bounds = self.board, self._bounds
-        chance, among = self._rng.random(), None
+        board, bounds, chance, among = self.board, self._bounds, self._rng.random(), None
         if overcommit or wait_s:
             bounds = bounds._replace(overcommit=overcommit, wait_s=wait_s)
         if backlog_s is not None:

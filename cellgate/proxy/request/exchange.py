@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
-_new = tuple.__new__
 _MAY_RETURN = (FailureKind.ABORTED, FailureKind.TRANSFER_FAILED, FailureKind.PREFILL_LOST)
 
 
@@ -211,20 +210,17 @@ class Selection:
             observer.waited(since, at or self._gate.now())
 
     def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
-        # The fields stand in their order.
-        fields = (
+        return PickRequest(
             self.ask,
             self._size,
             tried,
             moved,
-            self._draws,
-            False,
-            self.failure is not None,
-            self.units,
-            self.explain_since,
-            self.charge,
+            draws=self._draws,
+            has_failure=self.failure is not None,
+            units=self.units,
+            explain_since=self.explain_since,
+            charge=self.charge,
         )
-        return _new(PickRequest, fields)
 
     # -- whether there is to be another one ----------------------------------------------------------------
 
