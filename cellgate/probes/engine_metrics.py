@@ -252,6 +252,10 @@ class _Meaning(NamedTuple):
     tokens: float | None = None
 
 
+_ADDED_UP = [(role, role.value) for role in MetricRole if Load.__annotations__.get(role.value) == "float"]
+"""Roles with the name of a number in Load: nothing else is to be said of them."""
+
+
 def scan(
     body: bytes, unit: str, at: float, own_in_flight: int, lines: SampleLines | None = None
 ) -> Load | None:
@@ -299,8 +303,8 @@ def scan(
         kv_tokens=_total(samples.get(MetricRole.KV_TOKENS, _NONE)),
         adapters=adapters,
         adapter_places=adapter_places,
-        corrupted=sum(samples.get(MetricRole.CORRUPTED, _NONE).values()),
         ranks=_ranks(samples),
+        **{name: sum(samples[role].values()) for role, name in _ADDED_UP if role in samples},
     )
 
 
