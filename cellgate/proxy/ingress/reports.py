@@ -27,8 +27,6 @@ from cellgate.router.unit_state import UnitState
 
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
-REPORT_FIELDS = frozenset({b"endpoint-load-metrics", b"endpoint-load-metrics-bin"})
-"""The reply fields an engine may report in. They never cross: the gate's own report stands in their place."""
 
 WINDOW_S = 5.0
 """The time constant of every mean, in seconds in which there was work."""

@@ -108,8 +108,6 @@ def _new_shape(names: tuple[str, ...]) -> BodyShape:
 MAX_BLOCKS = 8192
 """Blocks beyond (4 MiB) are counted and not hashed: no engine's context is longer."""
 _MOST_BYTES = MAX_BLOCKS * BLOCK_BYTES
-TOKEN_ID_BYTES = 4
-"""A token id takes as many bytes as a token of text does on average."""
 MEDIA_BYTES = 2048
 """An image, a sound or a video counts as this many bytes, whatever the size of its file."""
 _MORE_PIECES = (b"",) * (MEDIA_BYTES // 64 - 1)
@@ -321,9 +319,6 @@ def _small(written: bytes) -> bytes:
     """
     return bytes(memoryview(written)) if len(written) < _ROOMY_BYTES else written
 
-
-LARGE_BYTES = 1 << 20
-"""Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
 
 BYTES_PER_TOKEN = 4
 ANSWERS_MAX = 1 << 16
