@@ -188,14 +188,13 @@ _LAST = "last"
 
 @dataclass(frozen=True, slots=True)
 class HttpProbe(NodePage):
-    """GET `url`; good are the statuses in `expect`, or, when there are none, 200 to 299.
+    """GET `url`; good are the statuses 200 to 299.
 
     A redirect is not followed, because it may lead to another machine. Busy (429) is neutral.
     """
 
     kind: ClassVar[str] = "http"
     url: str
-    expect: tuple[int, ...] = ()
 
     @property
     def about(self) -> str:
@@ -230,8 +229,7 @@ class HttpProbe(NodePage):
 
     def report(self, _context: ProbeContext, reply: Reply) -> NodeReport:
         """The result of the page's status."""
-        good = reply.status in self.expect if self.expect else 200 <= reply.status < 300
-        if good:
+        if 200 <= reply.status < 300:
             return NodeReport(NodeState.GOOD, f"HTTP {reply.status}")
         if reply.status == _BUSY:
             return NodeReport(NodeState.NOTHING, f"busy, HTTP {reply.status}")

@@ -156,6 +156,7 @@ SUCCESSORS: Mapping[str, str] = {
     "cells[].discover.period_s": "is gone: a file is read each second, other sources each 5 s",
     "cells[].units[].kv_tokens": "is gone: the engine reports it",
     "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
+    "cells[].units[].nodes[].probes[].expect": "is gone: 200 to 299 are good",
     "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
     "cells[].units[].nodes[].probes[].timeout_s": "is gone: a probe may take 3 s",
 }

@@ -379,7 +379,6 @@ KINDS: dict[Callable[..., Any], Json] = {
     units.a_preset: _one_of(sorted(PRESETS)),
     units.a_rule: _kind("string", "a rule such as node_load1 > 100"),
     units.a_service: _STRING,
-    units.http_statuses: _list_of(_kind("integer", minimum=200, maximum=599)),
     units.source: _one_of(sorted(SOURCES)),
     units.record: _one_of(["A", "AAAA", "SRV"]),
     units.scheme: _one_of(["http", "https"]),

@@ -65,14 +65,6 @@ def a_service(found: object) -> str:
     raise InvalidValueError("a service name, such as inference.GRPCInferenceService")
 
 
-def http_statuses(found: object) -> tuple[int, ...]:
-    """HTTP statuses."""
-    if not isinstance(found, list) or not found or not all(type(s) is int and 200 <= s <= 599 for s in found):
-        hint = f"did you mean [{found}]?" if type(found) is int else ""
-        raise InvalidValueError("a list of HTTP statuses from 200 to 599", hint)
-    return tuple(found)
-
-
 T = TypeVar("T")
 
 
@@ -125,7 +117,6 @@ class ProbeKeys(Keys):
     probe: Annotated[str, PlainValidator(a_probe)]
     url: Annotated[str | None, PlainValidator(checks.page)] = None
     address: Annotated[str | None, PlainValidator(checks.target)] = None
-    expect: Annotated[tuple[int, ...] | None, PlainValidator(http_statuses)] = None
     service: Annotated[str | None, PlainValidator(a_service)] = None
     rule: Annotated[str | None, PlainValidator(a_rule)] = None
     preset: Annotated[str | None, PlainValidator(a_preset)] = None

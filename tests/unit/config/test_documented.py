@@ -49,7 +49,6 @@ IN_WORDS = {
     "cells[].units[].nodes[].probes": "none",
     "cells[].units[].nodes[].probes[].url": "required with `http` and `exporter`",
     "cells[].units[].nodes[].probes[].address": "required with `tcp` and `grpc`",
-    "cells[].units[].nodes[].probes[].expect": "200 to 299",
     "cells[].units[].nodes[].probes[].service": "the server as a whole",
     "cells[].units[].models": "asked of the unit",
     "cells[].units[].nodes": "one leader with the unit's name",

@@ -37,7 +37,7 @@ LIKE = {
 }
 EVENTS = {"from": "vllm", "endpoint": "tcp://u:2", "replay_endpoint": "tcp://u:3", "ranks": 2}
 PROBES = [
-    {"probe": "http", "url": "http://n:5/", "expect": [204]},
+    {"probe": "http", "url": "http://n:5/"},
     {"probe": "tcp", "address": "n:6"},
     {"probe": "grpc", "address": "n:7", "service": "s"},
     {"probe": "exporter", "url": "http://n:8/", "rule": "node_load1 > 9"},

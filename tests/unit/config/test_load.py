@@ -142,7 +142,7 @@ cells:
           - name: n1
             role: follower
             probes:
-              - {probe: http, url: https://n1/, expect: [204]}
+              - {probe: http, url: https://n1/}
               - {probe: tcp, address: n1:29500}
               - {probe: grpc, address: n1:9000, service: a.B}
               - {probe: exporter, url: "http://n1:9400/metrics", preset: dcgm}
@@ -156,7 +156,7 @@ cells:
             "n1",
             Role.FOLLOWER,
             probes=(
-                HttpProbe("https://n1/", (204,)),
+                HttpProbe("https://n1/"),
                 TcpProbe("n1:29500"),
                 GrpcProbe("n1:9000", "a.B"),
                 ExporterProbe("http://n1:9400/metrics", preset="dcgm"),
