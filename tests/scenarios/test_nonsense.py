@@ -30,7 +30,15 @@ from tests.sim.behaviour import Behaviour
 
 FLEETS = [(2, "b"), (3, "a"), (8, "h"), (8, "abcd")]
 """How many units, and which of them answer nonsense: one bad unit, a bad half."""
-IN_EVERY_RUN = ("status_401", "html", "nothing_said", "empty_deltas", "same_token", "no_path")
+IN_EVERY_RUN = (
+    "status_401",
+    "html",
+    "nothing_said",
+    "comments_only",
+    "empty_deltas",
+    "same_token",
+    "no_path",
+)
 CELLS = [
     pytest.param(kind, stream, *fleet, marks=() if is_usual else pytest.mark.nightly)
     for kind in KINDS

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 import orjson
@@ -437,6 +438,7 @@ SHORT_S = 3.0
 _TOKENS, _MORE_TOKENS = 24, 40
 """So many are asked for; and where they might all be the same."""
 _ANSWER_BYTES = 256 << 10
+_NEVER = -inf, False
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -480,8 +482,8 @@ class RefusedWatch:
         self._now = now
         self._out: dict[str, _Refused] = {}
         self._told: dict[str, float] = {}
-        self._checked: dict[str, float] = {}
-        """When a unit was last asked again."""
+        self._checked: dict[str, tuple[float, bool]] = {}
+        """When a unit was last asked again, and whether it showed that it serves others."""
         self._checks: dict[str, asyncio.Task[None]] = {}
 
     def take(self, found: Refusing, target: str, body: bytes) -> None:
@@ -500,14 +502,15 @@ class RefusedWatch:
                 self._take_out(state, found, target, body)
         elif found.unit in self._checks:
             return
-        elif now - self._checked.get(found.unit, -CHECK_EVERY_S) >= CHECK_EVERY_S:
-            self._checked[found.unit] = now
+        elif now - (checked := self._checked.get(found.unit, _NEVER))[0] >= CHECK_EVERY_S:
             task = asyncio.get_running_loop().create_task(self._check(state, found, target, body))
             self._checks[found.unit] = task
             task.add_done_callback(lambda _: self._checks.pop(found.unit, None))
         elif found.is_sure:
-            # It has just shown that it serves others.
-            self._tell_of(state, found)
+            if checked[1]:
+                self._tell_of(state, found)
+            else:
+                self._take_out(state, found, target, body)
 
     def tick(self, now: float) -> None:
         """Try the units that are out."""
@@ -538,6 +541,7 @@ class RefusedWatch:
             asyncio.gather(*(self._ask(state, each, CHECK_S) for each in asked)),
             asyncio.gather(*(self._ask(other, each, PEER_S) for other in others for each in asked)),
         )
+        self._checked[found.unit] = self._now(), found.what == REPEATS or True in answers
         if found.what == REPEATS and 2 * theirs.count(True) < max(1, len(theirs)):
             return
         if self._board.units.get(found.unit) is not state or not self._others(state):
