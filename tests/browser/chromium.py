@@ -18,13 +18,7 @@ import aiohttp
 
 from tests.real.programs import find, running
 
-_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-)
+_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _SAMPLE_US = 200
 _NO_SCRIPT = ("(idle)", "(program)", "(root)")
 """Names of the profiler for when no script runs."""

@@ -7,7 +7,7 @@ must be a law, the oddities of uvloop included. No law sleeps; each waits for ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0
 LOCALHOST = "127.0.0.1"
 MOST_WRITES = 1000
 EXCHANGES = 30  # More than enough for whatever is on its way to have arrived.
-Law = Callable[[], Awaitable[None]]
+Law = Coroutine[Any, Any, None]
 Problems = list[dict[str, Any]]
 
 

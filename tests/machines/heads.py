@@ -54,25 +54,10 @@ NAMES = [
         b"X-Session",
         b"Authorization",
     ),
-    *(
-        b"X-Request-Id",
-        b"X-Forwarded-For",
-        b"Accept-Encoding",
-        b"Cookie",
-        b"Keep-Alive",
-        b"TE",
-        b"Trailer",
-    ),
+    *(b"X-Request-Id", b"X-Forwarded-For", b"Accept-Encoding", b"Cookie", b"Keep-Alive", b"TE", b"Trailer"),
     *(b"Connection", b"Proxy-Connection", b"Upgrade", b"Expect", b"Host", b"Content-Length"),
     *(b"Transfer-Encoding", b"X-Cellgate-Unit", b"X-Cellgate-Explain", b"X-Cellgate-Resume"),
-    *(
-        b"Content-Type",
-        b"Content-Encoding",
-        b"Date",
-        b"Server",
-        b"Proxy-Authorization",
-        b"HTTP2-Settings",
-    ),
+    *(b"Content-Type", b"Content-Encoding", b"Date", b"Server", b"Proxy-Authorization", b"HTTP2-Settings"),
 ]
 VALUES = [
     *(
@@ -90,16 +75,7 @@ VALUES = [
         b"a\nb",
         b"a\r\n b",
     ),
-    *(
-        b"keep-alive",
-        b"Keep-Alive",
-        b"close",
-        b"upgrade",
-        b"x-a",
-        b"chunked",
-        b"Chunked",
-        b"gzip, chunked",
-    ),
+    *(b"keep-alive", b"Keep-Alive", b"close", b"upgrade", b"x-a", b"chunked", b"Chunked", b"gzip, chunked"),
     *(b"100-continue", b"websocket", b"0", b"2", b"02", b"+2", b"2, 2", b"1", b"on", b"identity"),
     *(b"text/event-stream", b"text/event-stream; charset=utf-8", b"x" * 300, b"x" * 2500),
 ]

@@ -323,9 +323,7 @@ async def pay(client: Client, visit: Visit) -> tuple[bytes, bool]:
 
 @fuzz(350)
 @given(
-    st.lists(VISITS, min_size=1, max_size=3),
-    st.lists(MANNERS, min_size=1, max_size=4),
-    st.integers(0, 2**16),
+    st.lists(VISITS, min_size=1, max_size=3), st.lists(MANNERS, min_size=1, max_size=4), st.integers(0, 2**16)
 )
 def test_whatever_comes_from_both_sides_ends_well(
     visits: list[Visit], manners: list[Manner], seed: int

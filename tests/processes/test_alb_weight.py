@@ -15,9 +15,7 @@ from tests.aws import REGION, make_balancer, pretend_credentials
 PATIENCE_S = 40.0
 
 
-def test_a_cell_that_loses_units_loses_weight_and_gets_it_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cell_that_loses_units_loses_weight_and_gets_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ThreadedMotoServer("127.0.0.1", port=0)
     server.start()
     try:

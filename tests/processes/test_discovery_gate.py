@@ -100,24 +100,21 @@ def test_a_reload_goes_together_with_what_is_discovered(units: dict[str, SimUnit
         gate.until_up("b")
 
 
-def test_groups_that_are_not_right_are_shown_with_the_reason_and_stay_when_the_cluster_is_lost(
+async def test_groups_that_are_not_right_are_shown_with_the_reason_and_stay_when_the_cluster_is_lost(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        api = await FakeKubernetes().start()
-        two_leaders = [group_pod("big", 0, 0, size=2, uid=str(n), ip=f"127.0.0.{n}") for n in (8, 9)]
-        two_leaders[1]["metadata"]["name"] = "big-0-1"
-        alone = group_pod("big", 1, 0, size=2, uid="alone", ip="127.0.0.7")
-        for pod in (*two_leaders, alone):
-            await api.put(pod)
-        where = {"name": "big", "namespace": "prod", "kubeconfig": api.kubeconfig(tmp_path)}
-        cell = {"name": "c", "discover": {"from": "lws", "port": 9, **where}}
-        try:
-            await asyncio.to_thread(_look, api, cell, tmp_path, asyncio.get_running_loop())
-        finally:
-            await api.stop()
-
-    asyncio.run(main())
+    api = await FakeKubernetes().start()
+    two_leaders = [group_pod("big", 0, 0, size=2, uid=str(n), ip=f"127.0.0.{n}") for n in (8, 9)]
+    two_leaders[1]["metadata"]["name"] = "big-0-1"
+    alone = group_pod("big", 1, 0, size=2, uid="alone", ip="127.0.0.7")
+    for pod in (*two_leaders, alone):
+        await api.put(pod)
+    where = {"name": "big", "namespace": "prod", "kubeconfig": api.kubeconfig(tmp_path)}
+    cell = {"name": "c", "discover": {"from": "lws", "port": 9, **where}}
+    try:
+        await asyncio.to_thread(_look, api, cell, tmp_path, asyncio.get_running_loop())
+    finally:
+        await api.stop()
 
 
 def _look(api: FakeKubernetes, cell: dict[str, Any], folder: Path, loop: asyncio.AbstractEventLoop) -> None:

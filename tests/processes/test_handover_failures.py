@@ -35,10 +35,7 @@ async def attempt(tell: Any = dict, limit_s: float = 10.0) -> str:
     ("script", "why"),
     [
         ("sys.exit(3)", "it ended with 3 before it was ready; its output is in the log above"),
-        (
-            "s.send(b'h'); sys.exit(0)",
-            "it ended with 0 before it was ready; its output is in the log above",
-        ),
+        ("s.send(b'h'); sys.exit(0)", "it ended with 0 before it was ready; its output is in the log above"),
         ("s.send(b'GET'); time.sleep(60)", "it was killed, because its sockets could not be passed to it: "),
         ("s.close(); time.sleep(60)", "it was killed, because its sockets could not be passed to it: "),
         ("s.send(b'h'); time.sleep(60)", "it was not ready within 5 s and was killed"),

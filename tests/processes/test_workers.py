@@ -350,10 +350,7 @@ def is_zombie(pid: int) -> bool:
     [
         ("0", "--workers: expected a whole number from 1, found 0"),
         ("two", "--workers: expected a whole number from 1, found 'two'"),
-        (
-            "60",
-            "workers: 60 requires 184 file descriptors, and the limit is 100 (enough for 18); raise it",
-        ),
+        ("60", "workers: 60 requires 184 file descriptors, and the limit is 100 (enough for 18); raise it"),
     ],
 )
 def test_a_number_of_workers_that_cannot_be_is_one_line(workers: str, said: str) -> None:

@@ -263,8 +263,7 @@ class Stage:
             for name in names
         )
         return Fleet(
-            (Cell("cell", transfer=self.transfer),),
-            tuple(replace(unit, **changed) for unit in units),
+            (Cell("cell", transfer=self.transfer),), tuple(replace(unit, **changed) for unit in units)
         )
 
     def _nodes(self, engine: Engine) -> tuple[Node, ...]:

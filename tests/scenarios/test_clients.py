@@ -14,6 +14,7 @@ from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.sequence import Served
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 
 def served(stage: Stage, visit: Visit) -> list[Served]:
@@ -43,22 +44,18 @@ def test_a_client_that_leaves_frees_its_unit_within_100_ms(leave_after_s: float,
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgotten() -> None:
-    stage = Stage(units=1, timing=Timing(prefill_s=1.0))
-
-    async def scenario() -> None:
-        crowd = stage.crowd(4, manner=Manner(leave_after_s=2.0))
-        await asyncio.sleep(0.5)
-        stage.add_engine("b")
-        # The only other unit is starting, so the requests that lost theirs wait for it.
-        stage.gate.plane.configure(stage.fleet("a", "b"))
-        stage.engines["b"].behaviour.wedged = True
-        stage.engines["a"].die()
-        await stage.until(lambda: len(stage.gate.router.queue) == 4, LATENCY_S)
-        await crowd
-        await stage.until(lambda: len(stage.gate.router.queue) == 0, LATENCY_S)
-
-    stage.play(scenario())
+@played(Stage, units=1, timing=Timing(prefill_s=1.0))
+async def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgotten(stage: Stage) -> None:
+    crowd = stage.crowd(4, manner=Manner(leave_after_s=2.0))
+    await asyncio.sleep(0.5)
+    stage.add_engine("b")
+    # The only other unit is starting, so the requests that lost theirs wait for it.
+    stage.gate.plane.configure(stage.fleet("a", "b"))
+    stage.engines["b"].behaviour.wedged = True
+    stage.engines["a"].die()
+    await stage.until(lambda: len(stage.gate.router.queue) == 4, LATENCY_S)
+    await crowd
+    await stage.until(lambda: len(stage.gate.router.queue) == 0, LATENCY_S)
 
 
 # -- requests that are wrong -------------------------------------------------------------------------------
@@ -99,82 +96,60 @@ def test_what_the_gate_refuses_reaches_no_unit(method: str, path: str, status: i
     assert not stage.gate.router.leases
 
 
-def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down() -> (
-    None
-):
-    stage = Stage()
-
-    async def scenario() -> None:
-        visit = await stage.ask(model="huge")
-        assert visit.reply.status == 404
-        assert "huge" in visit.reply.json["error"]["message"], (
-            "all units are alike, so they say it themselves"
-        )
-        assert all(stage.flips(name) == ["up"] for name in stage.engines)
-        for engine in stage.engines.values():
-            engine.die()
-        await asyncio.sleep(5.0)
-        visit = await stage.ask(model="tiny")
-        assert (visit.reply.status, visit.code) == (503, "no_unit")
-        assert (await stage.ask(model="huge")).reply.status == 503, "who knows what they would say"
-
-    stage.play(scenario())
+@played(Stage)
+async def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down(
+    stage: Stage,
+) -> None:
+    visit = await stage.ask(model="huge")
+    assert visit.reply.status == 404
+    assert "huge" in visit.reply.json["error"]["message"], "all units are alike, so they say it themselves"
+    assert all(stage.flips(name) == ["up"] for name in stage.engines)
+    for engine in stage.engines.values():
+        engine.die()
+    await asyncio.sleep(5.0)
+    visit = await stage.ask(model="tiny")
+    assert (visit.reply.status, visit.code) == (503, "no_unit")
+    assert (await stage.ask(model="huge")).reply.status == 503, "who knows what they would say"
 
 
-def test_what_the_gate_answers_itself() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        models = await stage.send("GET", "/v1/models")
-        assert [model["id"] for model in models.reply.json["data"]] == ["tiny"]
-        assert (await stage.send("GET", "/health")).reply.status == 200
-        assert (await stage.send("HEAD", "/health")).reply.body == b""
-        assert (await stage.send("GET", "/healthz/unit/a")).reply.status == 200
-
-    stage.play(scenario())
+@played(Stage)
+async def test_what_the_gate_answers_itself(stage: Stage) -> None:
+    models = await stage.send("GET", "/v1/models")
+    assert [model["id"] for model in models.reply.json["data"]] == ["tiny"]
+    assert (await stage.send("GET", "/health")).reply.status == 200
+    assert (await stage.send("HEAD", "/health")).reply.body == b""
+    assert (await stage.send("GET", "/healthz/unit/a")).reply.status == 200
 
 
 # -- connections -------------------------------------------------------------------------------------------
 
 
-def test_pipelined_requests_are_answered_in_order_by_different_units() -> None:
-    stage = Stage(units=3, policy="round_robin")
-
-    async def scenario() -> None:
-        bodies = [chat(f"number {n}", max_tokens=30 - 5 * n, stream=n % 2 == 0) for n in range(6)]
-        visits = await stage.pipeline(bodies)
-        assert all(visit.is_answered for visit in visits)
-        assert {visit.unit for visit in visits} == {"a", "b", "c"}
-        ends = [visit.reply.ended_s for visit in visits]
-        assert ends == sorted(ends)
-
-    stage.play(scenario())
+@played(Stage, units=3, policy="round_robin")
+async def test_pipelined_requests_are_answered_in_order_by_different_units(stage: Stage) -> None:
+    bodies = [chat(f"number {n}", max_tokens=30 - 5 * n, stream=n % 2 == 0) for n in range(6)]
+    visits = await stage.pipeline(bodies)
+    assert all(visit.is_answered for visit in visits)
+    assert {visit.unit for visit in visits} == {"a", "b", "c"}
+    ends = [visit.reply.ended_s for visit in visits]
+    assert ends == sorted(ends)
 
 
-def test_a_pipelined_body_that_the_gate_itself_keeps_waiting_is_not_too_late() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        long = chat("first", max_tokens=5000)
-        large = chat("second", padding="x" * 300_000)
-        visits = await stage.pipeline([long, large], Manner(timeout_s=300.0))
-        assert visits[0].reply.ended_s - visits[0].reply.sent_s > 90.0
-        assert [visit.reply.status for visit in visits] == [200, 200]
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_a_pipelined_body_that_the_gate_itself_keeps_waiting_is_not_too_late(stage: Stage) -> None:
+    long = chat("first", max_tokens=5000)
+    large = chat("second", padding="x" * 300_000)
+    visits = await stage.pipeline([long, large], Manner(timeout_s=300.0))
+    assert visits[0].reply.ended_s - visits[0].reply.sent_s > 90.0
+    assert [visit.reply.status for visit in visits] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_http_1_0_client_gets_an_unchunked_body_and_a_close(stream: bool) -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        visit = await old_client(stage, stream=stream)
-        assert visit.is_answered
-        assert "transfer-encoding" not in visit.reply.headers
-        assert visit.reply.headers["connection"] == "close"
-
-    stage.play(scenario())
+@played(Stage)
+async def test_an_http_1_0_client_gets_an_unchunked_body_and_a_close(stage: Stage, stream: bool) -> None:
+    visit = await old_client(stage, stream=stream)
+    assert visit.is_answered
+    assert "transfer-encoding" not in visit.reply.headers
+    assert visit.reply.headers["connection"] == "close"
 
 
 async def old_client(stage: Stage, **fields: Any) -> Visit:
@@ -208,20 +183,16 @@ def test_a_body_that_is_parsed_elsewhere(leaves: bool) -> None:
 # -- patience ----------------------------------------------------------------------------------------------
 
 
-def test_a_long_prefill_is_bridged_with_comments_and_can_still_move() -> None:
-    stage = Stage(timing=Timing(prefill_s=25.0))
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8)
-        await asyncio.sleep(15.0)
-        assert all(client.peer for client in stage.gate.clients)
-        stage.engines["a"].die()
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert all(visit.reply.comments >= 2 for visit in visits)
-        assert {visit.reply.headers["x-cellgate-unit"] for visit in visits} == {"a", "b"}
-
-    stage.play(scenario())
+@played(Stage, timing=Timing(prefill_s=25.0))
+async def test_a_long_prefill_is_bridged_with_comments_and_can_still_move(stage: Stage) -> None:
+    crowd = stage.crowd(8)
+    await asyncio.sleep(15.0)
+    assert all(client.peer for client in stage.gate.clients)
+    stage.engines["a"].die()
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert all(visit.reply.comments >= 2 for visit in visits)
+    assert {visit.reply.headers["x-cellgate-unit"] for visit in visits} == {"a", "b"}
 
 
 @pytest.mark.parametrize("units", [1, 2])

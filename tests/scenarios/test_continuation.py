@@ -28,6 +28,7 @@ from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.engine import Engine
 from tests.sim.hurt import kill, stop
+from tests.sim.world import played
 
 LONG: dict[str, Any] = {"max_tokens": 40, "stream_options": {"include_usage": True}}
 
@@ -73,41 +74,35 @@ def on(unit: str, visits: list[Visit]) -> list[Visit]:
 
 
 @pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
-def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine], None]) -> None:
-    stage = Stage(units=2, followers=1)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(16, **LONG)
-        await asyncio.sleep(0.5)
-        breaks(stage.engines["a"])
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert results(stage) == {"continued": len(on("a", visits))}
-        assert len(on("a", visits)) == 8
-        records = [record for record in stage.gate.records if record.continued]
-        assert len(records) == 8
-        assert {record.unit for record in records} == {"b"}
-
-    stage.play(scenario())
+@played(Stage, units=2, followers=1)
+async def test_whatever_breaks_a_stream_another_unit_goes_on(
+    stage: Stage, breaks: Callable[[Engine], None]
+) -> None:
+    crowd = stage.crowd(16, **LONG)
+    await asyncio.sleep(0.5)
+    breaks(stage.engines["a"])
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert results(stage) == {"continued": len(on("a", visits))}
+    assert len(on("a", visits)) == 8
+    records = [record for record in stage.gate.records if record.continued]
+    assert len(records) == 8
+    assert {record.unit for record in records} == {"b"}
 
 
 @pytest.mark.parametrize("breaks", [kill, stop], ids=["killed", "stopped"])
-def test_what_an_agent_reports_breaks_streams_within_half_a_second(
-    breaks: Callable[[Engine, int], None],
+@played(Stage, units=2, followers=1, agents=True)
+async def test_what_an_agent_reports_breaks_streams_within_half_a_second(
+    stage: Stage, breaks: Callable[[Engine, int], None]
 ) -> None:
-    stage = Stage(units=2, followers=1, agents=True)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(16, **LONG)
-        await asyncio.sleep(0.5)
-        breaks(stage.engines["a"], 1)
-        visits = on("a", await crowd)
-        assert all(visit.is_answered for visit in visits)
-        assert results(stage) == {"continued": len(visits)}
-        times = [visit.reply.event_times_s for visit in visits]
-        assert max(after - before for each in times for before, after in pairwise(each)) < 0.6
-
-    stage.play(scenario())
+    crowd = stage.crowd(16, **LONG)
+    await asyncio.sleep(0.5)
+    breaks(stage.engines["a"], 1)
+    visits = on("a", await crowd)
+    assert all(visit.is_answered for visit in visits)
+    assert results(stage) == {"continued": len(visits)}
+    times = [visit.reply.event_times_s for visit in visits]
+    assert max(after - before for each in times for before, after in pairwise(each)) < 0.6
 
 
 def test_completions_are_continued_as_well() -> None:
@@ -125,28 +120,20 @@ def test_completions_are_continued_as_well() -> None:
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_it_may_break_at_any_token_the_first_and_the_last_too(after: int) -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-        visits = await stage.crowd(8, max_tokens=5, stream_options={"include_usage": True})
-        assert all(visit.is_answered for visit in visits)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_it_may_break_at_any_token_the_first_and_the_last_too(stage: Stage, after: int) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+    visits = await stage.crowd(8, max_tokens=5, stream_options={"include_usage": True})
+    assert all(visit.is_answered for visit in visits)
 
 
-def test_several_failures_in_one_stream_are_survived() -> None:
-    stage = Stage(units=4)
-
-    async def scenario() -> None:
-        for name in "abc":
-            stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-        visits = await stage.crowd(8, **LONG)
-        assert all(visit.is_answered for visit in visits)
-        assert max(record.continued for record in stage.gate.records) >= 2
-
-    stage.play(scenario())
+@played(Stage, units=4)
+async def test_several_failures_in_one_stream_are_survived(stage: Stage) -> None:
+    for name in "abc":
+        stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+    visits = await stage.crowd(8, **LONG)
+    assert all(visit.is_answered for visit in visits)
+    assert max(record.continued for record in stage.gate.records) >= 2
 
 
 NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
@@ -160,27 +147,25 @@ NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NOT_CONTINUABLE)
-def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(name: str) -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name])
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        broken = on("a", await crowd)
-        assert len(broken) == 4
-        for visit in broken:
-            assert (visit.code, visit.reply.end) == ("truncated", End.TRUNCATED)
-            assert visit.reply.error is not None
-            assert name in visit.reply.error["message"]
-            assert sum(b'"error"' in event for event in visit.reply.events) == 1
-        assert results(stage) == {"not_continuable": 4}
-        await asyncio.sleep(2.0)
-        (told,) = [event for event in stage.gate.events.last() if event["kind"] == "broken_streams"]
-        assert told["unit"] == "a"
-        assert f"4 not continuable (the request has {name}" in told["line"]
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(
+    stage: Stage, name: str
+) -> None:
+    crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name])
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    broken = on("a", await crowd)
+    assert len(broken) == 4
+    for visit in broken:
+        assert (visit.code, visit.reply.end) == ("truncated", End.TRUNCATED)
+        assert visit.reply.error is not None
+        assert name in visit.reply.error["message"]
+        assert sum(b'"error"' in event for event in visit.reply.events) == 1
+    assert results(stage) == {"not_continuable": 4}
+    await asyncio.sleep(2.0)
+    (told,) = [event for event in stage.gate.events.last() if event["kind"] == "broken_streams"]
+    assert told["unit"] == "a"
+    assert f"4 not continuable (the request has {name}" in told["line"]
 
 
 COMPUTED_AGAIN: dict[str, dict[str, Any]] = {
@@ -191,20 +176,16 @@ COMPUTED_AGAIN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ["logprobs", "response_format", "frequency_penalty", "tool_choice"])
 @pytest.mark.parametrize("sampling", COMPUTED_AGAIN.values(), ids=COMPUTED_AGAIN)
-def test_what_comes_out_the_same_is_computed_again_and_what_was_shown_is_not_repeated(
-    sampling: dict[str, Any], name: str
+@played(Stage, units=2)
+async def test_what_comes_out_the_same_is_computed_again_and_what_was_shown_is_not_repeated(
+    stage: Stage, sampling: dict[str, Any], name: str
 ) -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name], **sampling)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert results(stage) == {"continued": len(on("a", visits))} == {"continued": 4}
-
-    stage.play(scenario())
+    crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name], **sampling)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert results(stage) == {"continued": len(on("a", visits))} == {"continued": 4}
 
 
 def test_text_shown_under_tools_is_continued_as_text() -> None:

@@ -19,6 +19,7 @@ from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End
 from tests.sim.engine import Engine
+from tests.sim.world import played
 
 PATHS = {"messages": MESSAGES, "responses": RESPONSES}
 dialects = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
@@ -45,29 +46,23 @@ def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine]
 
 @dialects
 @pytest.mark.parametrize("after", range(6))
-def test_it_may_break_at_any_token_the_first_and_the_last_too(after: int, path: str) -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-        visits = await stage.crowd(8, max_tokens=5, path=path)
-        assert all(visit.is_answered for visit in visits)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_it_may_break_at_any_token_the_first_and_the_last_too(
+    stage: Stage, after: int, path: str
+) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+    visits = await stage.crowd(8, max_tokens=5, path=path)
+    assert all(visit.is_answered for visit in visits)
 
 
 @dialects
-def test_several_failures_in_one_stream_are_survived(path: str) -> None:
-    stage = Stage(units=4)
-
-    async def scenario() -> None:
-        for name in "abc":
-            stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-        visits = await stage.crowd(8, max_tokens=40, path=path)
-        assert all(visit.is_answered for visit in visits)
-        assert max(record.continued for record in stage.gate.records) >= 2
-
-    stage.play(scenario())
+@played(Stage, units=4)
+async def test_several_failures_in_one_stream_are_survived(stage: Stage, path: str) -> None:
+    for name in "abc":
+        stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+    visits = await stage.crowd(8, max_tokens=40, path=path)
+    assert all(visit.is_answered for visit in visits)
+    assert max(record.continued for record in stage.gate.records) >= 2
 
 
 @dialects
@@ -95,27 +90,23 @@ def test_where_the_engine_converts_differently_only_a_deterministic_answer_is_re
 
 
 @dialects
-def test_errors_have_the_shape_of_their_api(path: str) -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(2, max_tokens=40, path=path)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        for visit in await crowd:
-            last = orjson.loads(visit.reply.events[-1])
-            numbers = [orjson.loads(event).get("sequence_number") for event in visit.reply.events]
-            assert (last["type"], last["error"]["code"]) == ("error", "truncated")
-            if path == RESPONSES:
-                assert numbers == list(range(len(numbers)))
-                assert (last["code"], last["param"]) == ("truncated", None)
-            else:
-                assert last["error"]["type"] == "api_error"
-        refused = await stage.ask(path=path)
-        assert refused.reply.status in (502, 503, 504)
-        assert refused.reply.json.get("type") == ("error" if path == MESSAGES else None)
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_errors_have_the_shape_of_their_api(stage: Stage, path: str) -> None:
+    crowd = stage.crowd(2, max_tokens=40, path=path)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    for visit in await crowd:
+        last = orjson.loads(visit.reply.events[-1])
+        numbers = [orjson.loads(event).get("sequence_number") for event in visit.reply.events]
+        assert (last["type"], last["error"]["code"]) == ("error", "truncated")
+        if path == RESPONSES:
+            assert numbers == list(range(len(numbers)))
+            assert (last["code"], last["param"]) == ("truncated", None)
+        else:
+            assert last["error"]["type"] == "api_error"
+    refused = await stage.ask(path=path)
+    assert refused.reply.status in (502, 503, 504)
+    assert refused.reply.json.get("type") == ("error" if path == MESSAGES else None)
 
 
 @dialects

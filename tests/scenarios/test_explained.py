@@ -21,6 +21,7 @@ from tests.scenarios.users import Users
 from tests.sim import hurt
 from tests.sim.behaviour import Behaviour
 from tests.sim.node import AGENT_PORT
+from tests.sim.world import played
 
 
 def page(stage: Stage, name: str = "a") -> dict[str, Any]:
@@ -90,41 +91,33 @@ def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
     ]
 
 
-def test_a_stopped_node_is_named_until_it_goes_on() -> None:
-    stage = Stage(agents=True, followers=1)
-
-    async def scenario() -> None:
-        await asyncio.sleep(1.0)
-        node = stage.engines["a"].nodes[1]
-        node.stop()
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.0)
-        shown = page(stage)
-        assert shown["faults"] == [{"node": node.name, "source": "agent"}]
-        assert shown["next_canary_s"] is None
-        assert f"until agent of node {node.name} reports no fault" in shown["why"][-2]
-        node.go_on()
-        await stage.until(stage.all_up, BACK_S)
-        assert page(stage)["faults"] == []
-
-    stage.play(scenario())
+@played(Stage, agents=True, followers=1)
+async def test_a_stopped_node_is_named_until_it_goes_on(stage: Stage) -> None:
+    await asyncio.sleep(1.0)
+    node = stage.engines["a"].nodes[1]
+    node.stop()
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.0)
+    shown = page(stage)
+    assert shown["faults"] == [{"node": node.name, "source": "agent"}]
+    assert shown["next_canary_s"] is None
+    assert f"until agent of node {node.name} reports no fault" in shown["why"][-2]
+    node.go_on()
+    await stage.until(stage.all_up, BACK_S)
+    assert page(stage)["faults"] == []
 
 
-def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        await asyncio.sleep(1.0)
-        for engine in stage.engines.values():
-            stage.world.net.partition(engine.host)
-        await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
-        shown = page(stage)
-        assert shown["why"][0].startswith("a is kept in rotation, although it has not answered for ")
-        assert shown["why"][-1] == ("You can check the network of this gate first: the units may be healthy.")
-        stage.world.net.heal()
-        await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
-        assert page(stage)["usable"]
-
-    stage.play(scenario())
+@played(Stage, units=3)
+async def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds(stage: Stage) -> None:
+    await asyncio.sleep(1.0)
+    for engine in stage.engines.values():
+        stage.world.net.partition(engine.host)
+    await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
+    shown = page(stage)
+    assert shown["why"][0].startswith("a is kept in rotation, although it has not answered for ")
+    assert shown["why"][-1] == ("You can check the network of this gate first: the units may be healthy.")
+    stage.world.net.heal()
+    await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
+    assert page(stage)["usable"]
 
 
 # Six faults: the first lines of `cellgate why`, and the rows of `cellgate units` and of the page, name the
@@ -161,12 +154,7 @@ FAULTS: dict[Callable[[Stage], None], tuple[str, str, str, str]] = {
     _refused: ("down", "", "refuses what other units serve: 401 (", "compare its key"),
     _leader_killed: ("down", "", "the worker is gone (source agent, node a)", "check node a: "),
     _follower_stopped: ("down", "", "the worker is stopped (source agent, node a-1)", "check node a-1: "),
-    _agent_gone: (
-        "up",
-        "node not watched",
-        "agent a-1:9911 unreachable",
-        "start the agent of node a-1",
-    ),
+    _agent_gone: ("up", "node not watched", "agent a-1:9911 unreachable", "start the agent of node a-1"),
 }
 
 

@@ -12,24 +12,21 @@ from tests.scenarios.gates import GatesStage, roll_gates
 from tests.scenarios.users import Users
 from tests.sim.engine import Engine
 from tests.sim.hurt import stop, stop_core
+from tests.sim.world import played
 
 
 @pytest.mark.parametrize("users", [0, 6])
 @pytest.mark.parametrize("hurt", [lambda engine: stop(engine, 0), lambda engine: stop(engine, 1), stop_core])
-def test_a_frozen_unit_is_found_by_two_gates_as_soon_as_by_one(
-    hurt: Callable[[Engine], None], users: int
+@played(GatesStage, 1, 2, followers=1)
+async def test_a_frozen_unit_is_found_by_two_gates_as_soon_as_by_one(
+    stage: GatesStage, hurt: Callable[[Engine], None], users: int
 ) -> None:
-    stage = GatesStage(1, 2, followers=1)
-
-    async def scenario() -> None:
-        crowd = Users(stage, users)
-        await asyncio.sleep(5.0)
-        hurt(stage.engines["a"])
-        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s)
-        await crowd.leave()
-        assert all(visit.is_answered for visit in crowd.visits)
-
-    stage.play(scenario())
+    crowd = Users(stage, users)
+    await asyncio.sleep(5.0)
+    hurt(stage.engines["a"])
+    await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s)
+    await crowd.leave()
+    assert all(visit.is_answered for visit in crowd.visits)
 
 
 def _uses(stage: GatesStage, unit: str) -> list[bool]:
@@ -72,14 +69,10 @@ def _canaries(stage: GatesStage) -> int:
 
 
 @pytest.mark.parametrize("tenth", range(0, 30, 6))
-def test_of_an_idle_unit_that_hangs_the_gate_whose_turn_it_is_not_waits_only_a_little_longer(
-    tenth: int,
+@played(GatesStage, 5, 2)
+async def test_of_an_idle_unit_that_hangs_the_gate_whose_turn_it_is_not_waits_only_a_little_longer(
+    stage: GatesStage, tenth: int
 ) -> None:
-    stage = GatesStage(5, 2)
-
-    async def scenario() -> None:
-        await asyncio.sleep(5.0 + tenth / 10)
-        stop_core(stage.engines["a"])
-        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s + YIELD_S)
-
-    stage.play(scenario())
+    await asyncio.sleep(5.0 + tenth / 10)
+    stop_core(stage.engines["a"])
+    await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s + YIELD_S)

@@ -13,6 +13,7 @@ from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
 from tests.scenarios.test_continuation import results
 from tests.scenarios.test_recovered import Medic
 from tests.sim.hurt import stop
+from tests.sim.world import played
 
 PAUSE_S = 20.0
 MODES = ("abort", "wait", "keep")
@@ -133,33 +134,27 @@ def test_an_engine_is_believed_no_longer_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize("says", [False, None], ids=["says no", "does not answer"])
-def test_a_frozen_unit_that_is_not_paused_falls_as_soon_as_ever(says: bool | None) -> None:
-    stage = Stage(units=2, followers=1, can_pause=True)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=100)
-        await asyncio.sleep(0.8)
-        stop(stage.engines["a"], 1)
-        stage.engines["a"].behaviour.says_paused = says
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 3.0)
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+@played(Stage, units=2, followers=1, can_pause=True)
+async def test_a_frozen_unit_that_is_not_paused_falls_as_soon_as_ever(
+    stage: Stage, says: bool | None
+) -> None:
+    crowd = stage.crowd(8, max_tokens=100)
+    await asyncio.sleep(0.8)
+    stop(stage.engines["a"], 1)
+    stage.engines["a"].behaviour.says_paused = says
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 3.0)
+    assert all(visit.is_answered for visit in await crowd)
 
 
-def test_a_unit_that_dies_while_it_is_paused_falls_at_once() -> None:
-    stage = Stage(units=2, can_pause=True)
-
-    async def scenario() -> None:
-        stage.engines["a"].pause("keep")
-        await stage.until(lambda: is_held(stage, "a"), 3.0)
-        stage.engines["a"].die()
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 2.0)
-        assert stage.gate.board.units["a"].hold is None
-        stage.engines["a"].restart()
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+@played(Stage, units=2, can_pause=True)
+async def test_a_unit_that_dies_while_it_is_paused_falls_at_once(stage: Stage) -> None:
+    stage.engines["a"].pause("keep")
+    await stage.until(lambda: is_held(stage, "a"), 3.0)
+    stage.engines["a"].die()
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 2.0)
+    assert stage.gate.board.units["a"].hold is None
+    stage.engines["a"].restart()
+    await stage.until(stage.all_up, BACK_S)
 
 
 def test_recovery_leaves_a_unit_alone_that_is_paused() -> None:

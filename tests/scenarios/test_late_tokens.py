@@ -17,6 +17,7 @@ import pytest
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 LATE = Timing(prefill_s=0.5, prefill_tokens_per_s=50_000.0)
 PROMPT_TOKENS = 1000
@@ -71,18 +72,14 @@ def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
     assert sorted(took_s)[-2] < 0.75 * BURST_S, took_s
 
 
-def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet() -> None:
-    stage = Stage(units=1, timing=LATE)
-
-    async def scenario() -> None:
-        crowded_s = await burst_s(stage, deadline_s=60.0)
-        rates = stage.gate.board.units["a"].costs.rates
-        learnt = rates.prefill_tokens_s.value
-        quiet = Users(stage, 1, alike)
-        await asyncio.sleep(60.0)
-        await quiet.leave()
-        assert rates.prefill_tokens_s.value > 0.8 * learnt
-        assert rates.latency.value == pytest.approx(LATE.prefill_s, rel=0.1)
-        assert await burst_s(stage, deadline_s=2.0 * BURST_S) < 1.1 * crowded_s
-
-    stage.play(scenario())
+@played(Stage, units=1, timing=LATE)
+async def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet(stage: Stage) -> None:
+    crowded_s = await burst_s(stage, deadline_s=60.0)
+    rates = stage.gate.board.units["a"].costs.rates
+    learnt = rates.prefill_tokens_s.value
+    quiet = Users(stage, 1, alike)
+    await asyncio.sleep(60.0)
+    await quiet.leave()
+    assert rates.prefill_tokens_s.value > 0.8 * learnt
+    assert rates.latency.value == pytest.approx(LATE.prefill_s, rel=0.1)
+    assert await burst_s(stage, deadline_s=2.0 * BURST_S) < 1.1 * crowded_s

@@ -13,6 +13,7 @@ from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 SLOW_TO_START = Timing(prefill_s=1.0)
 """So that half of a crowd waits for its first token when something happens to the unit."""
@@ -150,63 +151,47 @@ def test_a_lost_follower_moves_everyone() -> None:
     assert stage.flips("a")[-1] == "down"
 
 
-def test_when_all_units_are_down_the_answer_names_them_and_where_to_read_why() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            engine.die()
-        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
-        visit = await stage.ask()
-        assert (visit.reply.status, visit.code) == (503, "no_unit")
-        message = visit.reply.json["error"]["message"]
-        assert "a is down, b is down" in message
-        assert "see /units" in message
-        # Whoever uses the API is not to learn where the units are.
-        assert stage.engines["a"].address not in message
-
-    stage.play(scenario())
+@played(Stage)
+async def test_when_all_units_are_down_the_answer_names_them_and_where_to_read_why(stage: Stage) -> None:
+    for engine in stage.engines.values():
+        engine.die()
+    await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.code) == (503, "no_unit")
+    message = visit.reply.json["error"]["message"]
+    assert "a is down, b is down" in message
+    assert "see /units" in message
+    # Whoever uses the API is not to learn where the units are.
+    assert stage.engines["a"].address not in message
 
 
-def test_a_lone_unit_that_dies_and_returns_is_used_again() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=50)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        assert all(is_broken_off(visit) for visit in await crowd)
-        await asyncio.sleep(20.0)
-        stage.engines["a"].restart()
-        await stage.until(stage.all_up, BACK_S)
-        assert (await stage.ask()).is_answered
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_a_lone_unit_that_dies_and_returns_is_used_again(stage: Stage) -> None:
+    crowd = stage.crowd(8, max_tokens=50)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    assert all(is_broken_off(visit) for visit in await crowd)
+    await asyncio.sleep(20.0)
+    stage.engines["a"].restart()
+    await stage.until(stage.all_up, BACK_S)
+    assert (await stage.ask()).is_answered
 
 
-def test_a_request_that_lost_the_last_unit_waits_for_the_next_to_come_up() -> None:
-    stage = Stage(timing=SLOW_TO_START)
-
-    async def scenario() -> None:
-        stage.engines["b"].die()
-        await stage.until(lambda: stage.verdict("b") is Verdict.DOWN, PROMISE_S)
-        crowd = stage.crowd(8)
-        await asyncio.sleep(0.5)
-        stage.engines["b"].restart()
-        stage.engines["a"].die()
-        assert all(visit.is_answered and visit.unit == "b" for visit in await crowd)
-
-    stage.play(scenario())
+@played(Stage, timing=SLOW_TO_START)
+async def test_a_request_that_lost_the_last_unit_waits_for_the_next_to_come_up(stage: Stage) -> None:
+    stage.engines["b"].die()
+    await stage.until(lambda: stage.verdict("b") is Verdict.DOWN, PROMISE_S)
+    crowd = stage.crowd(8)
+    await asyncio.sleep(0.5)
+    stage.engines["b"].restart()
+    stage.engines["a"].die()
+    assert all(visit.is_answered and visit.unit == "b" for visit in await crowd)
 
 
-def test_a_dead_unit_that_nobody_asks_is_found_by_a_probe() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        await asyncio.sleep(10.0)
-        stage.engines["a"].die()
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.1 + LATENCY_S)
-        assert all(visit.is_answered for visit in await stage.crowd(16))
-        assert not stage.picks("a")
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_dead_unit_that_nobody_asks_is_found_by_a_probe(stage: Stage) -> None:
+    await asyncio.sleep(10.0)
+    stage.engines["a"].die()
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.1 + LATENCY_S)
+    assert all(visit.is_answered for visit in await stage.crowd(16))
+    assert not stage.picks("a")

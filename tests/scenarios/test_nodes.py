@@ -15,6 +15,7 @@ from tests.sim.engine import Engine
 from tests.sim.hurt import kill, stop
 from tests.sim.node import AGENT_PORT, Node
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 TIMING = Timing(step_s=0.1)
 USERS = 8
@@ -114,19 +115,15 @@ def test_a_unit_with_agents_at_rest_is_left_alone() -> None:
     assert not shots(stage)
 
 
-def test_a_follower_killed_under_an_agent_moves_its_requests_at_once() -> None:
-    stage = Stage(timing=Timing(prefill_s=PREFILL_S), followers=1, agents=True)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(16)
-        await asyncio.sleep(1.0)
-        kill(stage.engines["a"], 1)
-        killed_at = stage.now
-        visits = await crowd
-        assert all(visit.is_answered and visit.unit == "b" for visit in visits)
-        assert max(visit.reply.event_times_s[0] for visit in visits) < killed_at + 0.3 + PREFILL_S + LATENCY_S
-
-    stage.play(scenario())
+@played(Stage, timing=Timing(prefill_s=PREFILL_S), followers=1, agents=True)
+async def test_a_follower_killed_under_an_agent_moves_its_requests_at_once(stage: Stage) -> None:
+    crowd = stage.crowd(16)
+    await asyncio.sleep(1.0)
+    kill(stage.engines["a"], 1)
+    killed_at = stage.now
+    visits = await crowd
+    assert all(visit.is_answered and visit.unit == "b" for visit in visits)
+    assert max(visit.reply.event_times_s[0] for visit in visits) < killed_at + 0.3 + PREFILL_S + LATENCY_S
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 4])
@@ -149,16 +146,12 @@ def test_agents_that_all_say_gone_while_the_units_serve_empty_no_fleet(units: in
     stage.play(scenario())
 
 
-def test_units_that_really_stop_all_at_once_are_out_by_their_canaries() -> None:
-    stage = Stage(units=3, timing=TIMING, followers=1, agents=True)
-
-    async def scenario() -> None:
-        await asyncio.sleep(2.0)
-        for engine in stage.engines.values():
-            stop(engine, 1)
-        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
-        for engine in stage.engines.values():
-            engine.restart()
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+@played(Stage, units=3, timing=TIMING, followers=1, agents=True)
+async def test_units_that_really_stop_all_at_once_are_out_by_their_canaries(stage: Stage) -> None:
+    await asyncio.sleep(2.0)
+    for engine in stage.engines.values():
+        stop(engine, 1)
+    await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
+    for engine in stage.engines.values():
+        engine.restart()
+    await stage.until(stage.all_up, BACK_S)

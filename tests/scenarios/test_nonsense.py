@@ -27,6 +27,7 @@ from tests.scenarios.nonsense import (
 )
 from tests.scenarios.seeds import crossed, seeds
 from tests.sim.behaviour import Behaviour
+from tests.sim.world import played
 
 FLEETS = [(2, "b"), (3, "a"), (8, "h"), (8, "abcd")]
 """How many units, and which of them answer nonsense: one bad unit, a bad half."""
@@ -164,19 +165,15 @@ def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
     assert refused[1] <= 16
 
 
-def test_three_units_of_four_that_answer_nonsense_get_next_to_nothing() -> None:
-    stage = Stage(units=4)
-
-    async def scenario() -> None:
-        hurt(stage, "abc", "null")
-        begun = stage.now
-        load = Load(stage, stream=False)
-        await asyncio.sleep(3.0)
-        assert len(are_out(stage, "abc")) == 3
-        await load.end()
-        assert load.share(begun, stage.now) >= 0.95
-
-    stage.play(scenario())
+@played(Stage, units=4)
+async def test_three_units_of_four_that_answer_nonsense_get_next_to_nothing(stage: Stage) -> None:
+    hurt(stage, "abc", "null")
+    begun = stage.now
+    load = Load(stage, stream=False)
+    await asyncio.sleep(3.0)
+    assert len(are_out(stage, "abc")) == 3
+    await load.end()
+    assert load.share(begun, stage.now) >= 0.95
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("status_401", False), ("html", True), ("empty_deltas", True)])

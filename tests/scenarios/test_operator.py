@@ -11,6 +11,7 @@ from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
 from tests.sim.conversation import End
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 SLOW_TO_START = Timing(prefill_s=1.0)
 
@@ -73,18 +74,14 @@ def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_undrain
     assert stage.flips("a") == ["up"]
 
 
-def test_with_every_unit_drained_there_is_no_unit() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        for name in "ab":
-            stage.gate.set_drain(name, drained=True)
-        visit = await stage.ask()
-        assert (visit.reply.status, visit.code) == (503, "no_unit")
-        assert "a is drained, b is drained" in visit.reply.json["error"]["message"]
-        assert (await stage.send("GET", "/readyz")).reply.status == 503
-
-    stage.play(scenario())
+@played(Stage)
+async def test_with_every_unit_drained_there_is_no_unit(stage: Stage) -> None:
+    for name in "ab":
+        stage.gate.set_drain(name, drained=True)
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.code) == (503, "no_unit")
+    assert "a is drained, b is drained" in visit.reply.json["error"]["message"]
+    assert (await stage.send("GET", "/readyz")).reply.status == 503
 
 
 # -- reload ------------------------------------------------------------------------------------------------
@@ -109,19 +106,15 @@ def test_a_reload_that_exchanges_units_drops_no_request() -> None:
     stage.play(scenario())
 
 
-def test_a_unit_removed_while_connections_to_it_are_made_gives_its_requests_back() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.world.net.blackhole("a")
-        crowd = stage.crowd(20)
-        await asyncio.sleep(0.5)
-        stage.reload(stage.fleet("b"))
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert all(visit.reply.ttft_s < 1.0 for visit in visits)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_unit_removed_while_connections_to_it_are_made_gives_its_requests_back(stage: Stage) -> None:
+    stage.world.net.blackhole("a")
+    crowd = stage.crowd(20)
+    await asyncio.sleep(0.5)
+    stage.reload(stage.fleet("b"))
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert all(visit.reply.ttft_s < 1.0 for visit in visits)
 
 
 def test_what_happens_at_a_unit_s_old_address_is_not_held_against_its_new_one() -> None:
@@ -165,65 +158,53 @@ def test_changed_limits_and_models_hold_from_the_next_request_on() -> None:
 # -- stop --------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_in_good_order_loses_nothing() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        idle = await stage.client.connect()
-        early = stage.crowd(8, max_tokens=200)
-        await asyncio.sleep(0.5)
-        stopping = asyncio.ensure_future(stage.gate.stop(delay_s=2.0, drain_s=60.0))
-        await asyncio.sleep(0.5)
-        assert (await stage.send("GET", "/readyz")).reply.status == 503
-        # It is still taking requests: whoever balances load has yet to notice.
-        for visit in await stage.crowd(4, max_tokens=4):
-            assert visit.is_answered
-            assert visit.reply.headers["connection"] == "close"
-        await asyncio.sleep(2.0 + LINGER_S)
-        assert idle.transport.is_closing()
-        assert (await stage.client.get("/readyz")).end is End.REFUSED
-        assert all(visit.is_answered for visit in await early)
-        ended_at = stage.now
-        await stopping
-        assert stage.now - ended_at < 1.0
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_stop_in_good_order_loses_nothing(stage: Stage) -> None:
+    idle = await stage.client.connect()
+    early = stage.crowd(8, max_tokens=200)
+    await asyncio.sleep(0.5)
+    stopping = asyncio.ensure_future(stage.gate.stop(delay_s=2.0, drain_s=60.0))
+    await asyncio.sleep(0.5)
+    assert (await stage.send("GET", "/readyz")).reply.status == 503
+    # It is still taking requests: whoever balances load has yet to notice.
+    for visit in await stage.crowd(4, max_tokens=4):
+        assert visit.is_answered
+        assert visit.reply.headers["connection"] == "close"
+    await asyncio.sleep(2.0 + LINGER_S)
+    assert idle.transport.is_closing()
+    assert (await stage.client.get("/readyz")).end is End.REFUSED
+    assert all(visit.is_answered for visit in await early)
+    ended_at = stage.now
+    await stopping
+    assert stage.now - ended_at < 1.0
 
 
-def test_a_stop_whose_time_is_up_cuts_what_is_left_and_leaves_nothing() -> None:
-    stage = Stage(timing=SLOW_TO_START)
-
-    async def scenario() -> None:
-        running = stage.crowd(8, max_tokens=1000)
-        await asyncio.sleep(2.0)
-        waiting = stage.crowd(8)
-        await asyncio.sleep(0.1)
-        await stage.gate.stop(delay_s=0.0, drain_s=0.5)
-        for visit in await running:
-            assert visit.reply.end in (End.TRUNCATED, End.RESET)
-        for visit in await waiting:
-            assert visit.reply.status is None
-            assert visit.reply.end in (End.CLOSED, End.RESET)
-
-    stage.play(scenario())
+@played(Stage, timing=SLOW_TO_START)
+async def test_a_stop_whose_time_is_up_cuts_what_is_left_and_leaves_nothing(stage: Stage) -> None:
+    running = stage.crowd(8, max_tokens=1000)
+    await asyncio.sleep(2.0)
+    waiting = stage.crowd(8)
+    await asyncio.sleep(0.1)
+    await stage.gate.stop(delay_s=0.0, drain_s=0.5)
+    for visit in await running:
+        assert visit.reply.end in (End.TRUNCATED, End.RESET)
+    for visit in await waiting:
+        assert visit.reply.status is None
+        assert visit.reply.end in (End.CLOSED, End.RESET)
 
 
-def test_a_stop_while_a_client_pipelines_ends_with_an_answer_that_says_so() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        bodies = [chat("first", max_tokens=100), chat("second"), chat("third")]
-        pipelining = asyncio.ensure_future(stage.pipeline(bodies))
-        await asyncio.sleep(0.5)
-        await stage.gate.stop(delay_s=0.0, drain_s=30.0)
-        first, second, third = await pipelining
-        # The head of the first was sent before there was a stop to tell of.
-        assert first.is_answered
-        assert second.is_answered
-        assert second.reply.headers["connection"] == "close"
-        assert third.reply.end is End.CLOSED
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_stop_while_a_client_pipelines_ends_with_an_answer_that_says_so(stage: Stage) -> None:
+    bodies = [chat("first", max_tokens=100), chat("second"), chat("third")]
+    pipelining = asyncio.ensure_future(stage.pipeline(bodies))
+    await asyncio.sleep(0.5)
+    await stage.gate.stop(delay_s=0.0, drain_s=30.0)
+    first, second, third = await pipelining
+    # The head of the first was sent before there was a stop to tell of.
+    assert first.is_answered
+    assert second.is_answered
+    assert second.reply.headers["connection"] == "close"
+    assert third.reply.end is End.CLOSED
 
 
 # -- paths that are not listed -----------------------------------------------------------------------------

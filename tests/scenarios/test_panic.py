@@ -11,6 +11,7 @@ from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.scenarios.users import Users
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 TIMING = Timing(step_s=0.1)
 USERS = 12
@@ -28,27 +29,25 @@ def cut_off(stage: Stage, names: str) -> None:
 
 
 @pytest.mark.parametrize("users", [0, USERS])
-def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_says_so(users: int) -> None:
-    stage = Stage(units=3, timing=TIMING)
-
-    async def scenario() -> None:
-        crowd = Users(stage, users)
-        await asyncio.sleep(3.0)
-        cut_off(stage, "abc")
-        cut_at = stage.now
-        await asyncio.sleep(RULES.panic_max_s - 1.0)
-        assert all(state.is_usable() for state in stage.gate.board)
-        assert told(stage) == ["panic"]
-        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), 10.0)
-        assert stage.now - cut_at < RULES.panic_max_s + PROMISE_S
-        await asyncio.sleep(2 * TICK_S)
-        assert told(stage) == ["panic", "panic_over"]
-        stage.world.net.heal()
-        await stage.until(stage.all_up, BACK_S)
-        assert (await stage.ask()).is_answered
-        await crowd.leave()
-
-    stage.play(scenario())
+@played(Stage, units=3, timing=TIMING)
+async def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_says_so(
+    stage: Stage, users: int
+) -> None:
+    crowd = Users(stage, users)
+    await asyncio.sleep(3.0)
+    cut_off(stage, "abc")
+    cut_at = stage.now
+    await asyncio.sleep(RULES.panic_max_s - 1.0)
+    assert all(state.is_usable() for state in stage.gate.board)
+    assert told(stage) == ["panic"]
+    await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), 10.0)
+    assert stage.now - cut_at < RULES.panic_max_s + PROMISE_S
+    await asyncio.sleep(2 * TICK_S)
+    assert told(stage) == ["panic", "panic_over"]
+    stage.world.net.heal()
+    await stage.until(stage.all_up, BACK_S)
+    assert (await stage.ask()).is_answered
+    await crowd.leave()
 
 
 def test_a_cut_that_heals_in_time_costs_no_unit_and_no_stream() -> None:

@@ -7,27 +7,24 @@ import asyncio
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour
+from tests.sim.world import played
 
 LONG = "what everybody asks about, " * 400
 
 
-def test_a_unit_that_fails_at_once_gets_no_more_requests_than_canaries() -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        await asyncio.sleep(10.0)
-        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
-        await asyncio.sleep(5.0)
-        since = stage.now
-        await asyncio.sleep(60.0)
-        # A unit that shows no life gets a canary every 2 s.
-        assert len(stage.picks("a", since)) <= 60.0 / 2.0
-        assert len(stage.picks("b", since)) > 100
-        await users.leave()
-        assert all(visit.is_answered for visit in users.visits)
-
-    stage.play(scenario())
+@played(Stage, units=3)
+async def test_a_unit_that_fails_at_once_gets_no_more_requests_than_canaries(stage: Stage) -> None:
+    users = Users(stage, 12)
+    await asyncio.sleep(10.0)
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+    await asyncio.sleep(5.0)
+    since = stage.now
+    await asyncio.sleep(60.0)
+    # A unit that shows no life gets a canary every 2 s.
+    assert len(stage.picks("a", since)) <= 60.0 / 2.0
+    assert len(stage.picks("b", since)) > 100
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
 
 
 def test_when_the_unit_dies_that_holds_what_everybody_asks_each_request_fails_once_at_most() -> None:

@@ -16,6 +16,7 @@ from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.tcp import READ_SIZE, WINDOW
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 NEVER_READS = Manner(read_every_s=math.inf, leave_after_s=60.0)
 
@@ -63,16 +64,12 @@ def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_pipelines_and_never_reads_holds_one_buffer_and_not_one_for_each_request(
-    stream: bool,
+@played(Stage, units=1, timing=Timing(step_s=0.0001))
+async def test_a_client_that_pipelines_and_never_reads_holds_one_buffer_and_not_one_for_each_request(
+    stage: Stage, stream: bool
 ) -> None:
-    stage = Stage(units=1, timing=Timing(step_s=0.0001))
-
-    async def scenario() -> None:
-        size = 600 if stream else 4500
-        await stage.pipeline([chat("again", stream=stream, max_tokens=size) for _ in range(20)], NEVER_READS)
-
-    stage.play(scenario())
+    size = 600 if stream else 4500
+    await stage.pipeline([chat("again", stream=stream, max_tokens=size) for _ in range(20)], NEVER_READS)
 
 
 def test_a_client_that_pipelines_faster_than_it_is_served_is_held_back() -> None:
@@ -95,15 +92,11 @@ def test_a_client_that_pipelines_faster_than_it_is_served_is_held_back() -> None
     stage.play(scenario())
 
 
-def test_a_connection_whose_last_read_met_a_slow_client_serves_the_next_request() -> None:
-    stage = Stage(units=1, timing=Timing(step_s=0.0001))
-
-    async def scenario() -> None:
-        for size in range(10_000, 26_000, 2000):
-            slow = Manner(read_every_s=0.2)
-            assert (await stage.ask(stream=False, max_tokens=size, manner=slow)).is_answered
-            visit = await stage.ask(stream=False)
-            assert visit.is_answered
-            assert visit.reply.ended_s - visit.reply.sent_s < 1.0
-
-    stage.play(scenario())
+@played(Stage, units=1, timing=Timing(step_s=0.0001))
+async def test_a_connection_whose_last_read_met_a_slow_client_serves_the_next_request(stage: Stage) -> None:
+    for size in range(10_000, 26_000, 2000):
+        slow = Manner(read_every_s=0.2)
+        assert (await stage.ask(stream=False, max_tokens=size, manner=slow)).is_answered
+        visit = await stage.ask(stream=False)
+        assert visit.is_answered
+        assert visit.reply.ended_s - visit.reply.sent_s < 1.0

@@ -12,6 +12,7 @@ from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.splits import LONG, NARROW, SLOW, busy, fill_decoder, hurt, transfers
 from tests.sim.transfer import HELD_S, LinkFault
+from tests.sim.world import played
 
 ROUNDS, CLIENTS = 62, 16
 ROUNDS_A_CROWD = 6
@@ -19,35 +20,27 @@ ROUNDS_A_CROWD = 6
 
 
 @pytest.mark.nightly
-def test_a_thousand_requests_of_16_clients_are_not_mixed_up() -> None:
-    stage = Stage(units=4, timing=SLOW, roles="ppdd")
-
-    async def scenario() -> None:
-        answers = []
-        for number in range(ROUNDS):
-            if number % ROUNDS_A_CROWD == 0:
-                answers.append(await busy(stage, users=16))
-            visits = await stage.crowd(CLIENTS, prompt_tokens=LONG // 4, stream=True, max_tokens=4)
-            assert all(visit.is_answered for visit in visits)
-        await asyncio.gather(*answers)
-        assert transfers(stage) >= 50
-
-    stage.play(scenario())
+@played(Stage, units=4, timing=SLOW, roles="ppdd")
+async def test_a_thousand_requests_of_16_clients_are_not_mixed_up(stage: Stage) -> None:
+    answers = []
+    for number in range(ROUNDS):
+        if number % ROUNDS_A_CROWD == 0:
+            answers.append(await busy(stage, users=16))
+        visits = await stage.crowd(CLIENTS, prompt_tokens=LONG // 4, stream=True, max_tokens=4)
+        assert all(visit.is_answered for visit in visits)
+    await asyncio.gather(*answers)
+    assert transfers(stage) >= 50
 
 
-def test_workers_split_requests_as_one_process_does() -> None:
-    stage = CrewStage(units=3, timing=SLOW, roles="pdd")
-
-    async def scenario() -> None:
-        answers = await busy(stage, users=16)
-        stage.world.transfers.faults["a", "b"] = LinkFault.CUT
-        for _ in range(4):
-            visits = await stage.crowd(8, prompt_tokens=LONG, stream=True, max_tokens=4)
-            assert all(visit.is_answered for visit in visits)
-        await answers
-        assert transfers(stage) > 4
-
-    stage.play(scenario())
+@played(CrewStage, units=3, timing=SLOW, roles="pdd")
+async def test_workers_split_requests_as_one_process_does(stage: CrewStage) -> None:
+    answers = await busy(stage, users=16)
+    stage.world.transfers.faults["a", "b"] = LinkFault.CUT
+    for _ in range(4):
+        visits = await stage.crowd(8, prompt_tokens=LONG, stream=True, max_tokens=4)
+        assert all(visit.is_answered for visit in visits)
+    await answers
+    assert transfers(stage) > 4
 
 
 def test_workers_do_not_take_a_full_decoder_for_a_link_that_hangs() -> None:

@@ -13,6 +13,7 @@ from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour
+from tests.sim.world import played
 
 SAID = "rank 5 on node a-1 (process 4711) never entered AllReduce 1001, which 7 of 8 ranks wait in"
 
@@ -79,22 +80,18 @@ def test_agents_that_lie_change_no_verdict() -> None:
     assert stage.flips("a") == ["up"]
 
 
-def test_nonsense_of_an_agent_harms_nobody() -> None:
-    stage = Stage(followers=1, agents=True)
+@played(Stage, followers=1, agents=True)
+async def test_nonsense_of_an_agent_harms_nobody(stage: Stage) -> None:
     odd: tuple[dict[str, Any], ...] = (
         {"ranks": [{}]},
         {"ranks": {"behind": 1}, "stack": [1], "counters": {"x": "y"}, "addresses": 7},
         {"ranks": [{"id": 1, "size": "8", "behind": "all"}], "counters": {"a": 10**400}},
     )
-
-    async def scenario() -> None:
-        for said in odd:
-            stage.engines["a"].nodes[1].report = said
-            stage.engines["a"].behaviour = Behaviour(wedged=True)
-            await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 20.0)
-            await asyncio.sleep(10.0)
-            stage.engines["a"].behaviour = Behaviour()
-            await stage.until(stage.all_up, BACK_S)
-        assert told(stage) == []
-
-    stage.play(scenario())
+    for said in odd:
+        stage.engines["a"].nodes[1].report = said
+        stage.engines["a"].behaviour = Behaviour(wedged=True)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 20.0)
+        await asyncio.sleep(10.0)
+        stage.engines["a"].behaviour = Behaviour()
+        await stage.until(stage.all_up, BACK_S)
+    assert told(stage) == []

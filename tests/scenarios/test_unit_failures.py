@@ -13,6 +13,7 @@ from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End
+from tests.sim.world import played
 
 # -- streams that break ------------------------------------------------------------------------------------
 
@@ -189,15 +190,11 @@ def test_garbage_is_tried_elsewhere_and_never_reaches_a_client() -> None:
     assert "down" in stage.flips("a")
 
 
-def test_garbage_from_the_only_unit_is_a_502() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(garbage=True)
-        visit = await stage.ask()
-        assert (visit.reply.status, visit.code) == (502, "garbage")
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_garbage_from_the_only_unit_is_a_502(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(garbage=True)
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.code) == (502, "garbage")
 
 
 class HalfAnswers(asyncio.Protocol):

@@ -18,7 +18,7 @@ from tests.sim.engine import Engine
 from tests.sim.hurt import go_on, kill, stop, stop_core
 from tests.sim.node import AGENT_PORT, PAGE_PORT
 from tests.sim.timing import USUAL, Timing
-from tests.sim.world import World, run
+from tests.sim.world import World, played, run
 
 LONG_TOKENS = 10_000
 
@@ -31,7 +31,7 @@ class Scene:
         self.unit = Engine(self.world, "a", timing, followers=2, **options)
         self.client = Client(self.world, self.unit.address)
 
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
+    def play(self, main: Coroutine[Any, Any, None]) -> None:
         run(self.world, main)
 
     async def steps(self) -> float:
@@ -52,79 +52,61 @@ class Scene:
         return reply.status or reply.end
 
 
-def test_an_agent_tells_what_becomes_of_its_process_and_beats() -> None:
-    scene = Scene()
-
-    async def main() -> None:
-        watching = asyncio.ensure_future(scene.watch("a-1", 4.1))
-        await asyncio.sleep(1.0)
-        stop(scene.unit, 1)
-        await asyncio.sleep(1.0)
-        go_on(scene.unit)
-        await asyncio.sleep(1.0)
-        kill(scene.unit, 1)
-        states, beats = await watching
-        assert states == ["ok", "stopped", "ok", "gone"]
-        assert beats in (15, 16)
-
-    scene.run(main())
+@played(Scene)
+async def test_an_agent_tells_what_becomes_of_its_process_and_beats(scene: Scene) -> None:
+    watching = asyncio.ensure_future(scene.watch("a-1", 4.1))
+    await asyncio.sleep(1.0)
+    stop(scene.unit, 1)
+    await asyncio.sleep(1.0)
+    go_on(scene.unit)
+    await asyncio.sleep(1.0)
+    kill(scene.unit, 1)
+    states, beats = await watching
+    assert states == ["ok", "stopped", "ok", "gone"]
+    assert beats in (15, 16)
 
 
-def test_the_page_of_a_node_is_its_process_s_own() -> None:
-    scene = Scene()
-
-    async def main() -> None:
-        assert await scene.page("a-1") == 200
-        stop(scene.unit, 1)
-        assert await scene.page("a-1") is End.TIMEOUT
-        kill(scene.unit, 2)
-        assert await scene.page("a-2") is End.REFUSED
-        assert await scene.page("a") == 200
-
-    scene.run(main())
+@played(Scene)
+async def test_the_page_of_a_node_is_its_process_s_own(scene: Scene) -> None:
+    assert await scene.page("a-1") == 200
+    stop(scene.unit, 1)
+    assert await scene.page("a-1") is End.TIMEOUT
+    kill(scene.unit, 2)
+    assert await scene.page("a-2") is End.REFUSED
+    assert await scene.page("a") == 200
 
 
-def test_a_stopped_engine_behind_a_front_end_that_answers_is_seen_by_the_leader_s_agent_alone() -> None:
-    scene = Scene()
-
-    async def main() -> None:
-        stop_core(scene.unit)
-        assert (await scene.client.get("/health")).status == 200
-        assert (await scene.client.chat("x", manner=Manner(timeout_s=2.0))).end is End.TIMEOUT
-        assert (await scene.watch("a", 0.5))[0] == ["stopped"]
-        go_on(scene.unit)
-        assert (await scene.client.chat("x")).is_done
-
-    scene.run(main())
+@played(Scene)
+async def test_a_stopped_engine_behind_a_front_end_that_answers_is_seen_by_the_leader_s_agent_alone(
+    scene: Scene,
+) -> None:
+    stop_core(scene.unit)
+    assert (await scene.client.get("/health")).status == 200
+    assert (await scene.client.chat("x", manner=Manner(timeout_s=2.0))).end is End.TIMEOUT
+    assert (await scene.watch("a", 0.5))[0] == ["stopped"]
+    go_on(scene.unit)
+    assert (await scene.client.chat("x")).is_done
 
 
-def test_a_restart_starts_the_processes_of_all_nodes_and_their_epochs_tell() -> None:
-    scene = Scene()
-
-    async def main() -> None:
-        before = [node.epoch for node in scene.unit.nodes]
-        kill(scene.unit, 0)
-        kill(scene.unit, 2)
-        await asyncio.sleep(0.1)
-        scene.unit.restart()
-        assert [node.state for node in scene.unit.nodes] == ["ok"] * 3
-        assert not {node.epoch for node in scene.unit.nodes} & set(before)
-
-    scene.run(main())
+@played(Scene)
+async def test_a_restart_starts_the_processes_of_all_nodes_and_their_epochs_tell(scene: Scene) -> None:
+    before = [node.epoch for node in scene.unit.nodes]
+    kill(scene.unit, 0)
+    kill(scene.unit, 2)
+    await asyncio.sleep(0.1)
+    scene.unit.restart()
+    assert [node.state for node in scene.unit.nodes] == ["ok"] * 3
+    assert not {node.epoch for node in scene.unit.nodes} & set(before)
 
 
-def test_the_exit_after_a_lost_follower_does_not_hit_the_process_that_came_next() -> None:
-    scene = Scene()
-
-    async def main() -> None:
-        kill(scene.unit, 1)
-        await scene.client.chat("x")
-        scene.unit.restart()
-        await asyncio.sleep(1.0)
-        assert not scene.unit.is_dead
-        assert (await scene.client.chat("x")).is_done
-
-    scene.run(main())
+@played(Scene)
+async def test_the_exit_after_a_lost_follower_does_not_hit_the_process_that_came_next(scene: Scene) -> None:
+    kill(scene.unit, 1)
+    await scene.client.chat("x")
+    scene.unit.restart()
+    await asyncio.sleep(1.0)
+    assert not scene.unit.is_dead
+    assert (await scene.client.chat("x")).is_done
 
 
 @pytest.mark.parametrize(("chunk_tokens", "longest_s"), [(500, 0.3), (0, 2.5)])
@@ -143,7 +125,7 @@ def test_a_long_prompt_slows_the_others_down_or_stops_them(chunk_tokens: int, lo
         longest = max(b - a for a, b in pairwise(times_s))
         assert longest_s / 3 < longest < longest_s
 
-    scene.run(main())
+    scene.play(main())
 
 
 def test_a_full_queue_refuses() -> None:
@@ -157,7 +139,7 @@ def test_a_full_queue_refuses() -> None:
         assert sorted(reply.status or 0 for reply in replies) == [200] * 3 + [503] * 5
         assert all(reply.is_done for reply in await asyncio.gather(*first))
 
-    scene.run(main())
+    scene.play(main())
 
 
 def test_a_unit_busy_with_other_people_s_work_goes_on_counting_steps() -> None:
@@ -170,7 +152,7 @@ def test_a_unit_busy_with_other_people_s_work_goes_on_counting_steps() -> None:
         await asyncio.sleep(1.0)
         assert await scene.steps() > steps + 40
 
-    scene.run(main())
+    scene.play(main())
 
 
 def test_late_probes_leave_generation_alone() -> None:
@@ -182,13 +164,9 @@ def test_late_probes_leave_generation_alone() -> None:
         assert reply.head_s - reply.sent_s == pytest.approx(5.0, abs=0.2)
         assert (await scene.client.chat("x")).ttft_s < 0.5
 
-    scene.run(main())
+    scene.play(main())
 
 
-def test_a_blind_engine_has_no_metrics() -> None:
-    scene = Scene(is_blind=True)
-
-    async def main() -> None:
-        assert (await scene.client.get("/metrics")).status == 404
-
-    scene.run(main())
+@played(Scene, is_blind=True)
+async def test_a_blind_engine_has_no_metrics(scene: Scene) -> None:
+    assert (await scene.client.get("/metrics")).status == 404

@@ -7,7 +7,9 @@ run(world, scenario(world))
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
@@ -110,3 +112,21 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def played(
+    make: Callable[..., Any], *args: Any, **options: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Make something for an async test, its first parameter, and have that `play` the test."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            made = make(*args, **options)
+            made.play(test(made, **fixtures))
+
+        parameters = list(inspect.signature(test).parameters.values())[1:]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -45,10 +45,7 @@ def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be(
             1,
         )
         unit = glance["units"][0]
-        assert (unit["standing"], unit["reason"]) == (
-            "down",
-            "gone: process 7 (source agent, node a1-1)",
-        )
+        assert (unit["standing"], unit["reason"]) == ("down", "gone: process 7 (source agent, node a1-1)")
         # A unit of which nothing is known yet is taken to prefill 4,000 tokens, of 4 bytes each, a second.
         assert unit["load_s"] == pytest.approx(1.0)
         assert unit["nodes"] == [

@@ -72,68 +72,48 @@ async def told(follow: AsyncGenerator[Found, None]) -> dict[str, tuple[str, floa
         ("AAAA", ["fd00::1"], ["http://[fd00::1]:8000"]),
     ],
 )
-def test_each_address_is_a_unit(record: str, rows: list[str], units: list[str]) -> None:
-    async def main() -> None:
-        async with name_server() as (server, at):
-            server.records[record] = rows
-            async with aclosing(sources.follow_dns(DnsSource(LIKE, NAME, record, 8000, server=at))) as follow:
-                assert [url for url, _ in (await told(follow)).values()] == units
-
-    asyncio.run(main())
+async def test_each_address_is_a_unit(record: str, rows: list[str], units: list[str]) -> None:
+    async with name_server() as (server, at):
+        server.records[record] = rows
+        async with aclosing(sources.follow_dns(DnsSource(LIKE, NAME, record, 8000, server=at))) as follow:
+            assert [url for url, _ in (await told(follow)).values()] == units
 
 
-def test_a_record_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None:
-    async def main() -> None:
-        async with name_server() as (server, at):
-            server.records["A"] = ["127.0.0.1"]
-            source = DnsSource(LIKE, NAME, "A", 8000, server=at, period_s=0.01)
-            async with aclosing(sources.follow_dns(source)) as follow:
-                assert list(await told(follow)) == ["127.0.0.1-8000"]
-                server.records["A"] = ["127.0.0.3", "127.0.0.2"]
-                assert list(await told(follow)) == ["127.0.0.2-8000", "127.0.0.3-8000"]
-
-    asyncio.run(main())
+async def test_a_record_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None:
+    async with name_server() as (server, at):
+        server.records["A"] = ["127.0.0.1"]
+        source = DnsSource(LIKE, NAME, "A", 8000, server=at, period_s=0.01)
+        async with aclosing(sources.follow_dns(source)) as follow:
+            assert list(await told(follow)) == ["127.0.0.1-8000"]
+            server.records["A"] = ["127.0.0.3", "127.0.0.2"]
+            assert list(await told(follow)) == ["127.0.0.2-8000", "127.0.0.3-8000"]
 
 
-def test_srv_records_have_ports_and_weights_of_their_own() -> None:
-    async def main() -> None:
-        async with name_server() as (server, at):
-            server.records["SRV"] = [
-                "0 50 8001 a.example.",
-                "0 100 8002 b.example.",
-                "1 5 8003 late.example.",
-            ]
-            async with aclosing(
-                sources.follow_dns(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at))
-            ) as follow:
-                assert await told(follow) == {
-                    "a.example-8001": ("https://a.example:8001", 1.0),
-                    "b.example-8002": ("https://b.example:8002", 2.0),
-                    "late.example-8003": ("https://late.example:8003", 2.0 * LATER),
-                }
-
-    asyncio.run(main())
+async def test_srv_records_have_ports_and_weights_of_their_own() -> None:
+    async with name_server() as (server, at):
+        server.records["SRV"] = ["0 50 8001 a.example.", "0 100 8002 b.example.", "1 5 8003 late.example."]
+        async with aclosing(
+            sources.follow_dns(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at))
+        ) as follow:
+            assert await told(follow) == {
+                "a.example-8001": ("https://a.example:8001", 1.0),
+                "b.example-8002": ("https://b.example:8002", 2.0),
+                "late.example-8003": ("https://late.example:8003", 2.0 * LATER),
+            }
 
 
-def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
-    async def main() -> None:
-        async with name_server() as (_, at):
-            with pytest.raises(SourceError, match="not resolved: The DNS query name does not exist"):
-                await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
-
-    asyncio.run(main())
+async def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
+    async with name_server() as (_, at):
+        with pytest.raises(SourceError, match="not resolved: The DNS query name does not exist"):
+            await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
 
-def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PATIENCE_S", 0.2)
-
-    async def main() -> None:
-        async with name_server() as (server, at):
-            server.silent = True
-            with pytest.raises(SourceError, match="not resolved: The resolution lifetime expired"):
-                await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
-
-    asyncio.run(main())
+    async with name_server() as (server, at):
+        server.silent = True
+        with pytest.raises(SourceError, match="not resolved: The resolution lifetime expired"):
+            await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
 
 def test_shares_are_by_weight_within_a_priority() -> None:

@@ -58,175 +58,146 @@ def held_against(found: Found) -> dict[str, str]:
     return {doubt.node: doubt.reason for doubt in found.suspicions}
 
 
-def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            await add_group(api, 0)
-            await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                found = await told(follow)
-        (unit,) = found.units
-        assert (unit.name, unit.cell, unit.url) == ("big-0", "c", "http://127.0.0.1:8000")
-        assert [(node.name, node.role.value, node.agent) for node in unit.nodes] == [
-            ("big-0", "leader", "127.0.0.1:9902"),
-            ("big-0-1", "follower", "127.0.0.2:9902"),
-        ]
-        assert not found.suspicions
-        assert [name for name, _ in found.epochs] == ["big-0"]
-
-    asyncio.run(main())
+async def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) -> None:
+    async with cluster() as api:
+        await add_group(api, 0)
+        await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            found = await told(follow)
+    (unit,) = found.units
+    assert (unit.name, unit.cell, unit.url) == ("big-0", "c", "http://127.0.0.1:8000")
+    assert [(node.name, node.role.value, node.agent) for node in unit.nodes] == [
+        ("big-0", "leader", "127.0.0.1:9902"),
+        ("big-0-1", "follower", "127.0.0.2:9902"),
+    ]
+    assert not found.suspicions
+    assert [name for name, _ in found.epochs] == ["big-0"]
 
 
-def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                await told(follow)
-                await api.delete("big-0-1")
-                assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
-                await api.remove("big-0-1")
-                assert held_against(await told(follow)) == {"group": "1 pod, its size is 2 (missing: 1)"}
-                await api.put(group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3"))
-                assert not (await told(follow)).suspicions
-                await api.remove("big-0")
-                assert urls(await told(follow)) == {"big-0": ""}
-                await api.remove("big-0-1")
-                assert (await told(follow)).units == ()
-            assert api.lists == 1
-
-    asyncio.run(main())
+async def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
+    async with cluster() as api:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            await told(follow)
+            await api.delete("big-0-1")
+            assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
+            await api.remove("big-0-1")
+            assert held_against(await told(follow)) == {"group": "1 pod, its size is 2 (missing: 1)"}
+            await api.put(group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3"))
+            assert not (await told(follow)).suspicions
+            await api.remove("big-0")
+            assert urls(await told(follow)) == {"big-0": ""}
+            await api.remove("big-0-1")
+            assert (await told(follow)).units == ()
+        assert api.lists == 1
 
 
-def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
+async def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "WATCH_S", 1)
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.1)
-
-    async def main() -> None:
-        async with cluster(bookmark_s=0.2) as api:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                await told(follow)
-                # What others have done moves the version, and only a bookmark tells it.
-                await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
-                change = asyncio.create_task(told(follow))
-                await api.until_watched(2)
-                api.compact()
-                await api.delete("big-0")
-                assert held_against(await change) == {"big-0": "its pod is being deleted"}
-            assert (api.watched, api.lists) == (["2", "3"], 1)
-
-    asyncio.run(main())
+    async with cluster(bookmark_s=0.2) as api:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            await told(follow)
+            # What others have done moves the version, and only a bookmark tells it.
+            await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
+            change = asyncio.create_task(told(follow))
+            await api.until_watched(2)
+            api.compact()
+            await api.delete("big-0")
+            assert held_against(await change) == {"big-0": "its pod is being deleted"}
+        assert (api.watched, api.lists) == (["2", "3"], 1)
 
 
-def test_a_version_that_is_gone_is_answered_with_a_new_list(
+async def test_a_version_that_is_gone_is_answered_with_a_new_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.2)
-
-    async def main() -> None:
-        async with cluster() as api:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                await told(follow)
-                change = asyncio.create_task(told(follow))
-                await api.until_watched(1)
-                api.cut()
-                await add_group(api, 1)
-                await api.remove("big-0")
-                await api.remove("big-0-1")
-                api.compact()
-                assert urls(await change) == {"big-1": "http://127.0.1.1:8000"}
-            assert api.lists == 2
-
-    asyncio.run(main())
+    async with cluster() as api:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            await told(follow)
+            change = asyncio.create_task(told(follow))
+            await api.until_watched(1)
+            api.cut()
+            await add_group(api, 1)
+            await api.remove("big-0")
+            await api.remove("big-0-1")
+            api.compact()
+            assert urls(await change) == {"big-1": "http://127.0.1.1:8000"}
+        assert api.lists == 2
 
 
-def test_a_watch_that_is_cut_off_goes_on_where_it_was(
+async def test_a_watch_that_is_cut_off_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
-
-    async def main() -> None:
-        async with cluster() as api:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                await told(follow)
-                change = asyncio.create_task(told(follow))
-                await api.until_watched(1)
-                api.cut()
-                await api.delete("big-0-1")
-                assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
-            assert (api.watched, api.lists) == (["2", "2"], 1)
-
-    asyncio.run(main())
+    async with cluster() as api:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            await told(follow)
+            change = asyncio.create_task(told(follow))
+            await api.until_watched(1)
+            api.cut()
+            await api.delete("big-0-1")
+            assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
+        assert (api.watched, api.lists) == (["2", "2"], 1)
 
 
-def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-                await told(follow)
-                change = asyncio.create_task(told(follow))
-                await api.until_watched(1)
-                long = group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3")
-                long["metadata"]["annotations"]["long"] = "x" * 3_000_000
-                await api.put(long)
-                assert (await change).units[0].nodes[1].agent == "127.0.0.3:9902"
-
-    asyncio.run(main())
+async def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
+    async with cluster() as api:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
+            await told(follow)
+            change = asyncio.create_task(told(follow))
+            await api.until_watched(1)
+            long = group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3")
+            long["metadata"]["annotations"]["long"] = "x" * 3_000_000
+            await api.put(long)
+            assert (await change).units[0].nodes[1].agent == "127.0.0.3:9902"
 
 
-def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            the_set = source(api, tmp_path)
-            api.refuse_with = 403
-            with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
-                await told(lws.follow_lws(the_set))
-            await api.stop()
-            with pytest.raises(SourceError, match="cannot be reached"):
-                await told(lws.follow_lws(the_set))
-
-    asyncio.run(main())
+async def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
+    async with cluster() as api:
+        the_set = source(api, tmp_path)
+        api.refuse_with = 403
+        with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
+            await told(lws.follow_lws(the_set))
+        await api.stop()
+        with pytest.raises(SourceError, match="cannot be reached"):
+            await told(lws.follow_lws(the_set))
 
 
-def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_cluster_the_pods_own_account_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "token").write_text("of-the-pod")
     (tmp_path / "namespace").write_text("prod\n")
     pem = Path(__file__).parents[1] / "wire" / "localhost.pem"
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pem))
     monkeypatch.setattr(orchestrators, "_NAMESPACE_FILE", tmp_path / "namespace")
-
-    async def main() -> None:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(pem)
-        api = await FakeKubernetes().start(tls)
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
-        try:
-            await add_group(api, 0)
-            async with aclosing(lws.follow_lws(LwsSource(LIKE, "big", 8000))) as follow:
-                assert urls(await told(follow)) == {"big-0": "http://127.0.0.1:8000"}
-        finally:
-            await api.stop()
-        assert api.callers == {("prod", "Bearer of-the-pod")}
-
-    asyncio.run(main())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pem)
+    api = await FakeKubernetes().start(tls)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+    try:
+        await add_group(api, 0)
+        async with aclosing(lws.follow_lws(LwsSource(LIKE, "big", 8000))) as follow:
+            assert urls(await told(follow)) == {"big-0": "http://127.0.0.1:8000"}
+    finally:
+        await api.stop()
+    assert api.callers == {("prod", "Bearer of-the-pod")}
 
 
-def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "empty").write_text("")
-        the_set = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
-        with pytest.raises(SourceError, match="no way to the API server is configured"):
-            await told(lws.follow_lws(the_set))
-
-    asyncio.run(main())
+async def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    the_set = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
+    with pytest.raises(SourceError, match="no way to the API server is configured"):
+        await told(lws.follow_lws(the_set))
 
 
 def on_nodes(api: FakeKubernetes, first: int = 0) -> None:
@@ -249,35 +220,26 @@ async def placed(api: FakeKubernetes, folder: Path) -> list[list[tuple[str, ...]
     return found
 
 
-def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            on_nodes(api)
-            found = await placed(api, tmp_path)
-            assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
-            rules = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-places-rbac.yaml"
-            assert rights_used(api) == rights_given(rules) | {("list", "", "pods"), ("watch", "", "pods")}
-
-    asyncio.run(main())
+async def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(tmp_path: Path) -> None:
+    async with cluster() as api:
+        on_nodes(api)
+        found = await placed(api, tmp_path)
+        assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
+        rules = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-places-rbac.yaml"
+        assert rights_used(api) == rights_given(rules) | {("list", "", "pods"), ("watch", "", "pods")}
 
 
-def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            on_nodes(api, first=1)
-            assert await placed(api, tmp_path) == [[(), ("r", "r-1")]] * 2
-
-    asyncio.run(main())
+async def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -> None:
+    async with cluster() as api:
+        on_nodes(api, first=1)
+        assert await placed(api, tmp_path) == [[(), ("r", "r-1")]] * 2
 
 
-def test_without_the_right_to_get_nodes_units_are_found_without_places(
+async def test_without_the_right_to_get_nodes_units_are_found_without_places(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with cluster() as api:
-            on_nodes(api)
-            api.lacks = {("get", "nodes")}
-            assert await placed(api, tmp_path) == [[(), ()]] * 2
-
-    asyncio.run(main())
+    async with cluster() as api:
+        on_nodes(api)
+        api.lacks = {("get", "nodes")}
+        assert await placed(api, tmp_path) == [[(), ()]] * 2
     assert caplog.text.count("places of nodes are not known: the gate's account lacks a right") == 1

@@ -184,7 +184,7 @@ async def test_a_path_that_names_a_model_goes_to_a_unit_that_serves_it() -> None
                     assert (await client.ask(get(path))).status == 200
                 assert (await client.ask(post(b"{}", path="/v2/models/ensemble/infer"))).status == 200
             assert {request.target for request in here.units[0].requests} == {
-                *("/v1/models/org/llama", "/v1/models/org%2Fllama", "/v2/models/org%2fllama/ready"),
+                *("/v1/models/org/llama", "/v1/models/org%2Fllama", "/v2/models/org%2fllama/ready")
             }
             assert [len(unit.requests) for unit in here.units] == [15, 15]
             reply = await client.ask(post(b'{"model": "org/llama"}', path="/v2/models/gpt/generate?a=b"))

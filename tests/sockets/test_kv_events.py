@@ -116,56 +116,47 @@ def known_of(state: UnitState) -> KnownPrefixes:
 
 
 @pytest.mark.alone
-def test_events_are_followed_through_a_gap_and_a_restart(
+async def test_events_are_followed_through_a_gap_and_a_restart(
     publisher: Publisher, ports: tuple[int, int]
 ) -> None:
-    async def run() -> None:
-        publisher.store(1, 2)
-        async with followed(board_of(keys_of(ports))) as (_, state):
-            known = known_of(state)
-            await until(lambda: len(known) == 2 and known._live)
-            publisher.store(3)
-            await until(lambda: len(known) == 3)
-            publisher.store(4, is_lost=True)
-            publisher.store(5)
-            await until(lambda: len(known) == 5)
-            await asyncio.to_thread(publisher.close)
-            lost_at = time.monotonic()
-            await until(lambda: not known._live)
-            assert time.monotonic() - lost_at < 1.0
-            again = Publisher(*ports)
-            try:
-                again.store(7)
-                await until(lambda: known._live and len(known) == 1)
-            finally:
-                await asyncio.to_thread(again.close)
-
-    asyncio.run(run())
+    publisher.store(1, 2)
+    async with followed(board_of(keys_of(ports))) as (_, state):
+        known = known_of(state)
+        await until(lambda: len(known) == 2 and known._live)
+        publisher.store(3)
+        await until(lambda: len(known) == 3)
+        publisher.store(4, is_lost=True)
+        publisher.store(5)
+        await until(lambda: len(known) == 5)
+        await asyncio.to_thread(publisher.close)
+        lost_at = time.monotonic()
+        await until(lambda: not known._live)
+        assert time.monotonic() - lost_at < 1.0
+        again = Publisher(*ports)
+        try:
+            again.store(7)
+            await until(lambda: known._live and len(known) == 1)
+        finally:
+            await asyncio.to_thread(again.close)
 
 
-def test_a_unit_tells_where_it_publishes(publisher: Publisher, ports: tuple[int, int]) -> None:
-    async def run() -> None:
-        sources = b'{"0": {"endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}}' % ports
-        async with followed(board_of(None), Reply(200, {}, sources)) as (_, state):
-            await until(lambda: state.costs.known is not None)
-            known = known_of(state)
-            await until(lambda: known._live_ranks)
-            publisher.store(1)
-            await until(lambda: len(known) == 1)
-
-    asyncio.run(run())
+async def test_a_unit_tells_where_it_publishes(publisher: Publisher, ports: tuple[int, int]) -> None:
+    sources = b'{"0": {"endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}}' % ports
+    async with followed(board_of(None), Reply(200, {}, sources)) as (_, state):
+        await until(lambda: state.costs.known is not None)
+        known = known_of(state)
+        await until(lambda: known._live_ranks)
+        publisher.store(1)
+        await until(lambda: len(known) == 1)
 
 
 @pytest.mark.parametrize("reply", [Reply(404, {}, b""), Reply(200, {}, b"{}"), Reply(200, {}, b"[1")])
-def test_a_unit_that_publishes_nothing_goes_by_belief(reply: Reply) -> None:
-    async def run() -> None:
-        async with followed(board_of(None), reply) as (following, state):
-            await asyncio.sleep(0.05)
-            following.tick(1.0)
-            assert state.costs.known is None
-            assert state.costs.cache is state.costs.prefixes
-
-    asyncio.run(run())
+async def test_a_unit_that_publishes_nothing_goes_by_belief(reply: Reply) -> None:
+    async with followed(board_of(None), reply) as (following, state):
+        await asyncio.sleep(0.05)
+        following.tick(1.0)
+        assert state.costs.known is None
+        assert state.costs.cache is state.costs.prefixes
 
 
 def test_what_does_not_speak_zeromq_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -80,12 +80,7 @@ def test_commits_are_checked_as_make_check_does() -> None:
     [repository] = read(GITHUB / "pre-commit.yaml")["repos"]
     entries = [hook["entry"] for hook in repository["hooks"]]
     makefile = (ROOT / "Makefile").read_text()
-    for tool in (
-        "ruff format",
-        "ruff check",
-        "mypy",
-        "tests/unit/test_imports.py tests/unit/test_house.py",
-    ):
+    for tool in ("ruff format", "ruff check", "mypy", "tests/unit/test_imports.py tests/unit/test_house.py"):
         assert any(tool in entry for entry in entries)
         assert tool in makefile
 

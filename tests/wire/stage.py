@@ -195,12 +195,7 @@ async def stage(
         origin = "http://127.0.0.1" if unit_tls is None else "https://localhost"
         fleet = Fleet(units=tuple(_unit(number, f"{origin}:{u.port}") for number, u in enumerate(units)))
         settings = Settings(
-            fleet,
-            listen=Address("127.0.0.1", 0),
-            policy="round_robin",
-            access_log="off",
-            tls=tls,
-            **options,
+            fleet, listen=Address("127.0.0.1", 0), policy="round_robin", access_log="off", tls=tls, **options
         )
         records = Records()
         gate = unheard_gate(settings, loop, records)

@@ -201,17 +201,14 @@ def one(rng: random.Random, house: House) -> None:
 
 
 @pytest.mark.parametrize("seed", range(REQUESTS // 100))
-def test_tokens_billed_are_those_computed(seed: int, tmp_path: Path) -> None:
-    async def run() -> None:
-        for number in range(100):
-            if number % 10 == 0:
-                house = House(asyncio.get_running_loop(), tmp_path / "keys")
-            rng = random.Random(seed * 100 + number)
-            try:
-                one(rng, house)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, request {number}: {error}") from error
-            if number % 10 == 9:
-                house.close()
-
-    asyncio.run(run())
+async def test_tokens_billed_are_those_computed(seed: int, tmp_path: Path) -> None:
+    for number in range(100):
+        if number % 10 == 0:
+            house = House(asyncio.get_running_loop(), tmp_path / "keys")
+        rng = random.Random(seed * 100 + number)
+        try:
+            one(rng, house)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, request {number}: {error}") from error
+        if number % 10 == 9:
+            house.close()

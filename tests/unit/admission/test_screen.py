@@ -339,10 +339,7 @@ def test_a_plain_answer_is_shown_even_if_it_is_damaged_json(body: bytes, name: s
 
 @pytest.mark.parametrize(
     ("body", "is_events"),
-    [
-        (b"\xff\xf3 sound", False),
-        (b'data: {"choices":[{"index":0,"token_ids":[1,2]}]}\n\n', True),
-    ],
+    [(b"\xff\xf3 sound", False), (b'data: {"choices":[{"index":0,"token_ids":[1,2]}]}\n\n', True)],
 )
 def test_what_cannot_be_read_is_refused_where_all_must_be_seen(body: bytes, is_events: bool) -> None:
     stage = Stage("windows", is_events=is_events, is_chunked=False)

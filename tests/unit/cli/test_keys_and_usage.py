@@ -37,10 +37,7 @@ def test_a_new_key_is_shown_once_and_its_line_is_appended(
 def test_without_a_file_its_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "new", "bob"]) == 0
     shown, line = capsys.readouterr().out.splitlines()
-    assert json.loads(line.partition(": ")[2]) == {
-        "key": "bob",
-        "sha256": sha256(shown.encode()).hexdigest(),
-    }
+    assert json.loads(line.partition(": ")[2]) == {"key": "bob", "sha256": sha256(shown.encode()).hexdigest()}
 
 
 @pytest.fixture

@@ -41,11 +41,7 @@ WRONG: list[tuple[str, int, str]] = [
     ),
     ("drain a1 --cell a", 2, "cellgate drain: argument --cell: not allowed with argument UNIT"),
     ("drain --cells a", 2, "cellgate drain: unrecognized arguments: --cells; did you mean --cell?"),
-    (
-        "engine pause a1 --mod keep",
-        2,
-        "cellgate engine: unrecognized arguments: --mod keep; did you",
-    ),
+    ("engine pause a1 --mod keep", 2, "cellgate engine: unrecognized arguments: --mod keep; did you"),
     ("engine resume a1 --mode keep", 2, "cellgate engine: unrecognized arguments: --mode keep"),
     (
         "explain --tokens 9",
@@ -56,11 +52,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("completion", 2, "cellgate completion: the following arguments are required: shell"),
     ("completion bsh", 2, "cellgate completion: argument shell: invalid choice: 'bsh' (choose from "),
     ("schema x", 2, "cellgate schema: unrecognized arguments: x; see: cellgate schema --help"),
-    (
-        "serve --unti http://x",
-        2,
-        "cellgate serve: unrecognized arguments: --unti; did you mean --unit?",
-    ),
+    ("serve --unti http://x", 2, "cellgate serve: unrecognized arguments: --unti; did you mean --unit?"),
     (
         "serve gate.yaml -c other.yaml",
         2,
@@ -113,11 +105,7 @@ WRONG: list[tuple[str, int, str]] = [
 
 @pytest.mark.parametrize(("command", "code", "line"), WRONG, ids=[command for command, _, _ in WRONG])
 def test_it_is_one_line_that_says_what_to_do(
-    command: str,
-    code: int,
-    line: str,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, code: int, line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
     monkeypatch.delenv("CELLGATE_AGENT_TOKEN", raising=False)

@@ -69,10 +69,7 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
             "{from: lsw, name: x}",
             "discover.from: expected a source: dns, ecs, file, lws, found 'lsw'; did you mean 'lws'?",
         ),
-        (
-            "{from: lws, nam: big, name: big, port: 1}",
-            "discover.nam: unknown key; did you mean 'name'?",
-        ),
+        ("{from: lws, nam: big, name: big, port: 1}", "discover.nam: unknown key; did you mean 'name'?"),
         ("{from: lws, port: 8000}", "discover: from: lws requires name"),
         (
             "{from: lws, name: big, port: 8000, cluster: c}",
@@ -92,10 +89,7 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
             "{from: dns, host: a, record: srv}",
             "discover.record: expected a record type: A, AAAA, SRV, found 'srv'",
         ),
-        (
-            "{from: lws, name: big, port: 0}",
-            "discover.port: expected a port from 1 to 65535, found 0",
-        ),
+        ("{from: lws, name: big, port: 0}", "discover.port: expected a port from 1 to 65535, found 0"),
         (
             "{from: ecs, cluster: a, port: 80, services: a}",
             "discover.services: expected a list of service names, found 'a'; did you mean [a]?",

@@ -17,7 +17,7 @@ from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.unit_state import UnitState
-from tests.sim.world import World, run
+from tests.sim.world import World, played, run
 from tests.unit.control.played_engine import LATENCY_S, Engine
 
 STARTING, UP, SUSPECT, DOWN, PROBATION = Verdict
@@ -223,17 +223,16 @@ def test_a_crowd_of_others_at_an_idle_unit_does_not_take_it_down(scene: Scene, e
 
 
 @pytest.mark.parametrize("eighths", range(24))
-def test_a_unit_that_freezes_with_a_crowd_of_others_is_soon_found_out(scene: Scene, eighths: int) -> None:
+@played(Scene)
+async def test_a_unit_that_freezes_with_a_crowd_of_others_is_soon_found_out(
+    scene: Scene, eighths: int
+) -> None:
     """One without such a crowd takes as long."""
-
-    async def scenario() -> None:
-        engine = scene.engines["a"]
-        engine.tokens_per_s = 50.0
-        await asyncio.sleep(10.0 + eighths / 8)
-        engine.tokens_per_s, engine.frozen = 0.0, True
-        await scene.until("a", DOWN, within_s=5.0)
-
-    scene.play(scenario())
+    engine = scene.engines["a"]
+    engine.tokens_per_s = 50.0
+    await asyncio.sleep(10.0 + eighths / 8)
+    engine.tokens_per_s, engine.frozen = 0.0, True
+    await scene.until("a", DOWN, within_s=5.0)
 
 
 def test_a_new_incarnation_starts_again(scene: Scene) -> None:
@@ -327,16 +326,13 @@ def test_what_was_found_about_a_replaced_unit_is_not_held_against_its_successor(
     assert scene.flips("a") == [UP, UP]
 
 
-def test_stopping_what_is_not_watched_does_nothing(scene: Scene) -> None:
+@played(Scene)
+async def test_stopping_what_is_not_watched_does_nothing(scene: Scene) -> None:
     """And closing twice neither."""
-
-    async def scenario() -> None:
-        scene.watch.stop("nobody")
-        scene.watch.stop("a")
-        scene.watch.stop("a")
-        scene.watch.close()
-
-    scene.play(scenario())
+    scene.watch.stop("nobody")
+    scene.watch.stop("a")
+    scene.watch.stop("a")
+    scene.watch.close()
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

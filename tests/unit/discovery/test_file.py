@@ -58,19 +58,15 @@ units:
     assert unit.nodes[1].probes == (TcpProbe("b:22"),)
 
 
-def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
+async def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "units.yaml"
     path.write_text(ONE)
-
-    async def main() -> None:
-        async with aclosing(follow_file(source(path))) as follow:
-            assert [unit.name for unit in (await told(follow)).units] == ["a"]
-            path.write_text(ONE + "- {name: b, url: http://b:1}\n")
-            assert [unit.name for unit in (await told(follow)).units] == ["a", "b"]
-            path.write_text("units: []\n")
-            assert (await told(follow)).units == ()
-
-    asyncio.run(main())
+    async with aclosing(follow_file(source(path))) as follow:
+        assert [unit.name for unit in (await told(follow)).units] == ["a"]
+        path.write_text(ONE + "- {name: b, url: http://b:1}\n")
+        assert [unit.name for unit in (await told(follow)).units] == ["a", "b"]
+        path.write_text("units: []\n")
+        assert (await told(follow)).units == ()
 
 
 @pytest.mark.parametrize(
@@ -79,15 +75,9 @@ def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
         ("units: [", ":1:9: expected YAML"),
         ("", "expected a mapping such as 'units: [...]', found an empty file"),
         ("cells: []\n", "cells: unknown key; "),
-        (
-            "units:\n- {nam: a, url: 'http://a:1'}\n",
-            "units[0].nam: unknown key; did you",
-        ),
+        ("units:\n- {nam: a, url: 'http://a:1'}\n", "units[0].nam: unknown key; did you"),
         ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url: expected http://HOST:PORT"),
-        (
-            ONE + "- {name: a, url: http://b:1}\n",
-            "units[1].name: duplicate name 'a'",
-        ),
+        (ONE + "- {name: a, url: http://b:1}\n", "units[1].name: duplicate name 'a'"),
         ("units:\n- {name: a, name: b, url: http://b:1}\n", "units[0].name: duplicate key, again in line 2"),
     ],
 )

@@ -136,9 +136,7 @@ def test_a_body_is_the_same_in_chunks_of_any_size(size: int) -> None:
     assert [request.body for request in door.requests] == [body]
 
 
-def test_more_chunks_than_any_client_has_reason_to_send_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_chunks_than_any_client_has_reason_to_send_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.http.request.LIMITS", replace(LIMITS, body_chunks=5000))
     assert len(fed(CHUNKED + chunk(b"ab") * 5000 + LAST_CHUNK).requests) == 1
     door = fed(CHUNKED + chunk(b"ab") * 20_000)

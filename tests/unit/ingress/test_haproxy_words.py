@@ -54,11 +54,7 @@ def test_a_unit_in_good_order() -> None:
 
 def test_a_unit_that_has_just_come_up_gets_more_and_more() -> None:
     here = board(unit("a", weight=2.0))
-    assert [said(here, "a", at).split()[2] for at in (0.1, 5.0, 10.0)] == [
-        b"10%",
-        b"50%",
-        b"100%",
-    ]
+    assert [said(here, "a", at).split()[2] for at in (0.1, 5.0, 10.0)] == [b"10%", b"50%", b"100%"]
 
 
 def test_a_slow_unit_weighs_less() -> None:

@@ -48,17 +48,14 @@ def test_a_batch_is_decoded_the_same_wherever_that_is_done(payload: bytes) -> No
     assert decoded(payload) == [event for part in parts(payload, None) for event in part]
 
 
-def test_a_small_batch_needs_no_process_and_a_large_one_does() -> None:
-    async def run() -> None:
-        decoder = KvDecoder()
-        assert len(SMALL) <= SMALL_BYTES < len(LARGE)
-        [part async for part in decoder.decode(SMALL, None)]
-        assert not has_process(decoder)
-        [part async for part in decoder.decode(LARGE, None)]
-        assert has_process(decoder)
-        await decoder.close()
-
-    asyncio.run(run())
+async def test_a_small_batch_needs_no_process_and_a_large_one_does() -> None:
+    decoder = KvDecoder()
+    assert len(SMALL) <= SMALL_BYTES < len(LARGE)
+    [part async for part in decoder.decode(SMALL, None)]
+    assert not has_process(decoder)
+    [part async for part in decoder.decode(LARGE, None)]
+    assert has_process(decoder)
+    await decoder.close()
 
 
 def test_a_part_is_a_bounded_piece_of_work() -> None:
@@ -80,20 +77,17 @@ def test_events_of_any_kind_count_before_they_are_looked_at(piece: bytes) -> Non
         decoded(array_of(EVENTS_MAX + 1, piece))
 
 
-def test_what_is_wrong_with_a_large_batch_is_told_and_the_next_one_is_decoded() -> None:
-    async def run() -> None:
-        decoder = KvDecoder()
-        with pytest.raises(MalformedError):
-            [part async for part in decoder.decode(LARGE[:-3000], None)]
-        process = decoder._process
-        assert len([part async for part in decoder.decode(LARGE, None)]) > 1
-        assert decoder._process is process
-        await decoder.close()
-
-    asyncio.run(run())
+async def test_what_is_wrong_with_a_large_batch_is_told_and_the_next_one_is_decoded() -> None:
+    decoder = KvDecoder()
+    with pytest.raises(MalformedError):
+        [part async for part in decoder.decode(LARGE[:-3000], None)]
+    process = decoder._process
+    assert len([part async for part in decoder.decode(LARGE, None)]) > 1
+    assert decoder._process is process
+    await decoder.close()
 
 
-def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
+async def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = "import cellgate.proxy.extras.kv_events.wire as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
@@ -105,11 +99,8 @@ def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     async def read(decoder: KvDecoder, payload: bytes) -> list[EventPart]:
         return [part async for part in decoder.decode(payload, None)]
 
-    async def run() -> None:
-        decoder = KvDecoder()
-        first, second = await asyncio.gather(read(decoder, odd), read(decoder, even), return_exceptions=True)
-        assert isinstance(first, MalformedError)
-        assert isinstance(second, list)
-        await decoder.close()
-
-    asyncio.run(run())
+    decoder = KvDecoder()
+    first, second = await asyncio.gather(read(decoder, odd), read(decoder, even), return_exceptions=True)
+    assert isinstance(first, MalformedError)
+    assert isinstance(second, list)
+    await decoder.close()

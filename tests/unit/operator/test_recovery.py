@@ -104,117 +104,91 @@ class Ward:
 async def _nothing() -> None: ...
 
 
-def test_a_deed_is_in_the_log_before_and_after_it() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        await ward.wait(9.0)
-        assert not ward.entries
+async def test_a_deed_is_in_the_log_before_and_after_it() -> None:
+    ward = Ward()
+    ward.fall("a")
+    await ward.wait(9.0)
+    assert not ward.entries
+    await ward.wait(1.0)
+    begin, end = ward.entries
+    (about,) = ward.deeds
+    assert (begin["step"], begin["command"], begin["case"]) == ("begin", ["recover", "--now"], about)
+    assert (end["step"], end["result"], end["output"], end["took_s"]) == ("end", "ok", "bye", 0.0)
+    assert begin["id"] == end["id"] == about["id"]
+    assert (about["unit"], about["down_s"], about["attempt"], about["reason"]) == ("a", 10.0, 1, "so it is")
+    assert [node["name"] for node in about["nodes"]] == ["n0", "n1"]
+    assert about["epoch"] == {"canary": "e1"}
+    assert about["since"] == "2001-09-09T01:48:20.000Z"
+    assert about["evidence"][-1]["strength"] == "fatal"
+    assert ward.kinds == ["recovery", "recovery_done"]
+    assert ward.results == {"ok": 1}
+    assert "recover --now for nodes n0, n1; attempt 1 of 2, DOWN for 10 s" in ward.told[0].detail
+
+
+async def test_it_gives_up_loudly_and_on_record() -> None:
+    ward = Ward()
+    ward.report = RecoveryReport(RecoveryResult.FAILED, "it ended with 1")
+    ward.fall("a")
+    for _ in range(400):
         await ward.wait(1.0)
-        begin, end = ward.entries
-        (about,) = ward.deeds
-        assert (begin["step"], begin["command"], begin["case"]) == ("begin", ["recover", "--now"], about)
-        assert (end["step"], end["result"], end["output"], end["took_s"]) == ("end", "ok", "bye", 0.0)
-        assert begin["id"] == end["id"] == about["id"]
-        assert (about["unit"], about["down_s"], about["attempt"], about["reason"]) == (
-            "a",
-            10.0,
-            1,
-            "so it is",
-        )
-        assert [node["name"] for node in about["nodes"]] == ["n0", "n1"]
-        assert about["epoch"] == {"canary": "e1"}
-        assert about["since"] == "2001-09-09T01:48:20.000Z"
-        assert about["evidence"][-1]["strength"] == "fatal"
-        assert ward.kinds == ["recovery", "recovery_done"]
-        assert ward.results == {"ok": 1}
-        assert "recover --now for nodes n0, n1; attempt 1 of 2, DOWN for 10 s" in ward.told[0].detail
-
-    asyncio.run(scenario())
+    assert ward.results == {"failed": 2, "gave_up": 1}
+    assert ward.kinds == ["recovery", "recovery_failed"] * 2 + ["recovery_gave_up"]
+    assert ward.entries[-1]["result"] == "gave_up"
+    assert ward.entries[-1]["case"]["unit"] == "a"
 
 
-def test_it_gives_up_loudly_and_on_record() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.report = RecoveryReport(RecoveryResult.FAILED, "it ended with 1")
-        ward.fall("a")
-        for _ in range(400):
-            await ward.wait(1.0)
-        assert ward.results == {"failed": 2, "gave_up": 1}
-        assert ward.kinds == ["recovery", "recovery_failed"] * 2 + ["recovery_gave_up"]
-        assert ward.entries[-1]["result"] == "gave_up"
-        assert ward.entries[-1]["case"]["unit"] == "a"
-
-    asyncio.run(scenario())
+async def test_units_that_are_down_with_all_others_under_a_switch_are_left_alone_for_longer() -> None:
+    ward = Ward(2, place=("zone-a", "leaf-1"))
+    ward.fall("a", "b")
+    await ward.wait(99.0)
+    assert not ward.deeds
+    ward.rise("b")
+    await ward.wait(0.5)
+    await ward.wait(0.5)
+    assert [about["unit"] for about in ward.deeds] == ["a"]
 
 
-def test_units_that_are_down_with_all_others_under_a_switch_are_left_alone_for_longer() -> None:
-    async def scenario() -> None:
-        ward = Ward(2, place=("zone-a", "leaf-1"))
-        ward.fall("a", "b")
-        await ward.wait(99.0)
-        assert not ward.deeds
-        ward.rise("b")
-        await ward.wait(0.5)
-        await ward.wait(0.5)
-        assert [about["unit"] for about in ward.deeds] == ["a"]
-
-    asyncio.run(scenario())
+async def test_without_a_log_nothing_is_done() -> None:
+    ward = Ward()
+    ward.disk = OSError(28, "No space left on device")
+    ward.fall("a")
+    await ward.wait(10.0)
+    assert not ward.deeds
+    assert ward.results == {"unrecorded": 1}
+    assert ward.kinds == ["recovery_failed", "recovery_unrecorded"]
+    assert "No space left on device; nothing was done" in ward.told[0].detail
 
 
-def test_without_a_log_nothing_is_done() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.disk = OSError(28, "No space left on device")
-        ward.fall("a")
-        await ward.wait(10.0)
-        assert not ward.deeds
-        assert ward.results == {"unrecorded": 1}
-        assert ward.kinds == ["recovery_failed", "recovery_unrecorded"]
-        assert "No space left on device; nothing was done" in ward.told[0].detail
-
-    asyncio.run(scenario())
-
-
-def test_what_came_back_while_the_log_was_written_is_left_alone() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        ward.on_record = lambda: ward.rise("a")
-        await ward.wait(10.0)
-        assert not ward.deeds
-        assert ward.results == {"cancelled": 1}
-        assert ward.entries[-1]["detail"] == "the unit is up; nothing was done"
-
-    asyncio.run(scenario())
+async def test_what_came_back_while_the_log_was_written_is_left_alone() -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.on_record = lambda: ward.rise("a")
+    await ward.wait(10.0)
+    assert not ward.deeds
+    assert ward.results == {"cancelled": 1}
+    assert ward.entries[-1]["detail"] == "the unit is up; nothing was done"
 
 
 @pytest.mark.parametrize("why", ["the gate is stopping", "the gate is in panic"])
-def test_a_gate_that_may_not_act_does_not_and_says_so_once(why: str) -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        ward.waits = why
-        for _ in range(30):
-            await ward.wait(1.0)
-        assert not ward.deeds
-        assert [(action.kind, action.detail) for action in ward.told] == [
-            ("recovery_held", f"{why}; nothing is done about a")
-        ]
-
-    asyncio.run(scenario())
+async def test_a_gate_that_may_not_act_does_not_and_says_so_once(why: str) -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.waits = why
+    for _ in range(30):
+        await ward.wait(1.0)
+    assert not ward.deeds
+    assert [(action.kind, action.detail) for action in ward.told] == [
+        ("recovery_held", f"{why}; nothing is done about a")
+    ]
 
 
-def test_a_gate_that_may_not_act_any_more_cancels_what_was_decided() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        ward.on_record = lambda: setattr(ward, "waits", "the gate is in panic")
-        await ward.wait(10.0)
-        assert not ward.deeds
-        assert ward.results == {"cancelled": 1}
-
-    asyncio.run(scenario())
+async def test_a_gate_that_may_not_act_any_more_cancels_what_was_decided() -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.on_record = lambda: setattr(ward, "waits", "the gate is in panic")
+    await ward.wait(10.0)
+    assert not ward.deeds
+    assert ward.results == {"cancelled": 1}
 
 
 DELETED = Evidence("a", Sign.BAD, Strength.FATAL, "lws", "its pod is being deleted", 0.0, node="n1")
@@ -226,113 +200,92 @@ LEAVINGS: dict[str, Callable[[Board], object]] = {
 
 
 @pytest.mark.parametrize("leave", LEAVINGS.values(), ids=LEAVINGS)
-def test_a_unit_that_leaves_meanwhile_is_left_alone(leave: Callable[[Board], object]) -> None:
-    async def scenario() -> None:
-        ward = Ward()
+async def test_a_unit_that_leaves_meanwhile_is_left_alone(leave: Callable[[Board], object]) -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.on_record = lambda: leave(ward.board)
+    await ward.wait(10.0)
+    assert not ward.deeds
+    assert ward.results == {"cancelled": 1}
+
+
+async def test_a_dry_run_does_all_but_the_deed() -> None:
+    ward = Ward(remedy=Remedy("audit.jsonl", RunCommand(("recover",)), after_s=10.0, dry_run=True))
+    ward.fall("a")
+    await ward.wait(10.0)
+    assert not ward.deeds
+    assert ward.results == {"dry_run": 1}
+    assert ward.kinds == ["recovery", "recovery_done"]
+    assert [entry["step"] for entry in ward.entries] == ["begin", "end"]
+
+
+async def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that() -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.deed = asyncio.Event().wait  # type: ignore[assignment]
+    await ward.wait(10.0)
+    await ward.recovery.close()
+    assert ward.entries[-1]["result"] == "cut_off"
+    ward.rise("a")
+    await ward.wait(1.0)
+    ward.fall("a")
+    await ward.wait(500.0)
+    assert len(ward.deeds) == 1
+
+
+async def test_a_fault_of_its_own_is_a_failed_attempt() -> None:
+    async def bug() -> None:
+        raise KeyError("bug")
+
+    ward = Ward()
+    ward.deed = bug
+    ward.fall("a")
+    await ward.wait(10.0)
+    assert ward.results == {"failed": 1}
+    assert "the gate's own fault: KeyError('bug')" in ward.told[-1].detail
+
+
+async def test_another_remedy_counts_from_the_next_look_on() -> None:
+    ward = Ward()
+    ward.recovery.configure({})
+    ward.fall("a")
+    await ward.wait(50.0)
+    assert not ward.deeds
+    ward.recovery.configure({"c": REMEDY})
+    await ward.wait(0.0)
+    assert len(ward.deeds) == 1
+
+
+async def test_a_successor_knows_what_was_tried_and_the_one_before_begins_nothing_more() -> None:
+    old, new = Ward(), Ward()
+    for ward in (old, new):
         ward.fall("a")
-        ward.on_record = lambda: leave(ward.board)
-        await ward.wait(10.0)
-        assert not ward.deeds
-        assert ward.results == {"cancelled": 1}
-
-    asyncio.run(scenario())
-
-
-def test_a_dry_run_does_all_but_the_deed() -> None:
-    async def scenario() -> None:
-        ward = Ward(remedy=Remedy("audit.jsonl", RunCommand(("recover",)), after_s=10.0, dry_run=True))
-        ward.fall("a")
-        await ward.wait(10.0)
-        assert not ward.deeds
-        assert ward.results == {"dry_run": 1}
-        assert ward.kinds == ["recovery", "recovery_done"]
-        assert [entry["step"] for entry in ward.entries] == ["begin", "end"]
-
-    asyncio.run(scenario())
+    old.deed = asyncio.Event().wait  # type: ignore[assignment]
+    await old.wait(10.0)
+    new.now = old.now
+    new.recovery.take_over(json.loads(json.dumps(old.recovery.hand_over())))
+    await new.wait(99.0)
+    assert not new.deeds, "the first attempt may still be at work"
+    await new.wait(1.0)
+    assert [about["attempt"] for about in new.deeds] == [2]
+    old.rise("a")
+    await old.wait(1.0)
+    old.fall("a")
+    await old.wait(500.0)
+    assert len(old.deeds) == 1
+    await old.recovery.close()
 
 
-def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        ward.deed = asyncio.Event().wait  # type: ignore[assignment]
-        await ward.wait(10.0)
-        await ward.recovery.close()
-        assert ward.entries[-1]["result"] == "cut_off"
-        ward.rise("a")
-        await ward.wait(1.0)
-        ward.fall("a")
-        await ward.wait(500.0)
-        assert len(ward.deeds) == 1
-
-    asyncio.run(scenario())
-
-
-def test_a_fault_of_its_own_is_a_failed_attempt() -> None:
-    async def scenario() -> None:
-        async def bug() -> None:
-            raise KeyError("bug")
-
-        ward = Ward()
-        ward.deed = bug
-        ward.fall("a")
-        await ward.wait(10.0)
-        assert ward.results == {"failed": 1}
-        assert "the gate's own fault: KeyError('bug')" in ward.told[-1].detail
-
-    asyncio.run(scenario())
-
-
-def test_another_remedy_counts_from_the_next_look_on() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.recovery.configure({})
-        ward.fall("a")
-        await ward.wait(50.0)
-        assert not ward.deeds
-        ward.recovery.configure({"c": REMEDY})
-        await ward.wait(0.0)
-        assert len(ward.deeds) == 1
-
-    asyncio.run(scenario())
-
-
-def test_a_successor_knows_what_was_tried_and_the_one_before_begins_nothing_more() -> None:
-    async def scenario() -> None:
-        old, new = Ward(), Ward()
-        for ward in (old, new):
-            ward.fall("a")
-        old.deed = asyncio.Event().wait  # type: ignore[assignment]
-        await old.wait(10.0)
-        new.now = old.now
-        new.recovery.take_over(json.loads(json.dumps(old.recovery.hand_over())))
-        await new.wait(99.0)
-        assert not new.deeds, "the first attempt may still be at work"
-        await new.wait(1.0)
-        assert [about["attempt"] for about in new.deeds] == [2]
-        old.rise("a")
-        await old.wait(1.0)
-        old.fall("a")
-        await old.wait(500.0)
-        assert len(old.deeds) == 1
-        await old.recovery.close()
-
-    asyncio.run(scenario())
-
-
-def test_without_a_successor_after_all_it_goes_on() -> None:
-    async def scenario() -> None:
-        ward = Ward()
-        ward.fall("a")
-        ward.recovery.hand_over()
-        await ward.wait(50.0)
-        assert not ward.deeds
-        ward.recovery.go_on()
-        await ward.wait(9.0)
-        await ward.wait(2.0)
-        assert len(ward.deeds) == 1
-
-    asyncio.run(scenario())
+async def test_without_a_successor_after_all_it_goes_on() -> None:
+    ward = Ward()
+    ward.fall("a")
+    ward.recovery.hand_over()
+    await ward.wait(50.0)
+    assert not ward.deeds
+    ward.recovery.go_on()
+    await ward.wait(9.0)
+    await ward.wait(2.0)
+    assert len(ward.deeds) == 1
 
 
 # When it may not act.

@@ -35,8 +35,7 @@ def test_a_report_is_asked_for_with_the_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [*Trouble, reply(503), reply(401), reply(200, b"<html>"), reply(200, b"[]"), reply(200, b"{}")],
+    "answer", [*Trouble, reply(503), reply(401), reply(200, b"<html>"), reply(200, b"[]"), reply(200, b"{}")]
 )
 def test_an_agent_that_does_not_report_is_no_finding(answer: Answer) -> None:
     assert facts_of(answer) is None

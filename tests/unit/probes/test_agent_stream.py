@@ -39,10 +39,7 @@ from tests.unit.probes.played_agent import BEAT, HEAD, NEUTRAL, PORT, STRONG, Pl
         (HEAD + chunk(b'{"cellgate_agent":2}'), "not a cellgate agent"),
         (HEAD + b"zz\r\n", "not a cellgate agent"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * HEAD_BYTES, "not a cellgate agent: the head of its reply"),
-        (
-            b"HTTP/1.1 401 Unauthorized\r\n\r\n",
-            "requires a token: set CELLGATE_AGENT_TOKEN for this gate",
-        ),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "requires a token: set CELLGATE_AGENT_TOKEN for this gate"),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "accepts no more connections"),
     ],
 )
@@ -165,18 +162,14 @@ async def ending(stream: AgentStream) -> Exception:
     raise AssertionError("it ended without saying why")
 
 
-def test_heard_is_called_for_each_line() -> None:
+async def test_heard_is_called_for_each_line() -> None:
     heard: list[int] = []
-
-    async def main() -> None:
-        stream = AgentStream(lambda: heard.append(1), SILENCE_S)
-        with heard_by(stream) as conn:
-            conn.data_received(HEAD + says("ok"))
-            for data in (BEAT, BEAT + BEAT, BEAT[:7], BEAT[7:]):
-                conn.data_received(data)
-        stream.close()
-
-    asyncio.run(main())
+    stream = AgentStream(lambda: heard.append(1), SILENCE_S)
+    with heard_by(stream) as conn:
+        conn.data_received(HEAD + says("ok"))
+        for data in (BEAT, BEAT + BEAT, BEAT[:7], BEAT[7:]):
+            conn.data_received(data)
+    stream.close()
     assert len(heard) == 5
 
 

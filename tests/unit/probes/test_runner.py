@@ -59,11 +59,7 @@ class LoopPatient(FakePatient):
 
 
 def runner_of(
-    probe: Glance,
-    take: Callable[[Finding], None],
-    context: LoopPatient | None = None,
-    *,
-    seed: int = 1,
+    probe: Glance, take: Callable[[Finding], None], context: LoopPatient | None = None, *, seed: int = 1
 ) -> Runner:
     """A runner of this probe, with an agenda of its own."""
     agenda = Agenda(asyncio.get_running_loop(), TOGETHER_S)

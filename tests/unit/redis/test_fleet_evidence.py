@@ -66,11 +66,7 @@ def test_the_first_word_is_believed() -> None:
 @pytest.mark.parametrize("first", [Verdict.UP, Verdict.DOWN, Verdict.STARTING, Verdict.SUSPECT])
 @pytest.mark.parametrize(
     ("then", "becomes"),
-    [
-        (Verdict.UP, Verdict.UP),
-        (Verdict.SUSPECT, Verdict.SUSPECT),
-        (Verdict.DOWN, Verdict.DOWN),
-    ],
+    [(Verdict.UP, Verdict.UP), (Verdict.SUSPECT, Verdict.SUSPECT), (Verdict.DOWN, Verdict.DOWN)],
 )
 def test_the_verdict_follows_that_of_its_gate(first: Verdict, then: Verdict, becomes: Verdict) -> None:
     router = Router()

@@ -259,8 +259,7 @@ def test_a_body_in_reply_to_head_costs_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra",
-    [b"HTTP/1.1 200 OK\r\n", b"x", STREAM, b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"],
+    "extra", [b"HTTP/1.1 200 OK\r\n", b"x", STREAM, b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
 )
 def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
     rig = Rig()

@@ -80,10 +80,7 @@ UNLIKE: dict[str, tuple[list[dict[str, Any]], str]] = {
     "reasoning that is shown as text": ([{"content": "<think>Hm"}], "<think>Hm"),
     "another name": ([call(0, "", name="find")], '<tool_call>{"name": "open", "arguments": {'),
     "a call of another format": ([call(0, "{}", name="find")], "<tool_call>\n<function=find></tool_call>"),
-    "arguments rewritten": (
-        [call(0, '{"a": 1', name="f")],
-        '<tool_call>{"name":"f","arguments":{"a":1',
-    ),
+    "arguments rewritten": ([call(0, '{"a": 1', name="f")], '<tool_call>{"name":"f","arguments":{"a":1'),
     "a call that was not made": ([call(0, "", name="f")], "Yes"),
     "text behind text that is missing": ([{"content": "Yes"}], "<think>Hm</think>Yes"),
 }

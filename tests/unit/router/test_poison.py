@@ -239,12 +239,7 @@ def test_what_comes_to_a_unit_after_a_death_and_breaks_has_met_another_one() -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "is_proven"),
-    [
-        ({}, True),
-        ({"works": False}, True),
-        ({"works": False, "others": True}, False),
-    ],
+    ("how", "is_proven"), [({}, True), ({"works": False}, True), ({"works": False, "others": True}, False)]
 )
 def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
     how: dict[str, bool], is_proven: bool
