@@ -5,7 +5,8 @@ The deterministic tests that call the function run, quickest first, until one fa
 SECONDS of tests survives. Tests are collected once: a mutant is a fork, where the function has other code.
 Mutants have lasting names, so that runs before and after a change of tests compare.
 
-build/reach.json keeps which test calls what; build/mutants.json who found which, and is asked first again.
+build/reach.jsonl keeps which test calls what; build/mutants.jsonl who found which, and is asked first again.
+Both grow with the hunt: one that was interrupted loses nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ROOT = Path(__file__).parents[1]
 OF = ("cellgate/router", "cellgate/proxy/http")
 LANE = [f"tests/{folder}" for folder in ("unit", "laws", "machines", "sim", "scenarios", "sockets")]
 """Not tests/cost: it counts bytecodes, and so finds every mutant."""
-REACH = ROOT / "build" / "reach.json"
-FOUND = ROOT / "build" / "mutants.json"
+REACH = ROOT / "build" / "reach.jsonl"
+FOUND = ROOT / "build" / "mutants.jsonl"
 UNCALLED, NOBODY, HANGS = "called by no test", "found by no test", "a test hangs"
 FORKS = 2
 PART = 50
@@ -184,8 +185,7 @@ class Hunt:
         reach, before = kept(REACH), kept(FOUND)
         new = [test for test in self.items if test not in reach]
         for part in forks(self.calls, [new[start : start + PART] for start in range(0, len(new), PART)]):
-            reach |= part
-        REACH.write_text(json.dumps(reach))
+            reach |= keep(REACH, part or {})
         callers = defaultdict(list)
         for seconds, test in sorted((reach[test][0], test) for test in self.items):
             for called in reach[test][1]:
@@ -198,9 +198,8 @@ class Hunt:
                 tests += [test] if left_s > 0 else []
             self.works.append((site, tests))
         for (site, _), by in zip(self.works, forks(self.who_finds, range(len(self.works))), strict=True):
-            self.found[site.name] = by or HANGS
+            self.found |= keep(FOUND, {site.name: by or HANGS})
             print(f"{site.file}:{getattr(site.node, 'lineno', '')} {site.name}: {by or HANGS}", flush=True)
-        FOUND.write_text(json.dumps(before | self.found, indent=1))
         return True
 
     def run(self, tests: Sequence[str]) -> Iterator[str]:
@@ -271,8 +270,17 @@ def forked(work: Callable[[Any], object], part: Any) -> Callable[[], Any]:
     return result
 
 
+def keep(file: Path, part: dict[str, Any]) -> dict[str, Any]:
+    """Add a part to what a file keeps."""
+    with file.open("a") as rows:
+        rows.write(json.dumps(part) + "\n")
+    return part
+
+
 def kept(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.exists() else {}
+    """All that a file keeps; of what was said twice the last."""
+    rows = file.read_text().splitlines() if file.exists() else []
+    return {key: value for row in rows for key, value in json.loads(row).items()}
 
 
 def main() -> int:
