@@ -2,7 +2,7 @@
 
 It prints a line for each path: `administers`, `computes` or `tells` if the table knows it, else `?`; its
 engine, its methods. The table is `tests/unit/request/engine_routes.txt`, a line for each path; what the gate
-does with them is compared in `tests/unit/request/test_engine_routes.py`. FOLDER is in an installed package
+does with them is compared in `tests/unit/request/test_routes.py`. FOLDER is in an installed package
 (vLLM: `vllm/entrypoints`; SGLang: `sglang/srt/entrypoints`). The modules are read and never run.
 """
 

@@ -32,10 +32,10 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/real/test_one_acting_gate.py": 1,
     "tests/real/test_shared_limits.py": 4,
     "tests/sockets/test_admin_bounds.py": 3,
-    "tests/sockets/test_admin_http.py": 2,
-    "tests/sockets/test_admin_operations.py": 1,
-    "tests/sockets/test_admin_port.py": 1,
+    "tests/sockets/test_admin_pages.py": 1,
+    "tests/sockets/test_admin_port.py": 3,
     "tests/sockets/test_gate_guardrail.py": 3,
+    "tests/sockets/test_gate_keys.py": 1,
     "tests/sockets/test_gate_leaving.py": 4,
     "tests/sockets/test_gate_limits.py": 4,
     "tests/sockets/test_gate_realtime.py": 2,
@@ -45,12 +45,11 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/sockets/test_haproxy_agent.py": 3,
     "tests/sockets/test_kubernetes_leases.py": 1,
     "tests/sockets/test_kv_events.py": 1,
-    "tests/sockets/test_web_tokens.py": 1,
     "tests/unit/probes/test_agent_stream.py": 4,
-    "tests/unit/process/test_signals.py": 1,
+    "tests/unit/process/test_process.py": 1,
+    "tests/unit/redis/test_link.py": 1,
     "tests/unit/request/test_large_bodies.py": 1,
-    "tests/unit/redis/test_closing.py": 1,
-    "tests/unit/tracing/test_otlp_metrics.py": 2,
+    "tests/unit/tracing/test_tracing_quiet.py": 2,
 }
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""
 
@@ -79,6 +78,7 @@ def of_file(source: Source) -> tuple[list[int], list[int]]:
         for call, looks in _calls(node, looks=False)
     ]
     is_real = source.path.parts[1] in REAL_FOLDERS or any(name in REAL_LOOPS for name, _, _ in calls)
+    is_real |= _has_tests_of_asyncio(source.tree)
     reads = [call.lineno for name, call, _ in calls if name.rpartition(".")[2] in CLOCKS]
     sleeps = [
         call.lineno
@@ -96,6 +96,17 @@ def _calls(node: ast.AST, *, looks: bool) -> Iterator[tuple[ast.Call, bool]]:
             yield child, looks
         is_look = isinstance(child, ast.While) and not isinstance(child.test, ast.Constant)
         yield from _calls(child, looks=looks or is_look)
+
+
+def _has_tests_of_asyncio(tree: ast.Module) -> bool:
+    """Whether it has async tests that nothing but `asyncio.run` runs (tests/conftest.py)."""
+    names = {getattr(node, "name", "") for node in tree.body} | {ast.unparse(mark) for mark in _marks(tree)}
+    return not names & {"play", "pytest.mark.usefixtures('play')"} and any(
+        isinstance(node, ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and all("parametrize" in ast.unparse(each) for each in node.decorator_list)
+        for node in tree.body
+    )
 
 
 def _is_harmless(delay: ast.expr) -> bool:

@@ -1,10 +1,4 @@
-"""Laws for every policy in the registry.
-
-1. It ranks: the result holds each candidate once, and nothing else.
-2. It is pure but for its cursor and the generator it is handed, and leaves its input alone.
-3. Of two units that differ only in load, a policy that looks at load never prefers the busier one.
-4. Left to itself, it gives each unit its share by weight.
-"""
+"""Laws for every policy in the registry, and of how `session` ranks a session's units."""
 
 from __future__ import annotations
 
@@ -19,6 +13,7 @@ from hypothesis import strategies as st
 
 from cellgate.policies import POLICIES
 from cellgate.policies.least_load import TIE_S
+from cellgate.policies.session import Session
 from cellgate.router.nouns import Ask, Candidate, Policy
 
 ASK = Ask("m")
@@ -122,3 +117,101 @@ def test_round_robin_takes_strict_turns_among_equals() -> None:
     candidates = [Candidate(unit, 0, 0.0, 2.0) for unit in "abc"]
     leads = [policy.rank(ASK, candidates, random.Random(1))[0].unit for _ in range(9)]
     assert leads == list("abcabcabc")
+
+
+# Laws of the policy `session`, on the function that ranks a session's units.
+
+sessions = st.text(max_size=20)
+
+
+@st.composite
+def session_candidates(draw: st.DrawFn, min_size: int = 1) -> list[Candidate]:
+    rows = draw(st.lists(st.tuples(loads, weights), min_size=min_size, max_size=12))
+    return [Candidate(f"u{n}", 0, load, weight) for n, (load, weight) in enumerate(rows)]
+
+
+def idle(*weights: float) -> list[Candidate]:
+    return [Candidate(f"u{n}", 0, 0.0, weight) for n, weight in enumerate(weights)]
+
+
+def owner(session: str, candidates: list[Candidate]) -> str:
+    return Session().owners(session, candidates)[0].unit
+
+
+@law
+@given(session=sessions, candidates=session_candidates())
+def test_a_session_ranks_each_candidate_once(session: str, candidates: list[Candidate]) -> None:
+    before = list(candidates)
+    assert sorted(Session().owners(session, candidates)) == sorted(candidates)
+    assert candidates == before
+
+
+@law
+@given(
+    session=sessions,
+    rows=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.5, 1.0, 2.0])), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+)
+def test_gates_agree_in_whatever_order_they_know_the_units(
+    session: str, rows: list[tuple[int, float]], seed: int
+) -> None:
+    candidates = [Candidate(f"u{n}", 0, float(load), weight) for n, (load, weight) in enumerate(rows)]
+    shuffled = list(candidates)
+    random.Random(seed).shuffle(shuffled)
+    assert Session().owners(session, candidates) == Session().owners(session, shuffled)
+
+
+@law
+@given(session=sessions, units=st.lists(weights, min_size=2, max_size=12))
+def test_a_unit_that_goes_leaves_the_order_of_the_others(session: str, units: list[float]) -> None:
+    order = Session(bound=1e9).owners(session, idle(*units))
+    for gone in order:
+        left = [candidate for candidate in order if candidate is not gone]
+        assert Session(bound=1e9).owners(session, left) == left
+
+
+@law
+@given(session=sessions, candidates=session_candidates(min_size=2))
+def test_whoever_has_room_comes_before_who_is_overloaded(session: str, candidates: list[Candidate]) -> None:
+    first = Session().owners(session, candidates)[0]
+    total, weight = sum(c.load for c in candidates), sum(c.weight for c in candidates)
+    has_room = [c for c in candidates if c.load < 1.25 * (total + 1) / weight * c.weight * (1 - 1e-9)]
+    if has_room:
+        assert first.load <= 1.25 * (total + 1) / weight * first.weight * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 2.0, 5.0), (0.25, 0.25), (1.0, 1000.0)], ids=str)
+def test_sessions_are_shared_out_in_proportion_to_weight(weights: tuple[float, ...]) -> None:
+    number = 6000
+    owned = Counter(Session(bound=1e9).owners(f"s{n}", idle(*weights))[0].unit for n in range(number))
+    for candidate in idle(*weights):
+        due = candidate.weight / sum(weights)
+        # Four standard deviations of a fair draw.
+        assert abs(owned[candidate.unit] / number - due) <= 4 * math.sqrt(due * (1 - due) / number)
+
+
+def test_no_unit_gets_more_than_its_bound_while_sessions_come() -> None:
+    held = {f"u{n}": 0 for n in range(5)}
+    for n in range(1000):
+        candidates = [Candidate(unit, load, float(load), 1.0) for unit, load in held.items()]
+        held[owner(f"s{n}", candidates)] += 1
+        assert max(held.values()) <= math.ceil(1.25 * (n + 1) / 5)
+
+
+def test_the_sessions_of_a_lost_unit_are_spread_over_the_others() -> None:
+    units = idle(1.0, 1.0, 1.0, 1.0)
+    lost = [f"s{n}" for n in range(2000) if owner(f"s{n}", units) == "u0"]
+    heirs = Counter(owner(session, units[1:]) for session in lost)
+    assert len(heirs) == 3
+    assert max(heirs.values()) < 1.3 * min(heirs.values())
+
+
+def test_an_ask_without_a_session_goes_to_the_less_loaded() -> None:
+    busy, lazy = Candidate("busy", 5, 5.0, 1.0, 2.0), Candidate("lazy", 0, 0.0, 1.0, 1.0)
+    assert Session().rank(Ask("m"), [busy, lazy], random.Random(1)) == [lazy, busy]
+
+
+def test_a_session_with_one_unit_and_a_thousand() -> None:
+    crowd = idle(*(1.0 + n % 3 for n in range(1000)))
+    assert Session().owners("s", crowd[:1]) == crowd[:1]
+    assert sorted(Session().owners("s", crowd)) == sorted(crowd)

@@ -1,23 +1,30 @@
-"""Units that answer badly, over real sockets: before the commit another unit answers, or the gate does with a
-502; after it the client gets a cut that it can detect, never a clean end.
-"""
+"""Units that answer badly, first events of any size, and streams that no unit can go on with."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from typing import Any
+
+import orjson
 import pytest
 
-from cellgate.proxy.config.limits import LIMITS
-from tests.wire.client import chat, get
+from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.config.settings import Limits
+from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
-from tests.wire.stage import live, stage
+from tests.wire.stage import live, simulated, stage
 from tests.wire.unit import (
     LAST_CHUNK,
     SSE_HEAD,
     STREAM,
     TOKENS,
+    Received,
     Script,
+    ScriptedUnit,
     chunk,
     in_turn,
+    listening,
     then_close,
     then_reset,
     whole,
@@ -254,3 +261,266 @@ async def test_a_unit_that_stops_in_the_middle_of_a_refusal_is_not_waited_for() 
     async with stage(stuck, STREAM) as here, here.client() as client:
         assert (await client.ask(chat())).body == BODY
         await here.units[0].connections[0].until_gone()
+
+
+# First events of any size: an answer begins with what its client has sent, or with log probabilities.
+
+SEGMENT = 1448
+TEXT = "Why is the sky blue? "
+
+
+def data(document: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+def typed(name: str, document: dict[str, Any]) -> bytes:
+    return b"event: %b\n" % name.encode() + data({"type": name, **document})
+
+
+def echo(size: int) -> bytes:
+    """As vLLM answers `echo` with log probabilities: all in the first event."""
+    tokens = [{"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}] * 20}]
+    many = tokens * (size // len(orjson.dumps(tokens[0])) + 1)
+    choice = {"index": 0, "delta": {"content": TEXT}, "logprobs": {"content": many}, "finish_reason": None}
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    return data({"id": "a", "choices": [choice]}) + data({"id": "a", "choices": [end]}) + b"data: [DONE]\n\n"
+
+
+def completions(size: int) -> bytes:
+    choice = {"index": 0, "text": TEXT * (size // len(TEXT) + 1), "finish_reason": None}
+    end = {"index": 0, "text": "", "finish_reason": "stop"}
+    return data({"id": "a", "choices": [choice]}) + data({"id": "a", "choices": [end]}) + b"data: [DONE]\n\n"
+
+
+def responses(size: int) -> bytes:
+    response = {"id": "resp_1", "error": None, "instructions": TEXT * (size // len(TEXT) // 2 + 1)}
+    return (
+        typed("response.created", {"response": response})
+        + typed("response.in_progress", {"response": response})
+        + typed("response.output_item.added", {"item": {"type": "message", "content": []}})
+        + typed("response.output_text.delta", {"delta": "a"})
+        + typed("response.completed", {"response": response})
+    )
+
+
+def messages(size: int) -> bytes:
+    message = {
+        "id": "msg_1",
+        "metadata": {"said": TEXT * (size // len(TEXT) + 1)},
+        "usage": {"input_tokens": 1},
+    }
+    return (
+        typed("message_start", {"message": message})
+        + typed("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
+        + typed("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "a"}})
+        + typed("message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}})
+        + typed("message_stop", {})
+    )
+
+
+DIALECTS = {
+    "/v1/chat/completions": echo,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
+ASKED = orjson.dumps({"model": "tiny", "stream": True, "messages": [], "prompt": "a", "input": "a"})
+
+
+def in_segments(body: bytes) -> bytes:
+    pieces = [body[at : at + SEGMENT] for at in range(0, len(body), SEGMENT)]
+    return SSE_HEAD + b"".join(map(chunk, pieces)) + LAST_CHUNK
+
+
+@pytest.mark.parametrize("size", [64 << 10, 600_000, (1 << 20) + 1, 3 << 20, 8 << 20])
+@pytest.mark.parametrize("path", DIALECTS)
+@live
+async def test_a_large_first_event_comes_whole_from_the_first_unit(path: str, size: int) -> None:
+    body = DIALECTS[path](size)
+    for script in (in_segments(body), SSE_HEAD + chunk(body) + LAST_CHUNK):
+        async with stage(script, script) as here, here.client() as client:
+            reply = await client.ask(post(ASKED, path=path))
+            assert (reply.status, reply.whole, reply.body == body) == (200, True, True)
+            assert here.received == 1
+        assert here.outcomes == ["ok"]
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@live
+async def test_without_memory_for_it_a_first_event_is_passed_on_as_it_comes(path: str) -> None:
+    body = DIALECTS[path](3 << 20)
+    async with stage(in_segments(body), limits=Limits(bodies_bytes=1 << 20)) as here, here.client() as client:
+        reply = await client.ask(post(ASKED, path=path))
+        assert (reply.status, reply.whole, reply.body == body) == (200, True, True)
+
+
+@live
+async def test_no_answer_holds_more_than_one_body_may() -> None:
+    """A unit that never ends its first event does not use up the memory of others."""
+    begun = SSE_HEAD + b"".join(map(chunk, [b"data: " + b"x" * 100_000] + [b"x" * 100_000] * 40))
+    async with stage(begun, limits=Limits(body_bytes=2 << 20)) as here, here.client() as client:
+        client.send(post(ASKED))
+        assert (await client.reader.readexactly(12)) == b"HTTP/1.1 200"
+        assert 1 << 19 < here.gateway.memory.used <= 2 << 20
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@simulated
+async def test_a_large_first_event_that_takes_its_time_is_on_its_way(path: str) -> None:
+    """What an answer begins with may repeat the request: over a slow network it is no idle event yet."""
+    body = DIALECTS[path](100_000)
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        for at in range(0, len(body), 10_000):
+            request.write(chunk(body[at : at + 10_000]))
+            await asyncio.sleep(0.4)
+        request.write(LAST_CHUNK)
+
+    async with stage(play, play) as here, here.client() as client:
+        reply = await client.ask(post(ASKED, path=path))
+        assert (reply.status, reply.whole, reply.body == body, here.received) == (200, True, True, 1)
+
+
+# Streams that no other unit could go on with: one error event, which says why, then the end.
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def event(delta: dict[str, Any], **choice: Any) -> bytes:
+    """One event of a chat, as vLLM writes it."""
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} | choice]
+    return b"data: %b\n\n" % orjson.dumps(
+        {"id": "chatcmpl-1", "created": 1, "model": "tiny", "choices": choices}
+    )
+
+
+ROLE = event({"role": "assistant", "content": ""})
+ONCE_UPON = [ROLE, event({"content": "Once"}), event({"content": " upon"})]
+LOGPROBS = {"content": [{"token": " upon", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
+CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+CASES: dict[str, tuple[dict[str, Any], list[bytes], str]] = {
+    "tools, called": (
+        {"tools": [TOOL], "tool_choice": "required"},
+        [ROLE, event({"tool_calls": [CALL]})],
+        "the request has tool",
+    ),
+    "n": ({"n": 2}, [*ONCE_UPON, event({"content": "Twice"}, index=1)], "the request has n"),
+    "logprobs": ({"logprobs": True}, [ROLE, event({"content": " upon"}, logprobs=LOGPROBS)], "has logprobs"),
+    "JSON schema": ({"response_format": SCHEMA}, ONCE_UPON, "the request has response_format"),
+    "JSON object": (
+        {"response_format": {"type": "json_object"}},
+        ONCE_UPON,
+        "the request has response_format",
+    ),
+    "guided decoding": ({"guided_json": {"type": "object"}}, ONCE_UPON, "guided_json"),
+    "stop strings without end": (
+        {"stop": ["Z" * 300_000]},
+        ONCE_UPON,
+        "its stop strings are longer than 4096 bytes",
+    ),
+    "reasoning": ({}, [ROLE, event({"reasoning_content": "Hm"})], "has carried reasoning_content"),
+    "reasoning, as vLLM calls it now": ({}, [ROLE, event({"reasoning": "Hm"})], "has carried reasoning"),
+    "reasoning, then text": ({}, [ROLE, event({"reasoning": "Hm"}), *ONCE_UPON[1:]], "has carried reasoning"),
+    "a call has begun": (
+        {"tools": [TOOL]},
+        [*ONCE_UPON, event({"tool_calls": [CALL]})],
+        "has carried tool_calls, and its answer is sampled without a seed",
+    ),
+    "tool calls that nobody asked for": ({}, [ROLE, event({"tool_calls": [CALL]})], "has carried tool_calls"),
+}
+ENGINE_ERROR = (
+    b'data: {"error": {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}}\n\n'
+)
+BREAKS = {"truncated": b"", "stream_error": chunk(ENGINE_ERROR) + LAST_CHUNK}
+
+
+def broken(shown: list[bytes], code: str) -> Script:
+    """A unit that shows this and then breaks off in the way of which the error's code tells."""
+    sent = SSE_HEAD + b"".join(map(chunk, shown))
+    return then_close(sent) if code == "truncated" else in_turn(sent, BREAKS[code])
+
+
+def told(reply: Reply, shown: bytes) -> dict[str, Any]:
+    """The error that follows what was shown; there is but one, and nothing comes after it."""
+    assert (reply.status, reply.whole) == (200, False)
+    assert reply.body.startswith(shown)
+    events = reply.body.removeprefix(shown).split(b"\n\n")
+    assert (len(events), events[-1]) == (2, b"")
+    error: dict[str, Any] = orjson.loads(events[0].removeprefix(b"data: "))["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("code", BREAKS)
+@pytest.mark.parametrize("name", CASES)
+@live
+async def test_one_error_event_with_a_code_and_the_reason_then_the_end(name: str, code: str) -> None:
+    fields, shown, why = CASES[name]
+    async with stage(broken(shown, code), STREAM) as here, here.client() as client:
+        error = told(await client.ask(chat(**{"messages": MESSAGES} | fields)), b"".join(shown))
+        assert error["code"] == code
+        assert "could not be continued" in error["message"]
+        assert why in error["message"]
+        # Nobody was asked to go on: neither for tokens nor for text.
+        assert [len(unit.requests) for unit in here.units] == [1, 0]
+        assert here.outcomes == [code]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"n": 2}, "the request has n"),
+        ({"logprobs": 1}, "the request has logprobs"),
+        ({"echo": True}, "the request has echo"),
+        ({"best_of": 2}, "the request has best_of"),
+        ({"prompt": [1, 2, 3]}, "its prompt is not one string"),
+    ],
+)
+@live
+async def test_completions_likewise(fields: dict[str, Any], why: str) -> None:
+    choices = [{"index": 0, "text": "Once", "logprobs": None, "finish_reason": None}]
+    shown = [b"data: %b\n\n" % orjson.dumps({"id": "cmpl-1", "created": 1, "choices": choices})]
+    body = orjson.dumps({"model": "tiny", "prompt": "hi", "stream": True} | fields)
+    async with stage(broken(shown, "truncated"), STREAM) as here, here.client() as client:
+        error = told(await client.ask(post(body, path="/v1/completions")), b"".join(shown))
+        assert error["code"] == "truncated"
+        assert why in error["message"]
+
+
+@live
+async def test_stop_strings_that_are_too_long_are_counted_as_a_limit() -> None:
+    before = REACHED["stop_bytes"]
+    async with stage(broken(ONCE_UPON, "truncated"), STREAM) as here, here.client() as client:
+        await client.ask(chat(messages=MESSAGES, stop="Z" * 5000))
+    assert REACHED["stop_bytes"] == before + 1
+
+
+@pytest.mark.parametrize("code", BREAKS)
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}])
+@live
+async def test_what_goes_wrong_behind_the_end_is_nothing_to_the_client(
+    fields: dict[str, Any], code: str
+) -> None:
+    shown = [*ONCE_UPON, b"data: [DONE]\n\n"]
+    async with stage(broken(shown, code), STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(**{"messages": MESSAGES} | fields))
+        assert (reply.status, reply.whole, reply.body) == (200, True, b"".join(shown))
+
+
+# The unit of the tests themselves: whatever it accepts is closed with it.
+
+
+@pytest.mark.parametrize("turns", range(5))
+@live
+async def test_who_connects_at_the_last_moment_is_let_go_as_well(turns: int) -> None:
+    unit = ScriptedUnit(STREAM)
+    async with listening(unit):
+        # Of this the loop knows nothing yet: it accepts in a turn, and tells in the next.
+        stranger = socket.create_connection(("127.0.0.1", unit.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    stranger.close()

@@ -1,21 +1,25 @@
-"""Clients that leave, over real sockets: their unit must stop working for them at once."""
+"""Clients that leave, read slowly, or belong to pages of other sites."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import weakref
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.config.settings import Cors, Timeouts
 from cellgate.proxy.http.errors import Failure
 from cellgate.router.nouns import Ask
+from loadtests.wire.raw import dial
+from tests.real.asking import until
 from tests.sim.loop import SimLoop
-from tests.wire.client import Client, chat, post
-from tests.wire.stage import live, simulated, stage
+from tests.wire.client import Client, chat, get, post
+from tests.wire.stage import Stage, live, simulated, stage
 from tests.wire.unit import PAUSE_S, SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
 
 SOON_S = 0.1
@@ -221,3 +225,170 @@ async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
         (record,) = here.records.kept
         assert (record.status, record.outcome.value, record.attempts) == (200, "client_left", 2)
         assert record.bytes_out >= len(shown)
+
+
+# Clients that read slower than their unit writes: the slot is the engine's, and the bytes are the gate's.
+
+EVENT = b'data: {"id":"1","choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"a" * 900)
+
+
+async def long_answer(request: Received) -> None:
+    """300 kB of tokens, in the order of what an engine writes, and its end."""
+    write = request.write
+    write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(320):
+        write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+        await asyncio.sleep(0)
+    write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def reader(here: Stage) -> socket.socket:
+    """A client that has asked and reads nothing."""
+    return dial(here.gateway.port, chat(stream=True))
+
+
+async def until_free(here: Stage) -> None:
+    await until(lambda: here.received and not here.plane.board.in_flight)
+
+
+@live
+async def test_a_slot_ends_with_its_engine_and_the_rest_waits_in_the_gate() -> None:
+    async with stage(long_answer) as here:
+        raw = reader(here)
+        await until_free(here)
+        assert here.gateway.backlogs.held == LIMITS.unsent_bytes
+        raw.setblocking(True)
+        got = b""
+        while b"[DONE]" not in got:
+            got += await asyncio.to_thread(raw.recv, 65536)
+        assert got.count(b'"id"') == 320
+        raw.close()
+        await until(lambda: not here.gateway.backlogs.held)
+
+
+@live
+async def test_without_memory_for_it_the_unit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(long_answer) as here:
+        here.gateway.backlogs.held = LIMITS.unsent_total_bytes
+        raw = reader(here)
+        await until(lambda: any(lease.paused for lease in here.plane.board.units["u0"].leases))
+        assert here.plane.board.in_flight == 1
+        raw.close()
+
+
+@live
+async def test_who_reads_nothing_is_ended_by_a_named_limit() -> None:
+    async with stage(long_answer) as here:
+        before = REACHED["slow_reader_s"]
+        raw = reader(here)
+        await until_free(here)
+        (client,) = here.gateway.clients
+        # What the kernel takes at first is not read either.
+        for windows in (1, 2):
+            client.tick(here.gateway.now() + windows * (LIMITS.slow_reader_s + 1.0))
+        assert REACHED["slow_reader_s"] > before
+        client.tick(here.gateway.now() + 10 * LIMITS.slow_reader_s)
+        await until(lambda: not here.gateway.clients)
+        assert here.gateway.backlogs.held == 0
+        raw.close()
+
+
+# What pages of other sites, and peers that are not trusted, get of an answer.
+
+APP = "https://app.example"
+PREFLIGHT = f"Origin: {APP}\r\nAccess-Control-Request-Method: POST\r\n"
+
+
+@live
+async def test_a_page_of_a_listed_origin_reads_answers_and_errors() -> None:
+    async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
+        for request in (chat(head=f"Origin: {APP}\r\n"), chat(model="none", head=f"Origin: {APP}\r\n")):
+            assert (await client.ask(request)).get("access-control-allow-origin") == APP
+        other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
+        assert (other.status, other.get("access-control-allow-origin")) == (200, None)
+        assert all(received.get("origin") is None for received in here.unit.requests)
+
+
+@live
+async def test_a_preflight_reaches_no_unit() -> None:
+    async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
+        reply = await client.ask(get("/v1/chat/completions", PREFLIGHT, method="OPTIONS"))
+        assert (reply.status, reply.get("access-control-allow-origin")) == (200, APP)
+        assert (await client.ask(chat())).status == 200
+        assert here.received == 1
+
+
+ENGINES = (
+    "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Credentials: true\r\n"
+    "Access-Control-Expose-Headers: x-a\r\nVary: Origin\r\nX-Kept: 1\r\n"
+)
+
+
+@pytest.mark.parametrize("origins", [(APP,), ("*",)])
+@live
+async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...]) -> None:
+    """Browsers refuse an answer with two lines. llama.cpp and TGI send their own."""
+    stream = STREAM.replace(b"Transfer", ENGINES.encode() + b"Transfer", 1)
+    for script in (stream, whole(head=ENGINES)):
+        async with stage(script, cors=Cors(origins)) as here, here.client() as client:
+            reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+            assert reply.get("access-control-allow-origin") == origins[0]
+            assert reply.get("access-control-allow-credentials") is None
+            assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
+            assert reply.all("vary") == (["origin"] if origins == (APP,) else [])
+            assert reply.get("x-kept") == "1"
+            other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
+            assert other.get("access-control-allow-origin") == (None if origins == (APP,) else "*")
+        async with stage(script) as here, here.client() as client:
+            reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+            assert (reply.get("access-control-allow-origin"), reply.get("vary")) == ("*", "Origin")
+
+
+FROM_APP = f"Origin: {APP}\r\n"
+REFUSED_EARLY: dict[str, tuple[int, bytes]] = {
+    "a body too large": (
+        413,
+        chat(head=f"{FROM_APP}X-A: b\r\n").replace(b"ength: ", b"ength: 99999999999", 1),
+    ),
+    "a head too large": (431, chat(head=f"{FROM_APP}X-A: {'a' * 200_000}\r\n")),
+    "too many lines": (431, chat(head=FROM_APP + "X-A: b\r\n" * 2000)),
+    "two hosts": (400, chat(head=f"{FROM_APP}Host: b\r\n")),
+    "a coding that is not known": (400, chat(head=f"{FROM_APP}Transfer-Encoding: foo\r\n")),
+}
+
+
+@pytest.mark.parametrize("origins", [(APP, "https://b.example"), ("*",)])
+@pytest.mark.parametrize("what", REFUSED_EARLY)
+@live
+async def test_a_page_reads_why_its_request_was_not_even_read(what: str, origins: tuple[str, ...]) -> None:
+    status, request = REFUSED_EARLY[what]
+    async with stage(STREAM, cors=Cors(origins)) as here, here.client() as client:
+        reply = await client.ask(request)
+        assert (reply.status, reply.get("access-control-allow-origin")) == (status, origins[0])
+        assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
+        assert here.received == 0
+
+
+@live
+async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
+        assert (reply.status, reply.get("access-control-allow-origin")) == (200, None)
+        assert here.unit.requests[0].get("origin") == APP
+        assert (await client.ask(get("/v1/models", PREFLIGHT, method="OPTIONS"))).status == 405
+
+
+@pytest.mark.parametrize(("shown_to", "shown"), [("trusted", False), ("all", True)])
+@live
+async def test_strangers_are_not_told_of_units(
+    shown_to: Any, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(STREAM, internal_headers=shown_to) as here:
+        monkeypatch.setattr(here.gateway.peers, "trusts", lambda _peer: False)
+        async with here.client() as client:
+            reply = await client.ask(chat())
+            told = [reply.get(name) is not None for name in ("x-cellgate-unit", "endpoint-load-metrics-bin")]
+            assert told == [shown, shown]
+            assert reply.get("x-request-id") is not None
+    async with stage(STREAM) as here, here.client() as client:
+        assert (await client.ask(chat())).get("x-cellgate-unit") == "u0"

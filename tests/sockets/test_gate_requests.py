@@ -1,9 +1,11 @@
-"""Requests through the gate over real sockets: connections, order, bodies, and the head that a unit gets."""
+"""Requests through the gate over real sockets: connections, order, bodies, paths, and heads for units."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
+import zlib
 from typing import Any
 
 import orjson
@@ -11,9 +13,12 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.observe.log import Finished, json_line
 from cellgate.proxy.request.conversation import read_conversation
+from cellgate.router.nouns import Ask, Load, RankLoad, Refusal
+from cellgate.router.unit_state import Lease
 from tests.wire.client import chat, get, post
-from tests.wire.stage import live, stage
+from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, PAUSE_S, STREAM, TOKENS, Received, chunk, whole
 
 EVENTS = b"".join(TOKENS)
@@ -300,3 +305,206 @@ async def test_of_a_large_conversation_only_what_is_new_is_read() -> None:
                 assert len(body) > LIMITS.json_bytes_on_loop
                 assert (await client.ask(post(body))).body == body
         assert len(elsewhere) == 1
+
+
+# Paths of other APIs than chat: where they go, and what comes back.
+
+BODY = orjson.dumps({"model": "tiny", "input": "hello"})
+AUDIO = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: audio/mpeg\r\nContent-Length: 200000\r\n\r\n" + b"\xff\xfb" * 100_000
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/moderations", "/invocations"])
+@live
+async def test_they_are_generations(path: str) -> None:
+    async with stage(whole(b'{"made": 1}')) as here, here.client() as client:
+        reply = await client.ask(post(BODY, path=path))
+        assert (reply.status, reply.body) == (200, b'{"made": 1}')
+        assert (await client.ask(get(path))).status == 405
+        missing = await client.ask(post(orjson.dumps({"model": "none"}), path=path))
+        assert (missing.status, missing.error["code"]) == (404, "unknown_model")
+        assert [received.target for received in here.unit.requests] == [path]
+
+
+@live
+async def test_speech_is_passed_on_as_it_is() -> None:
+    async with stage(AUDIO) as here, here.client() as client:
+        reply = await client.ask(post(BODY, path="/v1/audio/speech"))
+        assert (reply.status, reply.get("content-type"), len(reply.body)) == (200, "audio/mpeg", 200_000)
+        assert reply.body == b"\xff\xfb" * 100_000
+
+
+@live
+async def test_sagemaker_pings_the_gate_and_no_unit() -> None:
+    async with stage(whole()) as here, here.client() as client:
+        assert (await client.ask(get("/ping"))).status == 200
+        here.plane.set_drain("u0", True)
+        assert (await client.ask(get("/ping"))).status == 503
+        assert here.received == 0
+
+
+# Header lines that say how a request is to be routed, from the socket to the router and on to the unit.
+
+WISHES = {
+    "x-session-id": "s-1",
+    "x-gateway-inference-fairness-id": "team",
+    "x-priority": "-3",
+    "x-slo-ttft-ms": "60000",
+}
+
+
+@live
+async def test_they_reach_the_router_and_cross_to_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        asks = _noted(here, monkeypatch)
+        head = "".join(f"{name.title()}: {value}\r\n" for name, value in WISHES.items())
+        assert (await client.ask(chat(head=head))).status == 200
+        (ask,) = asks
+        assert (ask.session, ask.tenant, ask.priority) == ("s-1", "team", -3)
+        assert 59.0 < ask.deadline_at - here.gateway.now() <= 60.0
+        (received,) = here.unit.requests
+        assert {name: received.get(name) for name in WISHES} == WISHES
+
+
+@live
+async def test_credentials_tell_whose_a_request_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        asks = _noted(here, monkeypatch)
+        for key in ("a", "b", "a"):
+            await client.ask(chat(head=f"Authorization: Bearer {key}\r\n"))
+        one, other, same = (ask.tenant for ask in asks)
+        assert one == same != other
+        crossed = [received.get("authorization") for received in here.unit.requests]
+        assert crossed == ["Bearer a", "Bearer b", "Bearer a"]
+
+
+@live
+async def test_one_that_makes_no_sense_is_named_and_reaches_no_unit() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(head="x-slo-ttft-ms: soon\r\n"))
+        error = orjson.loads(reply.body)["error"]
+        assert (reply.status, error["param"], here.received) == (400, "x-slo-ttft-ms", 0)
+        assert error["message"] == "x-slo-ttft-ms: expected milliseconds above 0, found 'soon'"
+
+
+def _noted(here: Stage, monkeypatch: pytest.MonkeyPatch) -> list[Ask]:
+    """The asks that the router gets from now on."""
+    asks: list[Ask] = []
+    pick = here.plane.router.pick
+
+    def noting(ask: Ask, *args: Any, **kwargs: Any) -> Lease | Refusal:
+        asks.append(ask)
+        return pick(ask, *args, **kwargs)
+
+    monkeypatch.setattr(here.plane.router, "pick", noting)
+    return asks
+
+
+# Compressed requests: units get them plain, bombs do nothing, and what is not supported is said.
+
+zstd: Any = pytest.importorskip("backports.zstd")
+
+LARGE_BODY = orjson.dumps(
+    {"model": "tiny", "messages": [{"role": "user", "content": "hi" * 1000}], "stream": True}
+)
+CODED = {
+    "gzip": gzip.compress(LARGE_BODY),
+    "x-gzip": gzip.compress(LARGE_BODY),
+    "deflate": zlib.compress(LARGE_BODY),
+    "zstd": zstd.compress(LARGE_BODY),
+    "GZIP": gzip.compress(LARGE_BODY),
+    "identity": LARGE_BODY,
+}
+
+
+def coded(body: bytes, coding: str = "gzip") -> bytes:
+    return post(body, f"Content-Encoding: {coding}\r\n")
+
+
+@pytest.mark.parametrize("coding", CODED)
+@live
+async def test_the_unit_gets_it_plain_and_its_model_counts(coding: str) -> None:
+    async with stage(STREAM, models={"gpt": (("tiny", 1.0),)}) as here, here.client() as client:
+        reply = await client.ask(coded(CODED[coding], coding))
+        assert (reply.status, reply.whole) == (200, True)
+        request = here.unit.requests[0]
+        assert (request.body, request.get("content-encoding")) == (LARGE_BODY, None)
+        assert here.records.kept[0].model == "tiny"
+
+
+@live
+async def test_a_large_one_is_decoded_over_many_turns() -> None:
+    body = orjson.dumps({"model": "tiny", "text": "".join(f"{n} {n * n}" for n in range(200_000))})
+    async with stage(STREAM) as here, here.client() as client:
+        for coding, whole in (("gzip", gzip.compress(body)), ("zstd", zstd.compress(body))):
+            assert (await client.ask(coded(whole, coding))).status == 200
+            assert here.unit.requests[-1].body == body
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, zstd", "compress", "x" * 100])
+@live
+async def test_another_coding_gets_415_that_says_which_are_known(coding: str) -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(coded(b"xyz", coding))
+        assert (reply.status, reply.error["code"]) == (415, "unsupported_encoding")
+        assert reply.get("accept-encoding") == "gzip, deflate, zstd"
+        assert (await client.ask(post(LARGE_BODY))).status == 200
+        assert here.received == 1
+
+
+@live
+async def test_a_bomb_is_refused_and_its_memory_freed() -> None:
+    async with stage(STREAM, limits=Limits(body_bytes=3_000_000)) as here:
+        for size in (2_900_000, 50_000_000):
+            for body, coding in ((gzip.compress(b" " * size), "gzip"), (zstd.compress(b" " * size), "zstd")):
+                async with here.client() as client:
+                    reply = await client.ask(coded(body, coding))
+                    assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+        assert here.received == 0
+
+
+@live
+async def test_what_is_not_what_it_says_gets_400() -> None:
+    async with stage(STREAM) as here:
+        for body in (LARGE_BODY, CODED["gzip"][:-1], CODED["zstd"]):
+            async with here.client() as client:
+                reply = await client.ask(coded(body))
+                assert (reply.status, reply.error["code"]) == (400, "bad_request")
+        assert here.received == 0
+
+
+@live
+async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        noisy = orjson.dumps({"model": "tiny", "text": "".join(f"{n} {n * n}" for n in range(400_000))})
+        client.send(coded(gzip.compress(noisy)))
+        await here.until(lambda: here.gateway.memory.used > 3_000_000)
+        client.abort()
+        await here.until_quiet()
+
+
+# The rank that a unit with data parallel ranks is asked for, and that the log names.
+
+RANKS = RankLoad(0, running=9), RankLoad(1)
+
+
+def show_ranks(here: Stage) -> None:
+    """The engine's metrics show two ranks, of which the first is busy with requests of others."""
+    [state] = here.plane.board
+    here.plane.board.report(Load(state.unit.name, here.plane.now(), 9, ranks=RANKS))
+
+
+@live
+async def test_a_request_is_sent_to_a_rank_and_logged_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[Finished] = []
+    async with stage(STREAM) as here, here.client() as client:
+        monkeypatch.setattr(here.gateway, "finished", records.append)
+        await client.ask(chat())
+        show_ranks(here)
+        await client.ask(chat())
+        await client.ask(chat(head="X-Data-Parallel-Rank: 0\r\n"))
+        assert [request.get("x-data-parallel-rank") for request in here.unit.requests] == [None, "1", "0"]
+        assert [rank.in_flight for state in here.plane.board for rank in state.ranks.ranks] == [0, 0]
+    assert [record.rank for record in records] == [None, 1, None]
+    assert [b'"rank":1' in json_line(0.0, record) for record in records] == [False, True, False]

@@ -17,7 +17,7 @@ from cellgate.proxy.extras.operator.leases import KubernetesLeases
 from cellgate.proxy.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
-from tests.sockets.test_recovery_pods import rights_given, rights_used
+from tests.sockets.test_recovery_deeds import rights_given, rights_used
 
 RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
 LEASE_S = 0.6

@@ -12,7 +12,7 @@ import pytest
 from cellgate.proxy.cli.main import COMMANDS, main, parser_of
 from loadtests.__main__ import tools
 from tests.documented import PAGES, ROOT, Typed, typed
-from tests.unit.planner.test_plan import LLAMA_8B
+from tests.unit.planner.test_capacity import LLAMA_8B
 
 QUICK = ("check", "schema", "completion", "plan")
 MAKEFILE = (ROOT / "Makefile").read_text()

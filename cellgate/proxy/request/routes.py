@@ -34,7 +34,7 @@ from cellgate.router.nouns import Ask
 # Engines get new ones with each release: so a path is not looked up, its words are. One with a word of
 # administration is refused; one of words that compute or tell is harmless, as is what is made below a
 # versioned API, by its id; of any other nobody knows. What engines serve today is compared in
-# tests/unit/request/test_engine_routes.py.
+# tests/unit/request/test_routes.py.
 
 
 class Standing(Enum):

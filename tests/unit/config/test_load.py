@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import pickle
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,10 +18,21 @@ from cellgate.probes.exporter import PRESETS, ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.nodes import HttpProbe, TcpProbe
 from cellgate.proxy.cli.terminal import fleet_table
-from cellgate.proxy.config.checks import quarter_of_memory
+from cellgate.proxy.config.checks import cgroup_limits, quarter_of_memory
 from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.config.settings import MIB, Address, RedisAccess
+from cellgate.proxy.config.load_process import ConfigError, Overrides, read_settings
+from cellgate.proxy.config.settings import (
+    MIB,
+    Address,
+    DnsSource,
+    EcsSource,
+    FileSource,
+    LwsSource,
+    Peers,
+    RedisAccess,
+    Settings,
+)
+from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 from tests.unit.config.files import CELLS, FULL, GIVEN, ROOT, probes_of, read
@@ -190,3 +206,284 @@ def test_ratios_and_times_of_rules_are_checked_by_their_names(tmp_path: Path) ->
 def test_the_example_is_good() -> None:
     settings = load(str(ROOT / "deploy" / "cellgate.example.yaml"), Overrides())
     assert [unit.name for unit in settings.fleet.units] == ["a1", "a2", "b1"]
+
+
+# `discover` of a cell: what it makes, and what is said of one that is wrong.
+
+
+def read_discover(tmp_path: Path, discover: str, environ: dict[str, str] | None = None) -> Settings:
+    path = tmp_path / "cellgate.yaml"
+    path.write_text(f"cells:\n- name: c\n  weight: 2\n  discover: {discover}\n")
+    return load(str(path), Overrides(), environ or {})
+
+
+def problem(tmp_path: Path, discover: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        read_discover(tmp_path, discover)
+    (line,) = refused.value.problems
+    return line.removeprefix(f"{tmp_path}/cellgate.yaml: cells[0].")
+
+
+def like(**keys: object) -> Unit:
+    return Unit("", "c", "", **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("discover", "source"),
+    [
+        ("{from: dns, host: units.svc, port: 8000}", DnsSource(like(), "units.svc", port=8000)),
+        (
+            "{from: dns, host: units.svc, record: SRV, scheme: https, server: '10.0.0.1:53'}",
+            DnsSource(like(), "units.svc", "SRV", 0, "https", "10.0.0.1:53"),
+        ),
+        ("{from: file, path: units.yaml}", FileSource(like(), "units.yaml")),
+        (
+            "{from: lws, name: big, port: 8000, agent_port: 9902, unit: {engine: vllm, max_in_flight: 9}}",
+            LwsSource(like(engine="vllm", max_in_flight=9), "big", 8000, agent_port=9902),
+        ),
+        (
+            "{from: ecs, cluster: prod, services: [a, b], port: 8000, region: eu-west-1}",
+            EcsSource(like(), "prod", 8000, ("a", "b"), "eu-west-1"),
+        ),
+    ],
+)
+def test_a_cell_may_be_discovered(tmp_path: Path, discover: str, source: object) -> None:
+    settings = read_discover(tmp_path, discover)
+    assert settings.sources == (source,)
+    assert (settings.fleet.units, [cell.name for cell in settings.fleet.cells]) == ((), ["c"])
+
+
+def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> None:
+    (source,) = read_discover(tmp_path, "{from: file, path: x}", {"CELLGATE_UNIT_API_KEY": "secret"}).sources
+    assert isinstance(source, FileSource)
+    assert source.like.api_key == "secret"
+    assert "secret" not in repr(source)
+
+
+@pytest.mark.parametrize(
+    ("discover", "says"),
+    [
+        (
+            "{from: lsw, name: x}",
+            "discover.from: expected a source: dns, ecs, file, lws, found 'lsw'; did you mean 'lws'?",
+        ),
+        ("{from: lws, nam: big, name: big, port: 1}", "discover.nam: unknown key; did you mean 'name'?"),
+        ("{from: lws, port: 8000}", "discover: from: lws requires name"),
+        (
+            "{from: lws, name: big, port: 8000, cluster: c}",
+            "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "
+            "kubeconfig, places, unit",
+        ),
+        (
+            "{from: file, path: x, unit: {weight: 2}}",
+            "discover: from: file does not take unit; it takes path",
+        ),
+        ("{from: dns, host: a}", "discover: from: dns requires port, except with record: SRV"),
+        (
+            "{from: dns, host: a, record: SRV, port: 80}",
+            "discover: record: SRV does not take port: each record has its own",
+        ),
+        (
+            "{from: dns, host: a, record: srv}",
+            "discover.record: expected a record type: A, AAAA, SRV, found 'srv'",
+        ),
+        ("{from: lws, name: big, port: 0}", "discover.port: expected a port from 1 to 65535, found 0"),
+        (
+            "{from: ecs, cluster: a, port: 80, services: a}",
+            "discover.services: expected a list of service names, found 'a'; did you mean [a]?",
+        ),
+        (
+            "{from: lws, name: big, port: 8000, unit: {max_in_flite: 2}}",
+            "discover.unit.max_in_flite: unknown key; did you mean 'max_in_flight'?",
+        ),
+        ("[dns]", "discover: expected a mapping, found a list"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_nearest_right(tmp_path: Path, discover: str, says: str) -> None:
+    assert problem(tmp_path, discover) == says
+
+
+def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert problem(tmp_path, "{from: lws, name: big, port: 8000}") == (
+        "discover: from: lws requires a package that is not installed: pip install 'cellgate[k8s]'"
+    )
+
+
+def test_a_cell_without_units_and_without_discovery_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cellgate.yaml"
+    path.write_text("cells:\n- name: c\n")
+    with pytest.raises(ConfigError, match="units: required key is missing"):
+        load(str(path), Overrides(), {})
+
+
+# `${NAME}` in a configuration: what it becomes, where it is left, and one line for what is not set.
+
+ENVIRON = {"HOST": "10.0.0.7", "WEIGHT": "2.5", "EMPTY": "", "NO": "no", "TRICK": "a, b: [c]\nadmin: x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("${HOST}", "10.0.0.7"),
+        ("http://${HOST}:${PORT:-8000}", "http://10.0.0.7:8000"),
+        ("${EMPTY}", ""),
+        ("${EMPTY:-x}", "x"),
+        ("${UNSET:-}", ""),
+        ("${UNSET:-a:-b}", "a:-b"),
+        ("$${HOST} $HOST $", "${HOST} $HOST $"),
+    ],
+)
+def test_a_reference_is_replaced(text: str, becomes: str) -> None:
+    assert replaced(text, ENVIRON) == becomes
+
+
+@pytest.mark.parametrize("text", ["${", "${}", "${1}", "${HOST", "${HO ST}", "${HOST:x}"])
+def test_what_is_no_reference_is_said(text: str) -> None:
+    with pytest.raises(VariableError, match=r"expected \$\{NAME\} or \$\{NAME:-DEFAULT\}, found "):
+        replaced(text, ENVIRON)
+
+
+def test_values_of_a_file_come_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text("""
+listen: ${HOST}:${PORT:-80}
+cells:
+  - name: "${NO}"
+    weight: ${WEIGHT}
+    units:
+      - {name: a1, url: "http://${HOST}:8000", max_in_flight: 3}
+""")
+    settings = load(str(file), Overrides(), ENVIRON)
+    assert str(settings.listen) == "10.0.0.7:80"
+    [cell] = settings.fleet.cells
+    assert (cell.name, cell.weight) == ("no", 2.5)
+    assert settings.fleet.units[0].url == "http://10.0.0.7:8000"
+
+
+def test_a_variable_cannot_add_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text(CELLS + "redis: ${TRICK}\n")
+    assert load(str(file), Overrides(), ENVIRON).redis is not None
+    assert str(load(str(file), Overrides(), ENVIRON).admin) == "127.0.0.1:9901"
+
+
+def test_each_variable_that_is_not_set_is_one_line_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text("listen: ${LISTEN}\nworkers: &n ${N}\nadvertise: *n\nredis: 'x${'\n")
+    with pytest.raises(ConfigError) as caught:
+        load(str(file), Overrides(), ENVIRON)
+    assert [line.removeprefix(f"{file}:") for line in caught.value.problems] == [
+        "1:9: the variable LISTEN is not set; set it, or write ${LISTEN:-DEFAULT}",
+        "2:10: the variable N is not set; set it, or write ${N:-DEFAULT}",
+        "4:8: expected ${NAME} or ${NAME:-DEFAULT}, found 'x${'; write $${ for ${ itself",
+    ]
+
+
+def test_within_braces_a_reference_needs_quotes_and_the_line_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text("cells: [{name: ${NO}, units: []}]\n")
+    with pytest.raises(ConfigError, match=r"gate.yaml:1:\d+: expected YAML, .*; put \$\{…\} in quotes"):
+        load(str(file), Overrides(), ENVIRON)
+
+
+def test_a_minus_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CELLS.encode())))
+    assert [unit.name for unit in load("-", Overrides()).fleet.units] == ["a1"]
+
+
+# The configuration read in a process of its own: the same settings and problems, no word when it is late.
+
+FLAGS = Overrides(units=("http://127.0.0.1:8001", "b=http://127.0.0.1:8002"))
+
+
+def test_it_finds_the_same_settings() -> None:
+    assert read_settings(None, FLAGS) == load(None, FLAGS)
+
+
+def test_all_problems_are_told_as_if_they_were_found_here(tmp_path: Path) -> None:
+    file = tmp_path / "cellgate.yaml"
+    file.write_text("lissten: 127.0.0.1:1\nworkers: 0\n")
+    with pytest.raises(ConfigError) as there:
+        read_settings(str(file), Overrides())
+    with pytest.raises(ConfigError) as here:
+        load(str(file), Overrides())
+    assert there.value.problems == here.value.problems
+    assert len(here.value.problems) > 1
+
+
+@pytest.mark.parametrize(
+    "asked", [b"", pickle.dumps((None, FLAGS))], ids=["before it asked", "while it waited"]
+)
+def test_a_gate_that_ends_meanwhile_leaves_no_traceback(asked: bytes) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "cellgate.proxy.config.load"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(asked)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+# Who is trusted by address.
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
+def test_this_machine_is_trusted(peer: str) -> None:
+    assert Peers().trusts(peer)
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.1", "", "here", "127.0.0.1:80", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_nobody_else_is_unless_named(peer: str) -> None:
+    assert not Peers().trusts(peer)
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_trusted"),
+    [
+        ("10.1.2.3", True),
+        ("::ffff:10.1.2.3", True),
+        ("11.0.0.1", False),
+        ("2001:db8::7", True),
+        ("fe80::1%eth0", True),
+        ("192.0.2.7", True),
+        ("192.0.2.8", False),
+    ],
+)
+def test_named_networks_are_trusted(peer: str, is_trusted: bool) -> None:
+    peers = Peers(["10.0.0.0/8", "2001:db8::/32", "fe80::/10", "192.0.2.7"])
+    assert peers.trusts(peer) is is_trusted
+
+
+@pytest.mark.parametrize("network", ["10.0.0.1/8", "ten", "", "10.0.0.0/33"])
+def test_what_is_no_network_is_refused(network: str) -> None:
+    with pytest.raises(ValueError, match=r"does not appear|has host bits"):
+        Peers([network])
+
+
+# The memory that control groups leave to the gate.
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "limits"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "400"}, [400]),
+        ("0::/", {"memory.max": "300"}, [300]),
+        ("1:cpu:/\n4:memory:/a", {"memory/memory.limit_in_bytes": "200"}, [200]),
+        ("1:cpu:/", {}, []),
+    ],
+)
+def test_the_limits_of_control_groups_count(
+    tmp_path: Path, group: str, files: dict[str, str], limits: list[int]
+) -> None:
+    for name, text in {
+        "proc/self/cgroup": group,
+        **{f"sys/fs/cgroup/{k}": v for k, v in files.items()},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert list(cgroup_limits(tmp_path)) == limits

@@ -361,3 +361,29 @@ def test_of_a_list_of_more_models_than_are_heeded_the_first_are_known(scene: Sce
 
     scene.play(scenario())
     assert REACHED["unit_models"] == before + 1
+
+
+# A new incarnation may be another build.
+
+
+def test_the_version_of_a_new_incarnation_is_asked_for_soon() -> None:
+    """Only a unit whose build is known may resume streams; usually it is asked for once a minute."""
+
+    scene = Scene()
+
+    def version() -> str:
+        return scene.board.units["a"].build.version
+
+    async def scenario() -> None:
+        scene.board.units["a"].engine = "vllm"
+        await asyncio.sleep(5.0)
+        assert version() == "0.32.0"
+        scene.engines["a"].epoch = 2
+        await scene.until("a", Verdict.STARTING, within_s=1.5)
+        assert not version()
+        await scene.until("a", Verdict.UP, within_s=1.0)
+        scene.board.units["a"].engine = "vllm"
+        await asyncio.sleep(1.2)
+        assert version() == "0.32.0"
+
+    scene.play(scenario())

@@ -1,21 +1,24 @@
-"""What one client can make the gate do in one turn of the loop, and in all: counted in bytecodes, so that the
-same is seen on every machine. Each shape comes also twice as long, and may take no more than twice the work.
-"""
+"""What one client or unit can make the gate do, in bytecodes, and the memory that all bodies share."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import KIB, MIB, Limits
 from cellgate.proxy.http.errors import FailureKind
+from cellgate.proxy.http.reply import HEAD_BYTES
 from cellgate.proxy.http.server import PIPELINED_BYTES
+from cellgate.proxy.http.turns import BodyMemory
+from tests.cost.bench import counted
 from tests.wire.door import Door
-from tests.wire.unit import LAST_CHUNK, chunk
+from tests.wire.rig import Rig
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
 
 TURN = 300_000
 """Bytecodes: some 8 ms. A read full of the shortest requests there are takes most of it."""
@@ -177,3 +180,233 @@ def test_slow_heads_and_bodies_cost_a_little_a_byte_and_end_by_their_deadline() 
 def test_bounds_hold_for_the_admin_port_as_well() -> None:
     limits = replace(Limits(), body_bytes=MIB)
     assert fed(GET + b"a:\r\n" * 16000 + b"\r\n", limits).wire.written.startswith(b"HTTP/1.1 431 ")
+
+
+# What one unit's reply can make the gate do: linear in its bytes, bounded, and told for what it is.
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED_REPLY = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def fed_reply(data: bytes) -> tuple[Rig, int]:
+    """A relay that got this reply, and the bytecodes it took."""
+    rig = Rig()
+    with counted() as counts:
+        rig.feed(reads(data))
+    assert not rig.bugs
+    return rig, counts.total()
+
+
+def why(rig: Rig) -> str:
+    """Why the reply was not taken, or not to its end."""
+    (failure,) = rig.failures
+    assert failure.kind is FailureKind.GARBAGE
+    assert rig.wire.closed
+    return failure.message
+
+
+FLOODS: dict[str, tuple[Callable[[int], bytes], str]] = {
+    "lines": (lambda n: HEAD + b"a:\r\n" * n + b"\r\n", "more than 128 lines"),
+    "upgrades": (lambda n: HEAD + b"upgrade: x\r\n" * n + b"\r\n", "more than 128 lines"),
+    "codings": (lambda n: HEAD + b"transfer-encoding: x\r\n" * (n // 4) + b"\r\n", "more than 128 lines"),
+    "tokens": (lambda n: HEAD + b"connection: " + b"a," * n + b"\r\n\r\n", "names more than 16 headers"),
+    "interim": (lambda n: b"HTTP/1.1 103 Early Hints\r\n\r\n" * n, "larger than 65536 bytes"),
+    "interim lines": (lambda n: b"HTTP/1.1 103 A\r\n" + b"a:\r\n" * n + b"\r\n", "more than 128 lines"),
+    "a line": (lambda n: HEAD + b"a: " + b"b" * 20 * n, "larger than 65536 bytes"),
+    "trailers": (lambda n: CHUNKED_REPLY + chunk(b"{}") + b"0\r\n" + b"a: bcdefg\r\n" * 4 * n, "of trailers"),
+    "an extension": (lambda n: CHUNKED_REPLY + chunk(b"{}") + b"1;" + b"e" * 60 * n, "chunk extensions"),
+}
+
+
+@pytest.mark.parametrize(("flood", "told"), FLOODS.values(), ids=FLOODS)
+def test_a_flood_is_linear_and_told_for_what_it_is(flood: Callable[[int], bytes], told: str) -> None:
+    (once, work), (twice, double) = fed_reply(flood(8_000)), fed_reply(flood(16_000))
+    assert told in why(once)
+    assert told in why(twice)
+    assert double <= 2.2 * work + 1000
+
+
+def test_a_head_of_60_kb_in_as_many_lines_as_are_allowed_passes() -> None:
+    lines = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 480) for n in range(LIMITS.header_lines - 3))
+    rig, _ = fed_reply(HEAD + lines + b"content-length: 2\r\n\r\n{}")
+    assert len(lines) > 60_000
+    assert rig.ends == ["committed", "done"]
+    assert rig.reply().get("x-7") == "y" * 480
+
+
+def test_one_line_more_than_allowed_is_counted_by_its_name() -> None:
+    before = REACHED["header_lines"]
+    for lines, ends in (
+        (LIMITS.header_lines - 2, ["committed", "done"]),
+        (LIMITS.header_lines - 1, ["failed"]),
+    ):
+        rig, _ = fed_reply(HEAD + b"a: b\r\n" * lines + b"content-length: 2\r\n\r\n{}")
+        assert rig.ends == ends
+    assert REACHED["header_lines"] == before + 1
+
+
+def test_a_long_stream_whose_size_lines_come_by_themselves_is_no_flood() -> None:
+    rig = Rig()
+    rig.feed([SSE_HEAD, b"9\r\n", b"data: a\n\n\r\n"])
+    rig.send = lambda data: None  # type: ignore[method-assign]
+    tokens = HEAD_BYTES // len(b"9\r\n") + 100
+    for _ in range(tokens):
+        rig.feed([b"9\r\n", b"data: a\n\n\r\n"])
+    rig.feed([LAST_CHUNK])
+    assert rig.ends == ["committed", "done"]
+
+
+# The memory that all request bodies share.
+
+
+def test_it_gives_what_it_has_and_no_more() -> None:
+    memory = BodyMemory(100, 100)
+    assert memory.take(60)
+    assert not memory.take(41)
+    assert memory.used == 60
+    assert memory.take(40)
+    memory.give(100)
+    assert memory.used == 0
+
+
+def test_who_waits_is_called_once_and_in_order() -> None:
+    memory = BodyMemory(100, 100)
+    called: list[str] = []
+    first, second, gone = (lambda: called.append("first")), (lambda: called.append("second")), lambda: None
+    assert memory.take(100)
+    for waiter in (first, gone, second, first):
+        memory.wait(waiter)
+    memory.forget(gone)
+    memory.forget(gone)
+    assert called == []
+    memory.give(1)
+    memory.give(1)
+    assert called == ["first", "second"]
+
+
+def test_who_still_lacks_memory_waits_again_in_the_same_order() -> None:
+    memory = BodyMemory(100, 100)
+    served: list[int] = []
+
+    def wait_for(size: int) -> None:
+        def ask() -> None:
+            if memory.take(size):
+                served.append(size)
+            else:
+                memory.wait(ask)
+
+        ask()
+
+    assert memory.take(100)
+    for size in (50, 60, 30):
+        wait_for(size)
+    memory.give(50)
+    assert served == [50]
+    memory.give(50)
+    # 60 still finds too little, so 30 goes first.
+    assert served == [50, 30]
+    memory.give(80)
+    assert served == [50, 30, 60]
+
+
+class Body:
+    """One that arrives; it gives back what it holds when it is given up."""
+
+    def __init__(self, memory: BodyMemory, payer: str, size: int, whole_in_s: float = inf) -> None:
+        self.payer, self.size, self.is_given_up = payer, size, False
+        self._memory, self._whole_in_s = memory, whole_in_s
+        self.has_memory = memory.take(size, 0, self)
+        if not self.has_memory:
+            memory.wait(self._again, payer)
+
+    def whole_in_s(self, now: float) -> float:
+        return self._whole_in_s
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+        self._memory.arrived(self)
+        self._memory.give(self.size)
+
+    def _again(self) -> None:
+        self.has_memory = self._memory.take(self.size, 0, self)
+        if not self.has_memory:
+            self._memory.wait(self._again, self.payer)
+
+
+def test_whoever_holds_most_gives_up_what_comes_slowest_once_another_waits() -> None:
+    memory = BodyMemory(256 * MIB, 64 * MIB)
+    soon = [Body(memory, "hog", 8 * MIB, whole_in_s=1.0) for _ in range(14)]
+    late = [Body(memory, "hog", 8 * MIB, whole_in_s=60.0 + n) for n in range(14)]
+    memory.tick(0.0)
+    assert not any(body.is_given_up for body in soon + late)
+    other = Body(memory, "other", 32 * MIB)
+    assert memory.is_short
+    memory.tick(0.0)
+    assert other.has_memory
+    assert [body.is_given_up for body in late] == [False] * 10 + [True] * 4
+    assert not any(body.is_given_up for body in soon)
+    assert not memory.is_short
+
+
+def test_nobody_gives_up_anything_for_who_holds_as_much() -> None:
+    memory = BodyMemory(256 * MIB, 64 * MIB)
+    first = [Body(memory, "first", 64 * MIB), Body(memory, "first", 48 * MIB)]
+    second = [Body(memory, "second", 64 * MIB), Body(memory, "second", 48 * MIB)]
+    more = Body(memory, "second", 64 * MIB)
+    memory.tick(0.0)
+    # A share of both is 128 MiB; the second asks for more than that, but holds less.
+    assert not any(body.is_given_up for body in first + second)
+    assert not more.has_memory
+
+
+def test_who_holds_little_finds_room_for_a_small_body_whatever_another_one_holds() -> None:
+    memory = BodyMemory(256 * MIB, 64 * MIB)
+    while Body(memory, "hog", MIB).has_memory:
+        pass
+    assert Body(memory, "other", 150_000).has_memory
+    assert memory.used <= memory.total
+
+
+def test_a_body_that_is_whole_counts_no_more_for_its_payer() -> None:
+    memory = BodyMemory(256 * MIB, 64 * MIB)
+    whole = [Body(memory, "hog", 56 * MIB) for _ in range(4)]
+    for body in whole:
+        memory.arrived(body)
+    assert not Body(memory, "other", 32 * MIB).has_memory
+    memory.tick(0.0)
+    assert not any(body.is_given_up for body in whole)
+
+
+@pytest.mark.parametrize(
+    ("others_wait", "given_s"), [(True, LIMITS.body_stall_s), (False, LIMITS.body_idle_s)]
+)
+@pytest.mark.parametrize(("every_s", "size"), [(1.5, 1), (0.5, 500), (0.1, 100)])
+def test_a_body_that_drips_is_given_up(others_wait: bool, given_s: float, every_s: float, size: int) -> None:
+    door = Door()
+    door.client.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 500)
+    if others_wait:
+        door.memory.wait(lambda: None, "others")
+    begun_at = door.time
+    while not door.failures:
+        door.time += every_s
+        door.client.data_received(b"x" * size)
+        door.client.tick(door.time)
+    assert door.failures[0].kind is FailureKind.BODY_TIMEOUT
+    assert f"less than {LIMITS.body_bytes_per_s} bytes a second" in door.failures[0].message
+    # Alone it has the time that every body has as well.
+    most_s = given_s if others_wait else given_s + door.limits.body_timeout_s
+    assert given_s < door.time - begun_at <= most_s + 2 * every_s
+    assert door.memory.used == 0
+
+
+@pytest.mark.parametrize(("every_s", "size"), [(1.5, 3000), (0.1, 150), (5.0, 200_000)])
+def test_a_body_that_comes_slowly_but_comes_is_read_to_its_end(every_s: float, size: int) -> None:
+    door, whole = Door(), 50_000
+    door.client.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % whole)
+    while whole > 0:
+        door.time += every_s
+        door.client.data_received(b"x" * min(size, whole))
+        whole -= size
+        door.client.tick(door.time)
+    assert not door.failures
+    assert len(door.requests) == 1

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Reply, Trouble
-from cellgate.probes.canary import REFUSED_MAX_S, Canary, canary_timeout_s
+from cellgate.probes.canary import BLIND_IDLE, REFUSED_MAX_S, Canary, canary_timeout_s
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
 from tests.patient import Answer, FakePatient, look, reply
@@ -612,3 +612,59 @@ def test_an_embedding_model_does_not_prove_the_others() -> None:
     context = FakePatient(answer, models=frozenset({"bge", "llm"}), verdict=Verdict.STARTING)
     assert last(context).sign is Sign.GOOD
     assert orjson.loads(context.asked[-1].body)["model"] == "llm"
+
+
+# How often a canary is sent to a unit at which canaries run out of time.
+
+SENT_AT = 100.0
+
+
+def after_timeouts(number: int, verdict: Verdict = Verdict.SUSPECT) -> FakePatient:
+    """A unit at which so many canaries in a row have run out of time, and which has done nothing recently."""
+    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=verdict, progress_at=-1000.0)
+    for _ in range(number):
+        look(Canary(), patient)
+    return patient
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UP, Verdict.SUSPECT])
+@pytest.mark.parametrize(
+    ("timeouts", "pause_s"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (40, 8.0)]
+)
+def test_a_unit_that_makes_progress_gets_fewer_from_one_timeout_to_the_next(
+    verdict: Verdict, timeouts: int, pause_s: float
+) -> None:
+    patient = after_timeouts(timeouts, verdict)
+    moving = replace(patient, progress_at=SENT_AT + 60.0 if timeouts else 0.0)
+    assert Canary().due_at(moving, SENT_AT) == SENT_AT + pause_s
+
+
+def test_a_suspect_that_is_seen_to_stand_still_is_asked_each_second() -> None:
+    """An agent may say so, while what it has to do would explain the silence for longer."""
+    patient = replace(after_timeouts(6), is_hiding=True)
+    assert Canary().due_at(patient, SENT_AT) == SENT_AT + 8.0
+    assert Canary().due_at(replace(patient, is_seen_still=True), SENT_AT) == SENT_AT + 1.0
+
+
+def test_one_that_stops_making_progress_gets_the_next_as_soon_as_an_idle_one() -> None:
+    patient = replace(after_timeouts(6), rules=Rules(canary_idle_s=3.0))
+    idle_s = 3.0 * BLIND_IDLE
+    assert Canary().due_at(replace(patient, progress_at=SENT_AT + 3.0), SENT_AT) == SENT_AT + 3.0 + idle_s
+    assert Canary().due_at(replace(patient, progress_at=SENT_AT - 60.0), SENT_AT) == SENT_AT + 1.0
+
+
+# Which canaries need a new connection.
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_suspicion_is_examined_on_a_new_connection(verdict: Verdict) -> None:
+    context = FakePatient(lambda _: TOKEN, verdict=verdict)
+    fly(context)
+    assert context.asked[0].fresh is (verdict is not Verdict.UP)
+
+
+def test_a_canary_that_timed_out_is_repeated_on_a_new_connection() -> None:
+    context = FakePatient(lambda _: Trouble.TIMEOUT)
+    fly(context)
+    fly(context)
+    assert [asked.fresh for asked in context.asked] == [False, True]

@@ -1,11 +1,31 @@
-"""The exporter probe: presets and rules against pages as exporters show them, look after look."""
+"""The exporter probe: presets, rules, and how samples are found on pages."""
 
 from __future__ import annotations
 
+import gc
+import math
+import time
+from collections import deque
+from contextlib import suppress
+
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from cellgate.probes.base import Trouble
-from cellgate.probes.exporter import ExporterProbe, RuleError
+from cellgate.probes.exporter import (
+    PRESETS,
+    ExporterProbe,
+    Rule,
+    RuleError,
+    Sample,
+    TooLargeError,
+    broken,
+    growth,
+    labels_of,
+    parse,
+    scan,
+)
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 
@@ -134,3 +154,200 @@ def test_too_many_lines_of_a_metric_are_too_much() -> None:
 def test_it_goes_by_one_rule_or_one_preset(rule: str, preset: str) -> None:
     with pytest.raises(RuleError):
         ExporterProbe("http://n/metrics", rule, preset)
+
+
+# Rules on exporters' samples: what they mean, what is none, and how the samples are found on a page.
+
+fuzz = settings(derandomize=True, deadline=None, max_examples=300)
+metric_names = st.from_regex(r"[A-Za-z_:][A-Za-z0-9_:]{0,12}", fullmatch=True)
+label_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+label_values = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=8)
+labels = st.dictionaries(label_names, label_values, max_size=3)
+blanks = st.text(" \t", max_size=2)
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def written(labels: dict[str, str], blank: str = "") -> str:
+    """Labels in braces; none for no label."""
+    inside = f",{blank}".join(
+        f'{name}{blank}={blank}"{escaped(value)}"{blank}' for name, value in labels.items()
+    )
+    return f"{{{blank}{inside}}}" if labels else ""
+
+
+# Rules.
+
+
+@fuzz
+@given(
+    metric_names,
+    labels,
+    st.booleans(),
+    st.sampled_from(["==", "!=", ">", ">=", "<", "<="]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    blanks,
+)
+def test_a_rule_means_what_it_says(
+    metric: str, labels: dict[str, str], grows: bool, compare: str, limit: float, blank: str
+) -> None:
+    sample = f"{metric}{blank}{written(labels, blank)}"
+    text = f"increase{blank}({blank}{sample}{blank})" if grows else sample
+    rule = parse(f"{blank}{text}{blank}{compare}{blank}{limit!r}{blank}")
+    assert (rule.metric, rule.labels, rule.grows) == (metric, tuple(labels.items()), grows)
+    assert (rule.compare, rule.limit) == (compare, limit)
+    assert parse(rule.text) == rule
+
+
+@fuzz
+@given(st.text(max_size=40) | st.lists(st.sampled_from('x_1{}()=!<>~",\\ \n[]'), max_size=30).map("".join))
+@example("x{" + 'a="b" ' * 70 + "> 1")
+@example("x{" + "\\" * 400)
+@example("x" * 501)
+def test_what_is_no_rule_is_refused_and_nothing_else_happens(text: str) -> None:
+    with suppress(RuleError):
+        assert math.isfinite(parse(text).limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("x", "a comparison is missing, such as > 0"),
+        ("", "a comparison is missing, such as > 0"),
+        ("x = 1", "did you mean '=='?"),
+        ("x => 1", "did you mean '>='?"),
+        ("x ~ 1", "known comparisons: == != >= <= > <"),
+        ("x > y", "it must end with a number"),
+        ("x > inf", "it must end with a number"),
+        ("rate(x) > 1", "function rate() is not supported; did you mean 'increase(x)'?"),
+        ("increase(x > 1", "a parenthesis is missing"),
+        (
+            "increase(x[5m]) > 1",
+            "ranges in brackets are not supported: increase is the growth since the last probe",
+        ),
+        ("x > 1 and y > 2", "only one comparison is allowed; use one probe for each"),
+        ("x{a=b} > 1", 'label values must be in double quotes: {label="value"}'),
+        ('x{a!="b"} > 1', 'labels can only be compared by label="value"'),
+        ('x{a=~"b"} > 1', 'labels can only be compared by label="value"'),
+        ("x" * 500 + " > 1", "it is longer than 500 characters"),
+    ],
+)
+def test_the_near_miss_is_named(text: str, hint: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        parse(text)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ("x == 79", 79.0, True),
+        ("x == 79", 45.0, False),
+        ("x != 0", 1.0, True),
+        ("x >= 2", 2.0, True),
+        ("x <= 2", 3.0, False),
+        ("x > 100", math.inf, True),
+        ("x < 5e3", 4999.0, True),
+    ],
+)
+def test_a_rule_compares_the_value(text: str, value: float, holds: bool) -> None:
+    assert (broken([parse(text)], [Sample("x", b"", value)], {}) is not None) is holds
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "grown"),
+    [(None, 7.0, 0.0), (5.0, 5.0, 0.0), (5.0, 8.0, 3.0), (5.0, 2.0, 2.0), (5.0, 0.0, 0.0)],
+    ids=["just met", "still", "grown", "reset and grown", "reset"],
+)
+def test_growth_is_that_of_a_counter(last: float | None, now: float, grown: float) -> None:
+    assert growth(now, last) == grown
+    known = {} if last is None else {("x", b""): last}
+    assert bool(broken([parse("increase(x) > 0")], [Sample("x", b"", now)], known)) is (grown > 0)
+
+
+def test_labels_narrow_a_rule_and_a_missing_one_is_empty() -> None:
+    samples = list(scan(b'x{a="1",b="2"} 5\nx{a="2"} 7\nx 9', ["x"]))
+    assert [sample.value for sample in samples if parse('x{a="1"} > 0').is_about(sample)] == [5.0]
+    assert [sample.value for sample in samples if parse('x{b=""} > 0').is_about(sample)] == [7.0, 9.0]
+    assert [sample.value for sample in samples if parse("x > 0").is_about(sample)] == [5.0, 7.0, 9.0]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_made_of_rules(preset: str) -> None:
+    assert all(isinstance(parse(text), Rule) for text in PRESETS[preset])
+
+
+# Samples.
+
+
+@fuzz
+@given(
+    st.lists(st.tuples(metric_names, labels, st.floats(allow_nan=False)), max_size=8),
+    st.lists(st.binary(max_size=12).filter(lambda noise: b"\n" not in noise), min_size=1, max_size=3),
+    blanks,
+)
+def test_the_samples_of_a_page_are_found_among_noise(
+    samples: list[tuple[str, dict[str, str], float]], noise: list[bytes], blank: str
+) -> None:
+    page = b"\n".join(
+        line
+        for metric, labels, value in samples
+        for line in (f"{metric}{written(labels, blank)} {blank}{value!r} 12345".encode(), b"# " + noise[0])
+    )
+    for wanted in {metric for metric, _, _ in samples}:
+        found = [(sample.value, labels_of(sample)) for sample in scan(page, [wanted])]
+        assert found == [(value, labels) for metric, labels, value in samples if metric == wanted]
+
+
+@fuzz
+@given(
+    st.binary(max_size=300), st.lists(st.sampled_from([b'x{a="b"} ', b"x", b"\n", b"{", b'"', b"\\", b" 1"]))
+)
+def test_no_page_is_too_strange(garbage: bytes, pieces: list[bytes]) -> None:
+    page = garbage + b"".join(pieces)
+    assume(b"\n" in page)
+    for sample in scan(page, ["x", "xx"]):
+        assert not math.isnan(sample.value)
+        labels_of(sample)
+        str(sample)
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (b"x 1", [1.0]),
+        (b"x\t1\r", [1.0]),
+        (b'x{a="}"} 3 # {trace="1"} 9', [3.0]),
+        (b'x{a="\\"}",} 4', [4.0]),
+        (b"x{} 5", [5.0]),
+        (b"x +Inf", [math.inf]),
+        (b"x NaN", []),
+        (b"x", []),
+        (b"x{", []),
+        (b"xy 1", []),
+        (b" x 1", []),
+        (b"# x 1", []),
+        (b"x{a=b} 1", []),
+        (b'x{a="' + b"v" * 5000 + b'"} 1', []),
+    ],
+)
+def test_a_line_is_a_sample_or_nothing(line: bytes, values: list[float]) -> None:
+    assert [sample.value for sample in scan(b"y 1\n" + line + b"\nz 1", ["x"])] == values
+
+
+@pytest.mark.parametrize(
+    "line", [b"x", b"x 1", b'x{a="b" ', b'x{a="' + b"\\a" * 1900, b'x{a="b"' + b" " * 4000], ids=range(5)
+)
+def test_a_page_made_to_cost_much_is_given_up_soon(line: bytes) -> None:
+    """After some 0.1 s; a collection of all other tests' garbage meanwhile would not be its own cost."""
+    page = (line + b"\n") * ((4 << 20) // (len(line) + 1))
+    began = time.thread_time()
+    gc.disable()
+    try:
+        with pytest.raises(TooLargeError):
+            deque(scan(page, ["x"]), maxlen=0)
+    finally:
+        gc.enable()
+    assert time.thread_time() - began < 1.0

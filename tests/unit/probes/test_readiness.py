@@ -1,16 +1,21 @@
-"""What is taken for readiness, by engine."""
+"""What is taken for readiness, by engine; standing still on purpose; the word of the gate before a unit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import orjson
 import pytest
 
-from cellgate.probes.base import Trouble
+from cellgate.probes import GATE_PROBES
+from cellgate.probes.base import Reply, Trouble
+from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.engines import ENGINES
-from cellgate.probes.readiness import Readiness
-from cellgate.router.nouns import Evidence, Load, Rules, Sign, Strength, Verdict
+from cellgate.probes.readiness import VIA_GATE, GateHealth, QuiescenceProbe, Readiness, name_there, via_gate
+from cellgate.router.nouns import EnginePause, Evidence, HoldKind, Load, Rules, Sign, Strength, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 
@@ -157,3 +162,146 @@ def test_metrics_of_a_unit_without_work_are_read_less_often_and_those_of_a_suspe
     ):
         context.load, context.verdict = load, verdict
         assert EngineMetrics().due_at(context, 100.0) == 100.0 + metrics_s
+
+
+# What an engine says of standing still on purpose, and what it costs to ask.
+
+PROBE = QuiescenceProbe()
+SCALING = reply(503, b'{"error":"The model is currently scaling. Please try again later."}')
+AWAKE = {"/is_paused": {"is_paused": False}, "/is_sleeping": {"is_sleeping": False}}
+
+
+def engine(answers: Mapping[str, dict[str, bool]], name: str = "vllm", **changes: Any) -> FakePatient:
+    """One that has these paths, and no others."""
+
+    def answer(target: str) -> Answer:
+        return reply(200, orjson.dumps(answers[target])) if target in answers else reply(404)
+
+    return FakePatient(answer, engine=name, **changes)
+
+
+def kinds(context: FakePatient) -> list[HoldKind | None]:
+    return [found.kind for found in look(PROBE, context) if isinstance(found, EnginePause)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        (AWAKE, None),
+        (AWAKE | {"/is_paused": {"is_paused": True}}, HoldKind.PAUSED),
+        (AWAKE | {"/is_sleeping": {"is_sleeping": True}}, HoldKind.ASLEEP),
+        ({"/is_scaling_elastic_ep": {"is_scaling_elastic_ep": True}}, HoldKind.SCALING),
+    ],
+)
+def test_vllm_says_it_by_a_flag(answers: dict[str, dict[str, bool]], kind: HoldKind | None) -> None:
+    assert kinds(engine(answers)) == [kind]
+
+
+def test_an_engine_that_answers_503_everywhere_while_it_scales_has_said_so() -> None:
+    assert kinds(FakePatient(lambda _: SCALING, engine="vllm")) == [HoldKind.SCALING]
+    explained, evidence = look(Readiness(), FakePatient(lambda _: SCALING, engine="vllm"))
+    assert isinstance(explained, EnginePause)
+    assert isinstance(evidence, Evidence)
+
+
+@pytest.mark.parametrize(("ping", "kind"), [(200, HoldKind.PAUSED), (503, None)])
+def test_sglang_is_paused_when_it_is_up_and_not_ready(ping: int, kind: HoldKind | None) -> None:
+    context = FakePatient(lambda target: reply(503 if target == "/ready" else ping), engine="sglang")
+    assert kinds(context) == [kind]
+
+
+def test_paths_that_an_engine_does_not_have_are_not_asked_for_again_soon() -> None:
+    context = engine({})
+    assert look(PROBE, context) == []
+    assert len(context.asked) == 3
+    assert look(PROBE, context) == []
+    assert len(context.asked) == 3
+    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.rest_s
+    context.now_s += PROBE.absent_s
+    look(PROBE, context)
+    assert len(context.asked) == 6
+
+
+def test_an_engine_that_has_them_is_asked_calmly_and_often_while_it_is_on_hold() -> None:
+    context = engine(AWAKE)
+    look(PROBE, context)
+    assert PROBE.due_at(context, 100.0) == 102.0
+    context.in_flight = 1
+    assert PROBE.due_at(context, 100.0) == 101.0
+    context.is_on_hold = True
+    assert PROBE.due_at(context, 100.0) == 100.5
+    look(PROBE, context)
+    assert [asked.target for asked in context.asked[3:]] == ["/is_paused", "/is_sleeping"]
+
+
+def test_engines_that_cannot_say_it_are_not_asked() -> None:
+    context = engine(AWAKE, "llamacpp")
+    assert look(PROBE, context) == []
+    assert context.asked == []
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"is_paused":"yes"}', b'{"is_paused":1}', b"\xff"])
+def test_strange_answers_say_nothing(body: bytes) -> None:
+    assert look(PROBE, FakePatient(lambda _: reply(200, body), engine="vllm")) == []
+
+
+def test_an_engine_that_does_not_answer_says_nothing_and_one_that_refuses_is_gone() -> None:
+    assert look(PROBE, FakePatient(lambda _: Trouble.TIMEOUT, engine="vllm")) == []
+    [gone] = look(PROBE, FakePatient(lambda _: Trouble.REFUSED, engine="vllm"))
+    assert isinstance(gone, Evidence)
+    assert (gone.sign, gone.strength) == (Sign.BAD, Strength.FATAL)
+
+
+# What is made of the word of the gate before a unit, and when it is asked.
+
+UNIT = Unit("east.u/1", "east", "http://gate", nodes=via_gate("u/1"), engine=VIA_GATE)
+SLOW = Reply(200, {"x-envoy-degraded": "1"}, b"")
+
+
+def see_gate(answer: Answer, verdict: Verdict = Verdict.UP) -> tuple[Sign, Strength]:
+    """How one answer weighs."""
+    context = FakePatient(lambda _: answer, UNIT, verdict=verdict)
+    [evidence] = look(GateHealth(), context)
+    assert isinstance(evidence, Evidence)
+    assert (evidence.unit, evidence.source) == (UNIT.name, Canary.name)
+    assert [asked.target for asked in context.asked] == ["/healthz/unit/u%2F1"]
+    return evidence.sign, evidence.strength
+
+
+@pytest.mark.parametrize(
+    ("answer", "weight"),
+    [
+        (reply(200), (Sign.GOOD, Strength.STRONG)),
+        (SLOW, (Sign.GOOD, Strength.STRONG)),
+        (reply(404), (Sign.BAD, Strength.STRONG)),
+        (reply(503), (Sign.BAD, Strength.STRONG)),
+        (reply(500), (Sign.NEUTRAL, Strength.WEAK)),
+        (reply(302), (Sign.NEUTRAL, Strength.WEAK)),
+        (Trouble.REFUSED, (Sign.BAD, Strength.FATAL)),
+        (Trouble.UNREACHABLE, (Sign.BAD, Strength.STRONG)),
+        (Trouble.TIMEOUT, (Sign.BAD, Strength.STRONG)),
+        (Trouble.BROKEN, (Sign.BAD, Strength.STRONG)),
+        (Trouble.OWN, (Sign.NEUTRAL, Strength.WEAK)),
+    ],
+)
+def test_each_word_of_a_gate_is_weighed(answer: Answer, weight: tuple[Sign, Strength]) -> None:
+    assert see_gate(answer) == weight
+
+
+def test_a_suspicion_that_its_gate_shares_is_not_cleared() -> None:
+    assert see_gate(SLOW, Verdict.SUSPECT) == (Sign.NEUTRAL, Strength.WEAK)
+    assert see_gate(reply(200), Verdict.SUSPECT) == (Sign.GOOD, Strength.STRONG)
+
+
+def test_it_is_asked_while_there_is_doubt_and_when_nothing_is_heard() -> None:
+    probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, progress_at=99.0)
+    assert probe.due_at(context, -math.inf) == 99.0 + probe.quiet_s
+    context.progress_at = 10.0
+    assert probe.due_at(context, 50.0) == 51.0
+    context.progress_at, context.verdict = 99.0, Verdict.DOWN
+    assert probe.due_at(context, 99.5) == 100.5
+
+
+def test_it_stands_in_for_the_canary() -> None:
+    assert list(GATE_PROBES.items()) == [(Canary.name, GateHealth)]
+    assert name_there(UNIT) == "u/1"

@@ -1,4 +1,4 @@
-"""How a probe is run: when it looks, and what cannot stop it. In virtual time."""
+"""How a probe is run: when it looks, what cannot stop it, and pages by callbacks. In virtual time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ import math
 import random
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
 
 import pytest
 
-from cellgate.probes.base import ProbeContext
-from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, TOGETHER_S, Agenda, Runner
+from cellgate.probes.base import Fetch, FetchError, PageGet, ProbeContext, Reply, Trouble
+from cellgate.probes.runner import (
+    GAP_S,
+    GRACE_S,
+    JITTER,
+    PER_TURN,
+    SLOTS_PER_S,
+    SPARE,
+    TOGETHER_S,
+    Agenda,
+    Runner,
+)
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import FakePatient, reply
 from tests.sim.world import World, run
@@ -319,3 +331,294 @@ def test_a_taker_that_fails_always_does_not_end_the_probe() -> None:
     probe = Glance()
     watch(probe, for_s=5.0, take=take)
     assert len(probe.began) == 6
+
+
+# How a probe that reads a page is run: asked and answered by callbacks, and what cannot stop it. In virtual
+# time.
+
+LIMIT_S = 5.0
+
+
+class Wait:
+    """A request on its way."""
+
+    def __init__(self, server: Server, done: Callable[[Reply | FetchError], None]) -> None:
+        self._server = server
+        self._timer = asyncio.get_running_loop().call_later(server.takes_s, self._tell, done)
+
+    def _tell(self, done: Callable[[Reply | FetchError], None]) -> None:
+        self._server.pending -= 1
+        done(self._server.answer)
+
+    def abandon(self) -> None:
+        self._server.pending -= 1
+        self._timer.cancel()
+
+
+@dataclass
+class Server:
+    """Gives `answer` after `takes_s`."""
+
+    answer: Reply | FetchError
+    takes_s: float = 0.1
+    pending: int = 0
+
+    def get(
+        self, _target: str, done: Callable[[Reply | FetchError], None], *, timeout_s: float, max_bytes: int
+    ) -> Wait:
+        self.pending += 1
+        return Wait(self, done)
+
+
+@dataclass
+class Reading:
+    """A probe that reads a page each second."""
+
+    server: Server
+    name: str = "reading"
+    page_error: Exception | None = None
+    read_error: Exception | None = None
+    began: list[float] = field(default_factory=list)
+
+    def limit_s(self, _context: ProbeContext) -> float:
+        return LIMIT_S
+
+    def due_at(self, _context: ProbeContext, last_at: float) -> float:
+        return last_at + 1.0
+
+    def page(self, context: ProbeContext) -> PageGet:
+        self.began.append(context.now())
+        if self.page_error is not None:
+            raise self.page_error
+        return PageGet(cast("Fetch", self.server), "/page", 1.0)
+
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> list[Finding]:
+        if self.read_error is not None:
+            raise self.read_error
+        sign = Sign.BAD if isinstance(answer, FetchError) else Sign.GOOD
+        return [Evidence("u", sign, Strength.WEAK, self.name, "seen", context.now())]
+
+
+def watch_page(
+    probe: Reading, for_s: float, meanwhile: Callable[[Runner], None] = lambda _: None
+) -> list[Evidence]:
+    """Run a probe for a time; what it found. Nothing of it may be left."""
+    found: list[Evidence] = []
+
+    async def main() -> None:
+        agenda = Agenda(asyncio.get_running_loop())
+        take = cast("Callable[[Finding], None]", found.append)
+        runner = Runner(probe, LoopPatient(lambda _: reply(200)), take, random.Random(1), agenda)
+        runner.start()
+        meanwhile(runner)
+        await sweep_for(runner, for_s)
+        runner.stop()
+        assert probe.server.pending == 0
+
+    run(World(1), main())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("answer", "sign"), [(reply(200), Sign.GOOD), (FetchError(Trouble.TIMEOUT, "no answer"), Sign.BAD)]
+)
+def test_each_answer_is_read_and_the_next_is_asked_for_a_period_later(
+    answer: Reply | FetchError, sign: Sign
+) -> None:
+    probe = Reading(Server(answer))
+    found = watch_page(probe, 9.95)
+    assert {evidence.sign for evidence in found} == {sign}
+    assert len(found) == len(probe.began) == pytest.approx(10, abs=1)
+    gaps = [later - earlier for earlier, later in zip(probe.began, probe.began[1:], strict=False)]
+    assert all(1.0 - JITTER - 1e-3 <= gap <= 1.0 for gap in gaps)
+
+
+def test_pages_are_not_asked_for_side_by_side() -> None:
+    probe = Reading(Server(reply(200), takes_s=2.0))
+    assert len(watch_page(probe, 10.5)) == 5
+
+
+def test_a_nudge_while_a_page_is_awaited_is_followed_by_another_run() -> None:
+    probe = Reading(Server(reply(200), takes_s=0.5))
+
+    def nudge_later(runner: Runner) -> None:
+        asyncio.get_running_loop().call_later(0.2, runner.nudge)
+
+    watch_page(probe, 0.9, nudge_later)
+    assert probe.began == pytest.approx([1000.0, 1000.5])
+
+
+def test_who_is_stopped_leaves_no_request_behind_and_reads_nothing_more() -> None:
+    probe = Reading(Server(reply(200), takes_s=3.0))
+    assert watch_page(probe, 2.0) == []
+
+
+def test_a_page_that_never_comes_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A fetch has a timeout; if that fails, the runner does not."""
+    probe = Reading(Server(reply(200), takes_s=1e6))
+    with caplog.at_level(logging.ERROR):
+        found = watch_page(probe, 2.0 * (LIMIT_S + GRACE_S) + 2.0)
+    assert [evidence.sign for evidence in found] == [Sign.NEUTRAL] * 2
+    assert "TimeoutError()" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("where", ["page_error", "read_error"])
+def test_an_exception_is_neutral_evidence_and_the_next_run_comes(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = Reading(Server(reply(200)))
+    setattr(probe, where, KeyError("u"))
+    with caplog.at_level(logging.ERROR):
+        found = watch_page(probe, 2.5)
+    assert [evidence.sign for evidence in found] == [Sign.NEUTRAL] * 3
+    assert len(probe.began) == len(caplog.records) == 3
+
+
+def test_a_finding_may_stop_the_probe() -> None:
+    """The unit is taken out of the configuration by what follows from it."""
+    probe = Reading(Server(reply(200)))
+    found: list[Finding] = []
+
+    async def main() -> None:
+        agenda, runners = Agenda(asyncio.get_running_loop()), list[Runner]()
+
+        def take(finding: Finding) -> None:
+            found.append(finding)
+            runners[0].stop()
+
+        runners.append(Runner(probe, LoopPatient(lambda _: reply(200)), take, random.Random(1), agenda))
+        runners[0].start()
+        await asyncio.sleep(10.0)
+
+    run(World(1), main())
+    assert len(found) == len(probe.began) == 1
+
+
+# One timer for many calls: when they are made, and in which order.
+
+EARLY_S = 0.01
+
+
+def play(
+    scenario: Callable[[Agenda, list[tuple[str, float]]], None], for_s: float = 10.0
+) -> list[tuple[str, float]]:
+    """What was called when, in seconds from the beginning; no timer may be left."""
+    world, made = World(1), list[tuple[str, float]]()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        agenda, began_at = Agenda(loop, EARLY_S), loop.time()
+        scenario(agenda, made)
+        await asyncio.sleep(for_s)
+        made[:] = [(name, round(at - began_at, 6)) for name, at in made]
+
+    run(world, main())
+    return made
+
+
+def noted(name: str, made: list[tuple[str, float]]) -> Callable[[], None]:
+    """A call that takes down when it was made."""
+    return lambda: made.append((name, asyncio.get_running_loop().time()))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_calls_are_made_in_the_order_of_their_times() -> None:
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        for at_s in (3.0, 1.0, 2.0, 1.0):
+            agenda.at(now() + at_s, noted(f"{at_s:g}", made))
+
+    assert play(scenario) == [("1", 1.0), ("1", 1.0), ("2", 2.0), ("3", 3.0)]
+
+
+def test_calls_that_are_due_soon_are_made_with_one_that_is_due_now() -> None:
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        for name, at_s in (("first", 1.0), ("soon", 1.0 + 0.9 * EARLY_S), ("later", 1.0 + 1.1 * EARLY_S)):
+            agenda.at(now() + at_s, noted(name, made))
+
+    assert play(scenario) == [("first", 1.0), ("soon", 1.0), ("later", 1.0 + 1.1 * EARLY_S)]
+
+
+def test_a_call_that_was_cancelled_is_not_made() -> None:
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        first = agenda.at(now() + 1.0, noted("first", made))
+        second = agenda.at(now() + 2.0, noted("second", made))
+        agenda.at(now() + 1.0, lambda: agenda.cancel(second))
+        agenda.cancel(first)
+        agenda.cancel(first)
+
+    assert play(scenario) == []
+
+
+def test_calls_that_were_cancelled_are_not_kept_until_their_time() -> None:
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        agenda.at(now() + 5.0, noted("kept", made))
+        for number in range(10 * SPARE):
+            agenda.cancel(agenda.at(now() + 3600.0 + number / SLOTS_PER_S, noted("cancelled", made)))
+            assert sum(map(len, agenda._slots.values())) == 1
+            assert len(agenda._slots) == len(agenda._order) <= SPARE + 3
+
+    assert play(scenario) == [("kept", 5.0)]
+
+
+def test_calls_may_add_others() -> None:
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        def again() -> None:
+            noted("again", made)()
+            if len(made) < 3:
+                agenda.at(now() + 1.0, again)
+
+        agenda.at(now(), again)
+
+    assert play(scenario) == [("again", 0.0), ("again", 1.0), ("again", 2.0)]
+
+
+def test_the_loop_turns_between_many_calls() -> None:
+    turns: list[int] = []
+
+    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+        def turn() -> None:
+            turns.append(len(made))
+            if len(made) < 3 * PER_TURN:
+                asyncio.get_running_loop().call_soon(turn)
+
+        for _ in range(3 * PER_TURN):
+            agenda.at(now(), noted("x", made))
+        turn()
+
+    assert len(play(scenario)) == 3 * PER_TURN
+    assert all(later - earlier <= PER_TURN for earlier, later in pairwise(turns))
+
+
+def test_a_call_that_fails_does_not_stop_the_others() -> None:
+    world, made = World(1), list[str]()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        agenda = Agenda(loop, EARLY_S)
+        agenda.at(now() + 1.0, lambda: made.append(str(1 // 0)))
+        agenda.at(now() + 1.0, lambda: made.append("at"))
+        agenda.soon(lambda _: made.append(str(1 // 0)), None)
+        agenda.soon(made.append, "soon")
+        await asyncio.sleep(2.0)
+        assert len(world.loop.problems) == 2
+        world.loop.forgive()
+
+    run(world, main())
+    assert made == ["soon", "at"]
+
+
+def test_answers_are_told_in_a_later_turn_in_their_order() -> None:
+    told: list[int] = []
+
+    async def main() -> None:
+        agenda = Agenda(asyncio.get_running_loop())
+        for number in range(2 * PER_TURN):
+            agenda.soon(told.append, number)
+        assert told == []
+        await asyncio.sleep(1.0)
+
+    run(World(1), main())
+    assert told == [*range(2 * PER_TURN)]

@@ -1,4 +1,4 @@
-"""The judge, held to its table and to what must follow from it."""
+"""The judge, held to its table; what a hold explains; why a unit went DOWN."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.router import health
+from cellgate.router.board import Board, DownCause, down_cause
 from cellgate.router.judge import (
     ANSWER_FAULT,
     ANSWER_SOURCE,
@@ -20,7 +22,22 @@ from cellgate.router.judge import (
     judge,
     open_case,
 )
-from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+from cellgate.router.nouns import (
+    Case,
+    Cell,
+    EnginePause,
+    Evidence,
+    Fleet,
+    Hold,
+    HoldKind,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
+from cellgate.router.opinions import REFUSING_SOURCE
+from cellgate.router.unit_state import UnitState
 
 RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
 NOW = 100.0
@@ -383,3 +400,133 @@ def test_wrong_answers_hold_a_unit_down_until_their_source_takes_them_back() -> 
     cleared, wants_canary = judge(restarted, right, RULES)
     assert (cleared.faults, wants_canary) == (frozenset(), True)
     assert judge(cleared, replace(canary, at=5.0), RULES).case.verdict is Verdict.UP
+
+
+# What a hold explains, how long it is believed, and what follows its end.
+
+HOLD_RULES = Rules(hold_limit_s=100.0)
+PAUSED = Hold(HoldKind.PAUSED, 10.0, 10.0)
+
+
+def make(verdict: Verdict = Verdict.UP) -> UnitState:
+    return UnitState(Unit("u", "c", "http://u"), Cell("c"), replace(open_case(0.0), verdict=verdict))
+
+
+def say(state: UnitState, kind: HoldKind | None, at: float) -> bool:
+    return health.hear(state, EnginePause("u", kind, at))
+
+
+def observed(strength: Strength, node: str | None = None, sign: Sign = Sign.BAD) -> Evidence:
+    return Evidence("u", sign, strength, "canary", "no token", 11.0, node=node)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_explained"),
+    [
+        (observed(Strength.STRONG), True),
+        (observed(Strength.WEAK), True),
+        (observed(Strength.FATAL), False),
+        (observed(Strength.STRONG, node="n"), False),
+        (observed(Strength.STRONG, sign=Sign.GOOD), False),
+    ],
+)
+def test_a_hold_explains_what_is_no_fact(word: Evidence, is_explained: bool) -> None:
+    assert health.explains(PAUSED, word) is is_explained
+    assert not health.explains(replace(PAUSED, ended_at=11.0), word)
+    assert not health.explains(None, word)
+
+
+def test_it_lasts_while_the_engine_says_so_and_ends_with_a_proof() -> None:
+    state = make()
+    assert say(state, HoldKind.PAUSED, 10.0)
+    assert not say(state, HoldKind.PAUSED, 12.0)
+    assert not health.pass_time(state, 13.0, HOLD_RULES)
+    assert not state.is_usable()
+    assert say(state, None, 14.0)
+    assert (state.held_until, state.is_usable()) == (14.0, False)
+    state.progress_at = 14.1
+    health.pass_time(state, 14.25, HOLD_RULES)
+    assert state.is_usable()
+
+
+def test_an_engine_that_stops_saying_so_is_no_longer_believed() -> None:
+    state = make()
+    say(state, HoldKind.ASLEEP, 10.0)
+    assert not health.pass_time(state, 10.0 + health.SAID_S, HOLD_RULES)
+    assert health.pass_time(state, 10.1 + health.SAID_S, HOLD_RULES)
+    assert not state.is_hold_spent
+
+
+def test_after_the_limit_it_is_ignored_until_the_engine_says_that_it_goes_on() -> None:
+    state = make()
+    for at in range(10, 111):
+        say(state, HoldKind.PAUSED, float(at))
+    assert health.pass_time(state, 110.0, HOLD_RULES)
+    assert not say(state, HoldKind.PAUSED, 111.0)
+    assert not health.is_on(state.hold)
+    say(state, None, 112.0)
+    assert say(state, HoldKind.PAUSED, 113.0)
+
+
+def test_a_hold_that_returns_without_work_in_between_goes_on_from_where_it_began() -> None:
+    state = make()
+    say(state, HoldKind.PAUSED, 10.0)
+    say(state, None, 50.0)
+    say(state, HoldKind.PAUSED, 51.0)
+    assert state.hold == Hold(HoldKind.PAUSED, 10.0, 51.0)
+
+
+def test_a_unit_with_a_fact_against_it_is_not_put_on_hold() -> None:
+    down = make(Verdict.DOWN)
+    down.case = replace(down.case, because=observed(Strength.FATAL))
+    hurt = make()
+    hurt.case = replace(hurt.case, faults=frozenset({("n", "agent")}))
+    assert not say(down, HoldKind.PAUSED, 10.0)
+    assert not say(hurt, HoldKind.PAUSED, 10.0)
+    assert down.hold is None
+    assert hurt.hold is None
+
+
+def test_a_unit_of_which_nothing_can_be_proven_comes_back_all_the_same() -> None:
+    state = make()
+    say(state, HoldKind.PAUSED, 10.0)
+    say(state, None, 20.0)
+    health.pass_time(state, 20.1 + health.PROOF_S, HOLD_RULES)
+    assert state.is_usable()
+
+
+# Why a unit went DOWN: a wedge is what answers its health check and generates nothing.
+
+SUSPECT = Case(Verdict.SUSPECT, 10.0)
+NO_TOKEN = Evidence("a1", Sign.BAD, Strength.STRONG, "canary", "no token in 2 s", 12.0)
+REFUSED = replace(NO_TOKEN, strength=Strength.FATAL, reason="connection refused")
+HEALTHY = Evidence("a1", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", 11.0)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "health", "cause"),
+    [
+        (NO_TOKEN, HEALTHY, DownCause.WEDGED),
+        (replace(NO_TOKEN, source=REFUSING_SOURCE), HEALTHY, DownCause.REFUSES_REQUESTS),
+        (NO_TOKEN, None, DownCause.UNHEALTHY),
+        (NO_TOKEN, replace(HEALTHY, at=9.0), DownCause.UNHEALTHY),
+        (NO_TOKEN, replace(HEALTHY, sign=Sign.BAD), DownCause.UNHEALTHY),
+        (REFUSED, HEALTHY, DownCause.REFUSED),
+        (replace(REFUSED, source="agent", node="a1-1"), HEALTHY, DownCause.NODE),
+        (replace(REFUSED, source=ANSWER_SOURCE), HEALTHY, DownCause.WRONG_ANSWERS),
+    ],
+)
+def test_the_cause_is_what_was_seen(evidence: Evidence, health: Evidence | None, cause: DownCause) -> None:
+    assert down_cause(SUSPECT, evidence, health) is cause
+
+
+def test_a_flip_to_down_has_a_cause_and_no_other_flip_has() -> None:
+    board = Board(Rules())
+    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    passed = replace(NO_TOKEN, sign=Sign.GOOD, at=1.0)
+    causes = {}
+    for evidence in (passed, NO_TOKEN, replace(HEALTHY, at=13.0), replace(NO_TOKEN, at=14.0)):
+        flip = board.observe(evidence).flip
+        if flip is not None:
+            causes[flip.after] = flip.cause
+    assert causes == {Verdict.UP: None, Verdict.SUSPECT: None, Verdict.DOWN: DownCause.WEDGED}

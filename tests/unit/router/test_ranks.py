@@ -1,13 +1,35 @@
-"""Data parallel ranks of a unit: which one a request goes to, and when one of them stalls."""
+"""Data parallel ranks: which one a request goes to, and what is concluded when one stalls."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from cellgate.router.board import Board
+from cellgate.router.comparisons import FRESH_S, NAMED_MAX, SHOWN_MAX, Stack, Stacks, conclusions, software_of
+from cellgate.router.comparisons import differences as software_differences
 from cellgate.router.cost import Expected
 from cellgate.router.health import find_rank_stall, find_stall
-from cellgate.router.nouns import Ask, Evidence, Fleet, Load, RankLoad, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import (
+    Ask,
+    Behind,
+    Cell,
+    Communicator,
+    Evidence,
+    Fleet,
+    Load,
+    Node,
+    NodeFacts,
+    RankLoad,
+    RankPlace,
+    Role,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    UnitFacts,
+)
 from cellgate.router.unit_state import RANKS_MAX, Lease, UnitState
 
 NOW = 100.0
@@ -138,3 +160,205 @@ def test_requests_of_others_at_a_rank_are_no_reason_to_suspect_it() -> None:
     for second in range(1, 5):
         report(board, NOW + second, RankLoad(0, 1, progress=50.0 * second), RankLoad(1, 3))
     assert find_rank_stall(state_of(board), NOW + 4.1, RULES) is None
+
+
+# What is concluded from what ranks say.
+
+FIVE = RankPlace(5, "10.0.0.2", 4711)
+LATE = Communicator("c", 8, 8000, 1, (Behind(FIVE, "AllReduce", 1000, 1001),))
+
+
+def facts(at: float, *communicators: Communicator, node: str = "b", **more: Any) -> NodeFacts:
+    hosts = frozenset({"10.0.0.2"})
+    return NodeFacts(
+        "u", node, at, addresses=hosts, communicators=communicators, is_of_ranks=bool(communicators), **more
+    )
+
+
+def unit(*reports: NodeFacts) -> UnitFacts:
+    found = UnitFacts()
+    for report in reports:
+        found.take(report)
+    return found
+
+
+def test_a_rank_that_two_reports_find_behind_never_entered_the_collective() -> None:
+    found = unit(facts(0.0, LATE), facts(2.0, LATE))
+    assert conclusions(found, 2.0) == (
+        "rank 5 on node b (process 4711) never entered AllReduce 1001, which 7 of 8 ranks wait in",
+    )
+
+
+def test_one_report_says_nothing_of_who_is_behind_and_neither_do_ranks_that_go_on() -> None:
+    assert conclusions(unit(facts(0.0, LATE)), 0.0) == ()
+    later = Communicator("c", 8, 8100, 1, (Behind(FIVE, "AllReduce", 1012, 1013),))
+    assert conclusions(unit(facts(0.0, LATE), facts(2.0, later)), 2.0) == ()
+
+
+def test_when_most_are_behind_no_rank_is_blamed() -> None:
+    most = Communicator("c", 8, 8000, 7, tuple(Behind(FIVE, "AllGather", 1, 2) for _ in range(7)))
+    assert conclusions(unit(facts(0.0, most), facts(2.0, most)), 2.0) == (
+        "7 of 8 ranks have not entered AllGather 2",
+    )
+
+
+def test_a_rank_is_named_once_by_its_number_in_the_largest_communicator() -> None:
+    small = Communicator("d", 2, 20, 1, (Behind(FIVE._replace(rank=1), "AllReduce", 9, 10),))
+    found = conclusions(unit(facts(0.0, LATE, small), facts(2.0, LATE, small)), 2.0)
+    assert [line.split(" (")[0] for line in found] == ["rank 5 on node b"]
+
+
+def test_ranks_that_do_not_answer_or_report_errors_are_named_at_once() -> None:
+    comm = Communicator("c", 8, missing=((FIVE, True),), failed=((RankPlace(6, "10.9.9.9", 1), 6),))
+    assert conclusions(unit(facts(0.0, comm)), 0.0) == (
+        "rank 5 on node b (process 4711) does not answer the other ranks, for a minute or more",
+        "rank 6 on node 10.9.9.9 (process 1) reports an NCCL error: remote process error",
+    )
+
+
+def test_all_agents_that_say_the_same_are_one_sentence() -> None:
+    reports = [facts(at, LATE, node=node) for at in (0.0, 2.0) for node in ("b", "a")]
+    assert len(conclusions(unit(*reports), 2.0)) == 1
+
+
+def test_error_counters_that_grow_are_told_and_those_that_stand_or_fall_are_not() -> None:
+    before = facts(0.0, counters={"mlx5_0/1 link_downed": 2, "neuron0 x": 9, "mlx5_0/1 symbol_error": 4})
+    after = facts(30.0, counters={"mlx5_0/1 link_downed": 3, "neuron0 x": 0, "mlx5_0/1 symbol_error": 4})
+    assert conclusions(unit(before, after), 30.0) == ("node b counts mlx5_0/1 link_downed +1 within 30 s",)
+    assert conclusions(unit(after), 30.0) == ()
+
+
+def test_old_reports_say_nothing_and_a_sentence_has_an_end() -> None:
+    assert conclusions(unit(facts(0.0, LATE), facts(2.0, LATE)), 3.0 + FRESH_S) == ()
+    many = {f"ib{n}/1 symbol_error": 1 for n in range(99)}
+    found = unit(facts(0.0, counters=dict.fromkeys(many, 0)), facts(1.0, counters=many))
+    assert len(conclusions(found, 1.0)) == NAMED_MAX
+
+
+# Which software differs, and how it is said.
+
+USUAL = {
+    "program": "vllm",
+    "package vllm": "0.11.0",
+    "driver nvidia": "570",
+    "flag --tp": "8",
+    "flag --dtype": "#1",
+}
+
+
+def differences(usual: Stack, stack: Stack, whose: str) -> list[str]:
+    return software_differences(software_of(usual), software_of(stack), whose)
+
+
+def mixed(state: UnitState) -> str:
+    stacks = Stacks()
+    list(stacks.read(state))
+    return stacks.mixed(state)
+
+
+def odd_units(found: Board) -> dict[str, str]:
+    stacks = Stacks()
+    for state in found:
+        list(stacks.read(state))
+    return {state.unit.name: words for state, words in stacks.odd(found) if words}
+
+
+def board(**stacks: tuple[Stack, ...]) -> Board:
+    """A unit for each name, with a node for each of its stacks."""
+    found = Board(Rules())
+    units = []
+    for name, each in stacks.items():
+        nodes = tuple(Node(f"{name}-{n}", Role.FOLLOWER if n else Role.LEADER) for n in range(len(each)))
+        units.append(Unit(name, "c", f"http://{name}", models=("m",), nodes=nodes))
+    found.configure(Fleet((Cell("c"),), tuple(units)), 0.0)
+    for name, each in stacks.items():
+        for n, stack in enumerate(each):
+            found.units[name].facts.nodes[f"{name}-{n}"] = NodeFacts(name, f"{name}-{n}", 0.0, stack)
+    return found
+
+
+def test_what_differs_is_said_with_both_values() -> None:
+    other = {**USUAL, "driver nvidia": "550", "flag --tp": "4", "flag --dtype": "#2", "flag --eager": ""}
+    assert differences(USUAL, other, "a-0") == [
+        "driver nvidia 550 (a-0: 570)",
+        "another --dtype than a-0",
+        "--eager (a-0 has none)",
+        "--tp 4 (a-0: 8)",
+    ]
+    assert "no --tp (a-0 has it)" in differences(USUAL, {"program": "vllm"}, "a-0")
+
+
+def test_flags_that_are_meant_to_differ_do_not_count() -> None:
+    flags = (
+        "--host",
+        "--port",
+        "--node-rank",
+        "--headless",
+        "--head",
+        "--master-addr",
+        "--data-parallel-address",
+    )
+    assert differences(USUAL, USUAL | {f"flag {flag}": "7" for flag in flags}, "a-0") == []
+    assert differences(USUAL, USUAL | {"flag --served-model-name": "#7"}, "a-0") != []
+
+
+def test_a_headless_node_needs_no_flags_of_the_api() -> None:
+    leader = USUAL | {"flag --tool-call-parser": "#3"}
+    headless = USUAL | {"flag --headless": ""}
+    assert differences(leader, headless, "a-0") == []
+    assert differences(leader, headless | {"flag --tp": "4"}, "a-0") == ["--tp 4 (a-0: 8)"]
+    assert differences(leader, USUAL, "a-0") == ["no --tool-call-parser (a-0 has it)"]
+
+
+def test_other_programs_have_other_flags_and_what_is_unknown_is_not_compared() -> None:
+    assert differences(USUAL, {"program": "worker", "package vllm": "0.11.0", "flag --x": "1"}, "a-0") == []
+    assert differences(USUAL, {}, "a-0") == differences({}, USUAL, "a-0") == []
+
+
+def test_the_nodes_of_a_unit_are_compared_with_its_first() -> None:
+    found = board(a=(USUAL, USUAL, USUAL | {"driver nvidia": "550"}), b=(USUAL, {}, USUAL))
+    assert mixed(found.units["a"]) == "a-2 has driver nvidia 550 (a-0: 570)"
+    assert mixed(found.units["b"]) == ""
+
+
+def test_units_are_compared_with_the_most_common_stack_of_their_cell() -> None:
+    old = USUAL | {"package vllm": "0.10.0"}
+    assert odd_units(board(a=(old,), b=(USUAL,), c=(USUAL,), d=(USUAL, old))) == {
+        "a": "vllm 0.10.0 (b: 0.11.0)"
+    }
+    assert odd_units(board(a=(old,), b=(USUAL,))) == {"b": "vllm 0.11.0 (a: 0.10.0)"}
+    assert odd_units(board(a=(USUAL,), b=(USUAL,), c=())) == {}
+
+
+def test_drained_units_and_those_of_other_models_are_left_out() -> None:
+    found = board(a=(USUAL | {"driver nvidia": "550"},), b=(USUAL,), c=(USUAL,))
+    found.units["a"].models = frozenset({"other"})
+    assert odd_units(found) == {}
+    found.units["a"].models = found.units["b"].models
+    assert list(odd_units(found)) == ["a"]
+    found.drain("a", drained=True)
+    assert odd_units(found) == {}
+
+
+def test_many_differences_are_a_short_sentence() -> None:
+    many = {f"flag --{n}": "1" for n in range(50)}
+    assert mixed(board(a=(USUAL, USUAL | many)).units["a"]).endswith(f"and {50 - SHOWN_MAX} more")
+
+
+def test_what_changes_is_compared_anew() -> None:
+    found = board(a=(USUAL, USUAL | {"driver nvidia": "550"}, USUAL))
+    stacks, state = Stacks(), found.units["a"]
+
+    def mixed_now() -> str:
+        list(stacks.read(state))
+        return stacks.mixed(state)
+
+    assert mixed_now() == "a-1 has driver nvidia 550 (a-0: 570)"
+    state.facts.take(NodeFacts("a", "a-1", 1.0, USUAL))
+    assert mixed_now() == ""
+    state.facts.take(NodeFacts("a", "a-0", 1.0, USUAL | {"driver nvidia": "550"}))
+    assert mixed_now().startswith("a-1 has driver nvidia 570 (a-0: 550), a-2 has")
+    del state.facts.nodes["a-0"]
+    assert mixed_now() == ""
+    state.facts.forget()
+    assert mixed_now() == ""

@@ -1,0 +1,547 @@
+"""Limits of keys: the key in a head, the ledger's charges, meters that share a counter, tokens billed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+
+from cellgate.proxy.admission.keys import ANSWER_TOKENS_MAX, TokenEstimator, take_credentials
+from cellgate.proxy.admission.limits import GIVEN_BACK_S, DoorCounts, LimitLedger, Meter, Period, UsageRecord
+from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules, TokenPrice
+from cellgate.proxy.config.settings import KeySettings
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.heads import KEY_FIELDS, Fields
+from cellgate.proxy.http.request import Request
+from cellgate.proxy.http.server import ClientConnection
+from cellgate.proxy.http.unit import UnitConnection
+from cellgate.router.nouns import Ask
+from tests.cost.bench import Bench, Wire
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+
+AT = 1_751_328_000.0
+ASK = Ask(model="m", tenant="t")
+
+
+NO_LIMITS = LimitRules()
+
+
+def ring(key: LimitRules = NO_LIMITS, tenant: LimitRules = NO_LIMITS, **prices: TokenPrice) -> KeyRing:
+    """A key `k` of a tenant `t`."""
+    rules = TenantRules("t", limits=tenant)
+    return KeyRing({b"": Key("k", rules, limits=key)}, {"t": rules}, prices)
+
+
+class Desk:
+    """A ledger whose clock stands still, and what it has recorded."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self.now = AT
+        self.bills: list[tuple[UsageRecord, float]] = []
+        counts = DoorCounts(lambda: frozenset({"m"}))
+        self.ledger = LimitLedger(lambda: self.now, counts, lambda *bill: self.bills.append(bill))
+        self.ledger.take(keys)
+
+    def admit(self, prompt: int = 0, completion: int = 0) -> bytes | Failure:
+        """Charge a request."""
+        return self.ledger.admit(("k", prompt, completion, self.now), ASK)
+
+    def kind(self, **tokens: int) -> FailureKind | None:
+        """Why a request is refused."""
+        found = self.admit(**tokens)
+        return found.kind if isinstance(found, Failure) else None
+
+    def settle(self, charged: tuple[int, int], used: tuple[int, int], at: float = AT) -> None:
+        """End one."""
+        self.ledger.settle(UsageRecord("r", "k", "t", "m", "m", "chat", 200, at, *charged, *used, False))
+
+
+def test_what_was_charged_too_much_comes_back_and_what_was_too_little_is_taken() -> None:
+    desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
+    assert desk.kind(prompt=40, completion=60) is None
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+    desk.settle((40, 60), (40, 10))
+    assert desk.kind(prompt=50) is None
+    desk.settle((50, 0), (50, 30))
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+    desk.now += 60.0
+    assert desk.kind(prompt=1) is None
+
+
+def test_what_comes_back_after_its_minute_does_not_make_the_next_one_larger() -> None:
+    desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
+    desk.admit(prompt=100)
+    desk.now += 60.0
+    desk.admit(prompt=100)
+    desk.settle((100, 0), (10, 0), at=AT)
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+
+
+def test_limits_of_key_and_tenant_both_hold_and_a_refused_request_costs_neither() -> None:
+    desk = Desk(ring(LimitRules(requests_per_minute=1), LimitRules(requests_per_minute=2)))
+    assert [desk.kind() for _ in range(3)] == [None, FailureKind.LIMITED, FailureKind.LIMITED]
+    desk.ledger.take(ring(LimitRules(requests_per_minute=5), LimitRules(requests_per_minute=2)))
+    assert [desk.kind() for _ in range(2)] == [None, FailureKind.LIMITED]
+
+
+def test_limits_that_change_keep_what_was_used() -> None:
+    desk = Desk(ring(LimitRules(tokens_per_minute=100)))
+    desk.admit(prompt=80)
+    desk.ledger.take(ring(LimitRules(tokens_per_minute=90)))
+    assert desk.kind(prompt=11) is FailureKind.LIMITED
+    assert desk.kind(prompt=10) is None
+    desk.ledger.take(ring())
+    assert desk.kind(prompt=10**9) is None
+
+
+def test_money_is_reckoned_by_the_price_of_the_model() -> None:
+    price = TokenPrice(prompt=2.0, completion=4.0)
+    desk = Desk(ring(LimitRules(cost_per_day=0.001), m=price))
+    assert desk.kind(prompt=300, completion=100) is None
+    assert desk.kind(prompt=1) is FailureKind.OVER_BUDGET
+    desk.settle((300, 100), (100, 50))
+    assert desk.bills[0][1] == pytest.approx(0.0004)
+    assert desk.kind(prompt=300) is None
+
+
+def test_a_request_that_may_use_more_than_is_left_is_admitted_alone() -> None:
+    desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
+    assert desk.kind(prompt=10, completion=5000) is None, "a large max_tokens is no reason to refuse"
+    found = desk.admit(prompt=1, completion=1)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.retry_after_s) == (FailureKind.LIMITED, GIVEN_BACK_S)
+    desk.settle((10, 5000), (10, 20))
+    assert desk.kind(prompt=10, completion=5000) is None, "what was not used is given back"
+    desk.settle((10, 5000), (10, 60))
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+    desk.now += 60.0
+    assert desk.kind(prompt=101, completion=1) is FailureKind.OVER_BUDGET
+
+
+def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
+    desk, habits = Desk(ring(tenant=LimitRules(tokens_per_minute=20_000))), TokenEstimator()
+    for _ in range(60):
+        prompt, completion = habits.expect(5, 1)
+        assert desk.kind(prompt=prompt, completion=completion) is None
+        habits.learn(5, 5, 1)
+        desk.settle((prompt, completion), (5, 1))
+    for limit in (0, 2000):
+        prompt, completion = habits.expect(5, limit)
+        passed = sum(desk.kind(prompt=prompt, completion=completion) is None for _ in range(200))
+        assert passed == 10
+        for _ in range(passed):
+            desk.settle((prompt, completion), (5, 0))
+
+
+def test_an_answer_without_a_limit_is_expected_to_be_as_long_as_the_longest_lately() -> None:
+    habits = TokenEstimator()
+    habits.learn(5, 5, 9000)
+    assert habits.expect(5, 0)[1] == 9000
+    assert habits.expect(5, 100, 40)[1] == 4000
+    assert habits.expect(5, 10**9)[1] == ANSWER_TOKENS_MAX
+
+
+def test_tokens_that_come_unexpected_are_charged_as_they_come() -> None:
+    desk = Desk(ring(LimitRules(tokens_per_minute=100)))
+    desk.admit(prompt=10)
+    desk.ledger.spent("k", "t", "m", 90)
+    assert desk.kind(prompt=1) is FailureKind.LIMITED
+
+
+def test_requests_in_flight_are_released_once_each() -> None:
+    desk = Desk(ring(LimitRules(in_flight=1)))
+    assert [desk.kind(), desk.kind()] == [None, FailureKind.LIMITED]
+    desk.settle((0, 0), (0, 0))
+    assert desk.kind() is None
+    desk.ledger.abandon("k", "t")
+    desk.ledger.abandon("k", "t")
+    assert [desk.kind(), desk.kind()] == [None, FailureKind.LIMITED]
+
+
+def test_clients_are_told_the_limit_with_the_least_left() -> None:
+    desk = Desk(ring(LimitRules(tokens_per_minute=1000), LimitRules(tokens_per_minute=500)))
+    lines = desk.admit(prompt=100)
+    assert isinstance(lines, bytes)
+    assert lines.split(b"\r\n")[:3] == [
+        b"x-ratelimit-limit-tokens: 500",
+        b"x-ratelimit-remaining-tokens: 400",
+        b"x-ratelimit-reset-tokens: 61s",
+    ]
+
+
+def test_a_fallback_costs_what_it_costs() -> None:
+    big, small = TokenPrice(10.0, 10.0), TokenPrice(1.0, 1.0)
+    desk = Desk(ring(tenant=LimitRules(cost_per_day=1.0), big=big, m=small))
+    bill = UsageRecord("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
+    desk.ledger.admit(("k", 40_000, 10_000, desk.now), ASK._replace(model="big"))
+    desk.ledger.settle(bill)
+    # 0.05 is spent: 900,000 tokens of the cheap model cost 0.9, 960,000 would be too much.
+    assert desk.kind(prompt=960_000) is FailureKind.OVER_BUDGET
+    assert desk.kind(prompt=900_000) is None
+
+
+def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
+    habits = TokenEstimator()
+    for _ in range(60):
+        habits.learn(1, 40, 5)
+    assert habits.expect(1, 0)[0] == 40
+    assert 10_000 < habits.expect(10_000, 0)[0] < 10_200
+    for _ in range(60):
+        habits.learn(10_000, 15_000, 5)
+    assert habits.expect(10_000, 0)[0] == pytest.approx(15_000, rel=0.05)
+
+
+def test_models_that_no_configuration_names_share_a_label() -> None:
+    counts = DoorCounts(lambda: frozenset({"m"}))
+    bill: dict[str, Any] = {"model": "m", "prompt_tokens": 1, "completion_tokens": 2}
+    usual = UsageRecord("r", "k", "t", "m", "m", "chat", 200, AT, 0, 0, 1, 2, False)
+    for model in ("m", "adapter-1", "adapter-2"):
+        counts.used(usual._replace(**bill | {"model": model}))
+    rows = {
+        sample.labels["model"]: sample.value
+        for family in counts.collect()
+        if family.name == "cellgate_tenant_tokens"
+        for sample in family.samples
+        if sample.labels["kind"] == "completion"
+    }
+    assert rows == {"m": 2, "": 4}
+
+
+# Meters: alone, and several that share a counter.
+
+NEW_YEARS_EVE = datetime(2026, 12, 31, 23, 59, 30, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(("period", "length_s"), [("minute", 60), ("day", 86_400), ("month", 31 * 86_400)])
+def test_windows_are_those_of_the_clock(period: str, length_s: int) -> None:
+    begins_at, ends_at = Period(period).window(NEW_YEARS_EVE)
+    assert ends_at == NEW_YEARS_EVE + 30
+    assert ends_at - begins_at == length_s
+    assert Period(period).window(ends_at)[0] == ends_at
+
+
+def test_alone_it_takes_what_there_is_and_no_more() -> None:
+    meter = Meter(100, Period.MINUTE, NEW_YEARS_EVE)
+    meter.spent += 60
+    assert (meter.has_room(40), meter.has_room(41), meter.left) == (True, False, 40)
+    meter.spent -= 10
+    assert meter.left == 50
+    meter.roll(meter.ends_at, 0)
+    assert meter.left == 100
+
+
+def test_another_limit_holds_at_once() -> None:
+    meter = Meter(100, Period.MINUTE, NEW_YEARS_EVE)
+    meter.spent += 60
+    meter.change(50)
+    assert not meter.has_room(1)
+    meter.change(80)
+    assert (meter.has_room(20), meter.has_room(21)) == (True, False)
+
+
+def take(meter: Meter, total: int, gates: int) -> int:
+    """One exchange with the counter; where that is then."""
+    amount = meter.to_take(gates)
+    meter.took(amount, total + amount)
+    return total + amount
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_gates_that_share_pass_the_limit_within_a_few_requests(seed: int) -> None:
+    """Each gate wants more than all of it; each exchange is late by as much as chance has it."""
+    rng, gates, limit, request = random.Random(seed), 3, 10_000, 50
+    meters = [Meter(limit, Period.MINUTE, NEW_YEARS_EVE, gates) for _ in range(gates)]
+    total = 0
+    for _ in range(4000):
+        meter = rng.choice(meters)
+        if meter.has_room(request):
+            meter.spent += request
+        if rng.random() < 0.05:
+            total = take(meter, total, gates)
+    assert 0.98 * limit <= sum(meter.spent for meter in meters) <= limit + gates * request
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_busy_gate_gets_nearly_all_while_the_others_are_idle(seed: int) -> None:
+    rng, gates, limit, request = random.Random(seed), 3, 10_000, 50
+    meters = [Meter(limit, Period.MINUTE, NEW_YEARS_EVE, gates) for _ in range(gates)]
+    total = 0
+    for _ in range(4000):
+        if meters[0].has_room(request):
+            meters[0].spent += request
+        if rng.random() < 0.05:
+            for meter in meters:
+                total = take(meter, total, gates)
+    assert 0.98 * limit <= meters[0].spent <= limit + request
+
+
+def test_a_request_that_is_larger_than_a_slice_passes_where_it_is_free() -> None:
+    meter = Meter(1000, Period.MINUTE, NEW_YEARS_EVE, 3)
+    assert meter.has_room(900)
+    meter.spent += 900
+    assert not meter.has_room(50)
+
+
+def test_without_the_counter_each_has_the_whole_limit_and_afterwards_owes_what_it_used() -> None:
+    meter, other = (Meter(1000, Period.MINUTE, NEW_YEARS_EVE, 2) for _ in range(2))
+    total = take(other, take(meter, 0, 2), 2)
+    meter.stand_alone()
+    meter.spent += 1000
+    assert not meter.has_room(1)
+    total = take(meter, total, 2)
+    total = take(other, total, 2)
+    assert total >= 1000
+    assert other.left == 0
+
+
+def test_a_counter_that_has_forgotten_is_told_again() -> None:
+    meter = Meter(1000, Period.MINUTE, NEW_YEARS_EVE, 2)
+    meter.spent += 400
+    take(meter, 0, 2)
+    total = take(meter, 0, 2)
+    assert take(meter, total, 2) >= 400
+
+
+# Tokens billed are those computed, whoever leaves when: generated requests to a gate without sockets.
+
+REQUESTS = int(os.environ.get("BILLED_REQUESTS", "400"))
+KEY = "sk-k"
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "embeddings": "/v1/embeddings",
+}
+LIMIT_NAMES = {"responses": "max_output_tokens"}
+
+
+class Work(NamedTuple):
+    """What an engine does for a request: reads, each with the tokens that are computed once it has come."""
+
+    reads: list[tuple[bytes, int]]
+    prompt: int
+    told: int | None
+
+
+class Line(Wire):
+    """One that can be closed."""
+
+    def abort(self) -> None:
+        """Nobody is told."""
+
+    close = pause_reading = abort
+
+
+class House(Bench):
+    """A gate with a key, and the bills of its ledger."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, file: Path, limits: dict[str, int] | None = None
+    ) -> None:
+        key = {"key": "k", "sha256": sha256(KEY.encode()).hexdigest(), "limits": limits or {}}
+        file.write_bytes(orjson.dumps(key))
+        super().__init__(loop, keys=KeySettings(str(file)))
+        self.bills: list[UsageRecord] = []
+        accounting = self.plane.accounting
+        assert accounting is not None
+        accounting.begin()
+        accounting.ledger._record = lambda bill, _cost: self.bills.append(bill)
+
+    def _connect(self, unit: str) -> None:
+        pool = self.gateway.pool(self.gateway.board.units[unit])
+        conn = UnitConnection(pool)
+        conn.connection_made(Line(lambda: self._asked.append(conn)))
+        pool.connections[conn] = 0
+        pool.give_back(conn)
+
+    def visit(self, request: bytes) -> UnitConnection | None:
+        """A new client asks; the connection of the unit that got it, if any did."""
+        for state in self.plane.board:
+            if not self.gateway.pool(state).connections:
+                self._connect(state.unit.name)
+        self.client = ClientConnection(self.gateway)
+        self.client.connection_made(Line())
+        self._asked.clear()
+        self.client.data_received(request)
+        return self._asked[-1] if self._asked else None
+
+
+def asked(route: str, body: dict[str, Any]) -> bytes:
+    data = orjson.dumps(body)
+    head = f"POST {PATHS[route]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def named(route: str, prompt: int, answer: int) -> dict[str, Any]:
+    names = ("input", "output") if route in ("messages", "responses") else ("prompt", "completion")
+    echo = {"total_tokens": prompt + answer}
+    return {f"{names[0]}_tokens": prompt, f"{names[1]}_tokens": answer} | echo
+
+
+def streamed(
+    rng: random.Random, route: str, tokens: int, usage: dict[str, Any] | None
+) -> list[tuple[bytes, int]]:
+    """Events, and how many tokens are computed by then."""
+    at_once = rng.choice([1, 1, 4, 8])
+    out: list[tuple[dict[str, Any] | str, int]] = []
+    if route == "messages":
+        begun = {"input_tokens": usage["input_tokens"], "output_tokens": 0} if usage else {}
+        out.append(({"type": "message_start", "message": {"usage": begun}}, 0))
+    for done in range(0, tokens, at_once):
+        count = min(at_once, tokens - done)
+        text = "".join(rng.choice([" abc", " the", " xyzw"]) for _ in range(count))
+        part: dict[str, Any]
+        if route == "messages":
+            delta = {"type": "text_delta", "text": text}
+            part = {"type": "content_block_delta", "index": 0, "delta": delta}
+        elif route == "responses":
+            part = {"type": "response.output_text.delta", "output_index": 0, "delta": text}
+        else:
+            said = {"text": text} if route == "completions" else {"delta": {"content": text}}
+            part = {"id": "c", "choices": [{"index": 0, **said, "finish_reason": None}]}
+        out.append((part, done + count))
+    if route == "messages":
+        out.append(({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}, tokens))
+        out.append(({"type": "message_stop"}, tokens))
+    elif route == "responses":
+        out.append(({"type": "response.completed", "response": {"user": "usage", "usage": usage}}, tokens))
+    else:
+        out.append(({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, tokens))
+        if usage is not None:
+            out.append(({"id": "c", "choices": [], "usage": usage}, tokens))
+        out.append(("[DONE]", tokens))
+    reads = [(SSE_HEAD, 0)]
+    for data, computed in out:
+        name = f"event: {data['type']}\n" if isinstance(data, dict) and "type" in data else ""
+        body = data if isinstance(data, str) else orjson.dumps(data).decode()
+        reads.append((chunk(f"{name}data: {body}\n\n".encode()), computed))
+    return [*reads, (LAST_CHUNK, tokens)]
+
+
+def plain(
+    rng: random.Random, route: str, tokens: int, usage: dict[str, Any] | None
+) -> list[tuple[bytes, int]]:
+    text = " ".join(rng.choice(["abc", "the", "xyz"]) for _ in range(tokens))
+    answer: dict[str, Any] = {"user": "usage", "text": text, "usage": usage, "metadata": {"usage": {}}}
+    if route == "embeddings":
+        answer["data"] = [{"index": 0, "embedding": [0.5]}]
+    body = orjson.dumps(answer)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    size = rng.choice([1448, 65536, len(body) + len(head)])
+    data = head + body
+    # All is computed before the first byte comes.
+    return [(b"", tokens), *((data[at : at + size], tokens) for at in range(0, len(data), size))]
+
+
+def work(rng: random.Random, route: str, most: int, *, stream: bool) -> Work:
+    tokens = 0 if route == "embeddings" else rng.randrange(1 + most // 2, most + 1)
+    prompt = rng.randrange(1, 500)
+    usage = named(route, prompt, tokens) if rng.random() < 0.7 else None
+    make = streamed if stream else plain
+    return Work(make(rng, route, tokens, usage), prompt, tokens if usage else None)
+
+
+def one(rng: random.Random, house: House) -> None:
+    """One request, and whether its bill is right."""
+    route = rng.choice(list(PATHS))
+    stream = route != "embeddings" and rng.random() < 0.5
+    n, limit = rng.choice([1, 1, 3]), rng.choice([None, 16, 300, 9000])
+    n = n if route in ("chat", "completions") else 1
+    body: dict[str, Any] = {"model": "m", "stream": stream, "input": "x" * 400}
+    if route in ("chat", "messages"):
+        body["messages"] = [{"role": "user", "content": "x" * 400}]
+    if route == "completions":
+        body["prompt"] = rng.choice(["x" * 400, ["x" * 400], [1, 2, 3]])
+    body |= {"n": n} if n > 1 else {}
+    body |= {LIMIT_NAMES.get(route, "max_tokens"): limit} if limit else {}
+    found = work(rng, route, (limit or 2000) * n, stream=stream)
+    conn = house.visit(asked(route, body))
+    assert conn is not None
+    if rng.random() < 0.2:
+        house._asked.clear()
+        conn.data_received(b"HTTP/1.1 500 Broken\r\nContent-Length: 0\r\n\r\n")
+        if not house._asked:
+            # There is no other unit now: its client gets the error.
+            assert house.bills.pop().completion_tokens == 0
+            return
+        conn = house._asked[-1]
+    leaves = rng.random() < 0.4
+    left = rng.randrange(1, len(found.reads)) if leaves else len(found.reads)
+    for data, _ in found.reads[:left]:
+        if data:
+            conn.data_received(data)
+    computed = found.reads[left - 1][1]
+    if leaves:
+        house.client.connection_lost(None)
+    (bill,) = house.bills
+    house.bills.clear()
+    if not leaves and found.told is not None:
+        assert (bill.prompt_tokens, bill.completion_tokens) == (found.prompt, found.told)
+        assert not bill.is_estimated
+    elif bill.is_estimated:
+        assert bill.completion_tokens >= computed / 2, (bill, computed)
+    else:
+        assert (bill.prompt_tokens, bill.completion_tokens) == (found.prompt, found.told)
+
+
+@pytest.mark.parametrize("seed", range(REQUESTS // 100))
+async def test_tokens_billed_are_those_computed(seed: int, tmp_path: Path) -> None:
+    for number in range(100):
+        if number % 10 == 0:
+            house = House(asyncio.get_running_loop(), tmp_path / "keys")
+        rng = random.Random(seed * 100 + number)
+        try:
+            one(rng, house)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, request {number}: {error}") from error
+        if number % 10 == 9:
+            house.close()
+
+
+# The key in a head.
+
+SESSION = (b"x-session-id", b"s")
+
+
+def request(*fields: tuple[bytes, bytes]) -> Request:
+    """A request as it was read."""
+    made = Request(0.0, [], [], [])
+    made.routing = [field for field in fields if field[0] in KEY_FIELDS or field == SESSION]
+    made.lines = [b"%b: %b\r\n" % field for field in fields]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shown", "key"),
+    [
+        ([(b"authorization", b"Bearer k")], b"k"),
+        ([(b"authorization", b"bearer  k ")], b"k"),
+        ([(b"x-api-key", b"k")], b"k"),
+        ([(b"api-key", b"k")], b"k"),
+        ([(b"x-api-key", b"k"), (b"authorization", b"Bearer k")], b"k"),
+        ([(b"x-api-key", b"k"), (b"authorization", b"Bearer other")], b""),
+        ([(b"authorization", b"Basic k")], b""),
+        ([(b"authorization", b"")], b""),
+        ([], b""),
+    ],
+)
+@pytest.mark.parametrize("more", [[], [SESSION]])
+def test_it_is_taken_out_whatever_it_is(shown: Fields, more: Fields, key: bytes) -> None:
+    read = request((b"accept", b"*/*"), *shown, *more)
+    assert take_credentials(read) == key
+    assert read.lines == request((b"accept", b"*/*"), *more).lines
+    assert read.routing == more
+
+
+def test_a_key_that_is_for_this_connection_alone_is_none() -> None:
+    read = request((b"authorization", b"Bearer k"))
+    read.lines.clear()
+    assert take_credentials(read) == b""

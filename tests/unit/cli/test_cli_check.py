@@ -1,0 +1,480 @@
+"""`check` and `serve`: what is made of files and flags, one line for what is wrong; completions; keys."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellgate.proxy import app
+from cellgate.proxy.admission.limits import UsageRecord
+from cellgate.proxy.admission.usage import UsageRow, usage_line
+from cellgate.proxy.cli.main import COMMANDS, main
+from cellgate.proxy.config.key_file import read_keys
+from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.config.settings import Settings
+
+
+def test_check_shows_the_units_as_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--unit", "http://x:1/", "--unit", "big=https://y", "--listen", "0.0.0.0:80"]) == 0
+    head, columns, one, two, port, *times = capsys.readouterr().out.splitlines()
+    assert head == "flags: valid; listens on 0.0.0.0:80, admin on 127.0.0.1:9901, policy prefix_affinity"
+    assert columns.split("  ")[0] == "UNIT"
+    assert (
+        " ".join(one.split()) == "unit-1 default http://x:1 1, cell 1 256 asked of the unit unit-1 (leader)"
+    )
+    assert two.split()[:3] == ["big", "default", "https://y"]
+    assert port == "unit big: https://y has no port, so it means port 443"
+    assert times[1].startswith("How soon unit-1, big is out of rotation (no nodes have agents; ")
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_wrong_configuration_is_exit_code_2(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("polcy: x\ncells: []\n")
+    assert main([command, "-c", str(path), "--listen", "here"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [re.split(": expected|: unknown", line)[0] for line in err.splitlines()] == [
+        "--listen",
+        f"{path}: cells",
+        f"{path}: polcy",
+    ]
+
+
+def test_check_takes_a_file_or_standard_input_and_answers_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = "cells: [{name: a, units: [{name: a1, url: 'http://x'}]}]", "polcy: x"
+    file = tmp_path / "gate.yaml"
+    file.write_text(good)
+    for where in (["-c", str(file)], [str(file)]):
+        assert main(["check", *where]) == 0
+        assert capsys.readouterr().out.startswith(f"{file}: valid; ")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(good.encode())))
+    assert main(["check", "-", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["valid"], told["units"][0]["url"], told["listen"]) == (True, "http://x", "127.0.0.1:8000")
+    assert told["found_within"][0]["units"] == ["a1"]
+    file.write_text(bad)
+    assert main(["check", str(file), "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["valid"], len(told["problems"])) == (False, 2)
+
+
+def test_serve_does_not_read_standard_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "-c", "-"]) == 2
+    assert "a gate reads its file again when it is reloaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["redis//h:6379", "redis://me:s3cret@h:6379", "http://h", "redis://h:port"])
+def test_check_refuses_what_is_no_url_of_a_redis(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--unit", "http://x:1/", "--redis", url]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("redis: expected a URL such as redis://HOST:PORT/0, ")
+    assert len(err.splitlines()) == 1
+    assert "s3cret" not in err
+
+
+def test_serve_hands_over_settings_and_how_to_read_them_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("policy: p2c\ncells: [{name: a, units: [{name: a1, url: 'http://x'}]}]\n")
+
+    def serve(settings: Settings, reload: Any) -> int:
+        assert (settings.policy, settings.access_log) == ("p2c", "off")
+        path.write_text("cells: [{name: a, units: [{name: a2, url: 'http://x'}]}]\n")
+        again = reload()
+        assert [unit.name for unit in again.fleet.units] == ["a2"]
+        assert again.access_log == "off"
+        path.write_text("")
+        with pytest.raises(ConfigError, match="found an empty file"):
+            reload()
+        return 7
+
+    monkeypatch.setattr(app, "serve", serve)
+    assert main(["serve", "-c", str(path), "--access-log", "off"]) == 7
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(settings: Settings, reload: Any) -> int:
+        raise OSError(98, "Address already in use", str(settings.listen))
+
+    monkeypatch.setattr(app, "serve", serve)
+    assert main(["serve", "--unit", "http://x"]) == 1
+    assert capsys.readouterr().err == "cellgate: cannot listen on 127.0.0.1:8000: Address already in use\n"
+
+
+# A first configuration goes wrong in these ways: `check` gives one line that says where, and what to do.
+
+GOOD = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]\n"
+UNIT = "cells:\n- name: a\n  units:\n  - name: a1\n    url: http://10.0.0.1:8000\n"
+BROKEN: list[tuple[str, str]] = [
+    # YAML.
+    ("", ": expected a mapping such as 'cells: [...]', found an empty file"),
+    ("- a\n", ": expected a mapping such as 'cells: [...]', found a list"),
+    (
+        "cells:\n\t- name: a\n",
+        ":2:1: expected YAML, found character '\\t' that cannot start any token; indent with",
+    ),
+    ("cells: [{name: a, units: [}]\n", ":1:27: expected YAML, "),
+    ("listen: a: b\n", ":1:10: expected YAML, mapping values are not allowed here"),
+    (GOOD + "policy: p2c\npolicy: random\n", ": policy: duplicate key, again in line 3"),
+    (
+        GOOD + "listen: ${LISTEN}\n",
+        ":2:9: the variable LISTEN is not set; set it, or write ${LISTEN:-DEFAULT}",
+    ),
+    (GOOD + "tls: {cert: ${CERT}}\n", ":2:14: expected YAML, "),
+    # Where things stand.
+    (
+        "policy: p2c\n",
+        ": cells: expected at least one cell with a unit, found none; add units to the file, or",
+    ),
+    ("cells: {a: {units: []}}\n", ": cells: expected a list, found a mapping; begin each item with '- '"),
+    (
+        "cells:\n- name: a\n  units: [http://x:1]\n",
+        ": cells[0].units[0]: expected a mapping, found 'http://x:1'; wri",
+    ),
+    ("cells:\n- units: [{name: a, url: 'http://x'}]\n", ": cells[0].name: required key is missing"),
+    ("cells:\n- name: a\n  units: [{name: a1}]\n", ": cells[0].units[0].url: required key is missing"),
+    ("cells:\n- name: a\n", ": cells[0].units: required key is missing"),
+    (GOOD + "unit: []\n", ": unit: unknown key; did you mean 'cells[].discover.unit'?"),
+    (GOOD + "polcy: p2c\n", ": polcy: unknown key; did you mean 'policy'?"),
+    (GOOD + "connect_s: 3\n", ": connect_s: unknown key; did you mean 'timeouts.connect_s'?"),
+    (GOOD + "admin_token: secret\n", ": admin_token: unknown key; did you mean 'admin_token_file'?"),
+    (UNIT + "    api_key: sk-1\n", ": cells[0].units[0].api_key: unknown key; did you mean 'api_key_file'?"),
+    # Values.
+    (
+        GOOD + "listen: 8000\n",
+        ": listen: expected HOST:PORT, with an IPv6 host in brackets, found 8000; did you mean",
+    ),
+    (
+        GOOD + "listen: ':8000'\n",
+        ": listen: expected HOST:PORT, with an IPv6 host in brackets, found ':8000'; did",
+    ),
+    (
+        GOOD + "admin: 127.0.0.1:8000\n",
+        ": admin: 127.0.0.1:8000 is taken by listen (127.0.0.1:8000); choose another",
+    ),
+    (GOOD + "policy: prefix\n", ": policy: expected a policy: least_load, p2c, prefix_affinity, "),
+    (GOOD + "access_log: text\n", ": access_log: expected a format: console, json, off, found 'text'"),
+    (
+        GOOD + "timeouts: {drain_s: 5m}\n",
+        ": timeouts.drain_s: expected a number of seconds, 0 or more, found '5m'; did",
+    ),
+    (GOOD + "workers: '2'\n", ": workers: expected a whole number from 1, found '2'; leave the quotes out"),
+    (
+        GOOD + "limits: {body_bytes: 64MB}\n",
+        ": limits.body_bytes: expected a size: bytes as a whole number, or a st",
+    ),
+    (GOOD + "rules: {attempts: 0}\n", ": rules.attempts: expected a whole number from 1, found 0"),
+    (
+        GOOD + "tls: {cert: no.pem}\n",
+        ": tls.cert: expected a readable file, found 'no.pem': No such file or directory",
+    ),
+    (
+        GOOD + "headers: {session: x-a}\n",
+        ": headers: is gone: session_header: NAME is what can still be chosen",
+    ),
+    (
+        UNIT.replace("http://", ""),
+        ": cells[0].units[0].url: expected http://HOST:PORT or https://HOST:PORT without a",
+    ),
+    (
+        UNIT.replace(":8000", ":8000/v1"),
+        ": cells[0].units[0].url: expected http://HOST:PORT or https://HOST:PORT wi",
+    ),
+    (
+        UNIT + "    models: llama\n",
+        ": cells[0].units[0].models: expected a list of model names, found 'llama'; did you",
+    ),
+    (UNIT + "    engine: vllm-openai\n", ": cells[0].units[0].engine: expected an engine: "),
+    (
+        UNIT + "    nodes: [n0, n1]\n",
+        ": cells[0].units[0].nodes[0]: expected a mapping, found 'n0'; write {name: n0, …}",
+    ),
+    (
+        UNIT + "    nodes: [{name: n, role: follower}]\n",
+        ": cells[0].units[0].nodes: expected exactly one node with ",
+    ),
+    (
+        "cells: [{name: a, discover: {from: k8s, name: big, port: 1}}]\n",
+        ": cells[0].discover.from: expected a sour",
+    ),
+    (
+        "cells: [{name: a, discover: {from: lws, port: 8000}}]\n",
+        ": cells[0].discover: from: lws requires name",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), BROKEN, ids=range(len(BROKEN)))
+def test_it_is_a_line_with_its_place(
+    text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cellgate.yaml"
+    file.write_text(text)
+    assert main(["check", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, *more = err.splitlines()
+    assert first.startswith(f"{file}{line}")
+    # Only a list of names has more than one mistake.
+    assert len(more) == text.count(", n1]")
+
+
+# A wrong command is one line on stderr that says what to do, and exit code 2; what did not work is 1.
+
+NO_GATE = "no gate answers at 127.0.0.1:1 (Connection refused): is it running? Set its admin address"
+WRONG: list[tuple[str, int, str]] = [
+    ("fly", 2, "cellgate: there is no command 'fly'; see: cellgate --help"),
+    ("unit", 2, "cellgate: there is no command 'unit'; did you mean units?; see: cellgate --help"),
+    ("serv", 2, "cellgate: there is no command 'serv'; did you mean serve?"),
+    ("undrian a1", 2, "cellgate: there is no command 'undrian'; did you mean undrain?"),
+    ("a1 drain", 2, "cellgate: there is no command 'a1'"),
+    ("--verison", 2, "cellgate: unrecognized arguments: --verison; did you mean --version?"),
+    ("units --wath", 2, "cellgate units: unrecognized arguments: --wath; did you mean --watch?"),
+    ("units --jsn", 2, "cellgate units: unrecognized arguments: --jsn; did you mean --json?"),
+    ("help unit", 2, "cellgate help: argument COMMAND: invalid choice: 'unit' (choose from "),
+    ("version 1", 2, "cellgate version: unrecognized arguments: 1; see: cellgate version --help"),
+    ("completion units", 1, "cellgate: no gate answers at 127.0.0.1:1 (Connection refused)"),
+    ("units a1", 2, "cellgate units: unrecognized arguments: a1; see: cellgate units --help"),
+    ("units -o yaml", 2, "cellgate units: argument -o/--output: invalid choice: 'yaml' (choose from "),
+    ("units -o jsn", 2, "cellgate units: argument -o/--output: invalid choice: 'jsn' (choose from "),
+    ("units -o", 2, "cellgate units: argument -o/--output: expected one argument; see: cellgate units"),
+    ("units --admin here", 2, "cellgate units: argument --admin: expected HOST:PORT, with an IPv6 host in"),
+    ("units --admin", 2, "cellgate units: argument --admin: expected one argument"),
+    ("units --adm 127.0.0.1:1", 2, "cellgate units: unrecognized arguments: --adm 127.0.0.1:1; did you mean"),
+    ("units --admin 127.0.0.1:1", 1, f"cellgate: {NO_GATE}"),
+    ("events -f --admin 127.0.0.1:1", 1, f"cellgate: {NO_GATE}"),
+    ("top --admin 127.0.0.1:1", 1, f"cellgate: {NO_GATE}"),
+    ("events --folow", 2, "cellgate events: unrecognized arguments: --folow; did you mean --follow?"),
+    ("why", 2, "cellgate why: the following arguments are required: UNIT; see: cellgate why --help"),
+    ("why a1 a2 a3", 2, "cellgate why: unrecognized arguments: a3; see: cellgate why --help"),
+    (
+        "drain",
+        2,
+        "cellgate drain: one of the arguments UNIT --cell --least-valued is required; see: cellgate drain",
+    ),
+    ("drain a1 --cell a", 2, "cellgate drain: argument --cell: not allowed with argument UNIT"),
+    ("drain --cells a", 2, "cellgate drain: unrecognized arguments: --cells; did you mean --cell?"),
+    ("engine pause a1 --mod keep", 2, "cellgate engine: unrecognized arguments: --mod keep; did you"),
+    ("engine resume a1 --mode keep", 2, "cellgate engine: unrecognized arguments: --mode keep"),
+    (
+        "explain --tokens 9",
+        2,
+        "cellgate explain: unrecognized arguments: --tokens 9; did you mean --prompt-tok",
+    ),
+    ("poison clean", 2, "cellgate poison: argument action: invalid choice: 'clean' (choose from "),
+    ("completion", 2, "cellgate completion: the following arguments are required: shell"),
+    ("completion bsh", 2, "cellgate completion: argument shell: invalid choice: 'bsh' (choose from "),
+    ("schema x", 2, "cellgate schema: unrecognized arguments: x; see: cellgate schema --help"),
+    ("serve --unti http://x", 2, "cellgate serve: unrecognized arguments: --unti; did you mean --unit?"),
+    (
+        "serve gate.yaml -c other.yaml",
+        2,
+        "cellgate serve: argument -c/--config: not allowed with argument FILE",
+    ),
+    ("serve nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    ("serve --config nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    ("serve -c nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    ("serve", 2, "--unit: expected at least one cell with a unit, found none; add units to the file"),
+    ("check nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    (
+        "check nowhere.yaml -c other.yaml",
+        2,
+        "cellgate check: argument -c/--config: not allowed with argument FILE",
+    ),
+    (
+        "check --unit x",
+        2,
+        "--unit: expected http://HOST:PORT or https://HOST:PORT without a path, found 'x'; did",
+    ),
+    ("check --unit http://x --workers two", 2, "--workers: expected a whole number from 1, found 'two'"),
+    (
+        "check --unit http://x --listen 8000",
+        2,
+        "--listen: expected HOST:PORT, with an IPv6 host in brackets, ",
+    ),
+    ("check --unit http://x --policy best", 2, "--policy: expected a policy: least_load, p2c, "),
+    ("check --unit http://x --admin 127.0.0.1:8000", 2, "--admin: 127.0.0.1:8000 is taken by listen (127."),
+    ("plan m", 2, "cellgate plan: the following arguments are required: --memory; see: cellgate plan --help"),
+    (
+        "plan m --memory big",
+        2,
+        "cellgate plan: argument --memory: expected a size such as 80GiB, found 'big'",
+    ),
+    ("plan org/unknown-model --memory 80GiB", 2, "org/unknown-model: neither a file nor in the hub cache "),
+    ("agent", 2, "cellgate agent: nothing to watch: give --match, --pid-file or --port"),
+    ("agent --match (", 2, "cellgate agent: argument --match: '(' is not a valid regular expression: "),
+    (
+        "agent --port 99999",
+        2,
+        "cellgate agent: argument --port: expected a port from 1 to 65535, found '99999'",
+    ),
+    (
+        "agent --port 1 --listen 0.0.0.0:1",
+        2,
+        "cellgate agent: 0.0.0.0 can be reached from other machines, so ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "line"), WRONG, ids=[command for command, _, _ in WRONG])
+def test_it_is_one_line_that_says_what_to_do(
+    command: str, code: int, line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
+    monkeypatch.delenv("CELLGATE_AGENT_TOKEN", raising=False)
+    monkeypatch.setenv("CELLGATE_ADMIN", "127.0.0.1:1")
+    assert code_of(command.split()) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+def code_of(words: Sequence[str]) -> int:
+    """The exit code, however it comes."""
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else -1
+
+
+# Completions: every command and flag in each script; bash is asked what it would offer.
+
+
+@pytest.fixture
+def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The script for bash."""
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "cellgate.bash").write_text(capsys.readouterr().out)
+    return tmp_path / "cellgate.bash"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_script_has_all_commands_and_their_flags(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in COMMANDS if name not in text] == []
+    assert all(flag in text for flag in ("watch", "prompt-tokens", "tensor-parallel-size", "wide"))
+    if program := shutil.which(shell):
+        (tmp_path / "script").write_text(text)
+        subprocess.run([program, "-n", tmp_path / "script"], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("cellgate un", "undrain units"),
+        ("cellgate units -", "--admin --help --json --output --watch -h -o"),
+        ("cellgate units -o ", "json table wide"),
+        ("cellgate units --watch --out", "--output"),
+        ("cellgate completion ", "--help -h bash cells fish units zsh"),
+        ("cellgate why a", "a1 a2"),
+        ("cellgate why a1 b", "b1"),
+        ("cellgate drain b", "b1"),
+        ("cellgate engine pause b", "b1"),
+        ("cellgate drain --cell ", "a b"),
+        ("cellgate help unit", "units"),
+        ("cellgate serve --policy ran", "random"),
+        ("cellgate check --json --pol", "--policy"),
+    ],
+)
+def test_bash_offers_what_may_follow(script: Path, typed: str, offered: str) -> None:
+    names = "[[ $2 == units ]] && echo a1 a2 b1 || echo a b"
+    code = f"""
+cellgate() {{ {names}; }}
+source {script}
+COMP_WORDS=({typed}{"''" if typed.endswith(" ") else ""})
+COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_cellgate
+printf '%s\\n' "${{COMPREPLY[@]}}" | sort
+"""
+    done = subprocess.run(
+        ["bash", "-c", code],
+        env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.split() == sorted(offered.split())
+
+
+# `cellgate keys new` and `cellgate keys usage`.
+
+JULY = 1_751_328_000.0
+"""2025-07-01T00:00:00Z."""
+BILL = UsageRecord("r", "alice", "team", "tiny", "tiny", "chat", 200, 0.0, 0, 0, 30, 12, False)
+
+
+def test_a_new_key_is_shown_once_and_its_line_is_appended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.jsonl"
+    file.write_text('{"tenant": "team"}')
+    options = "--tenant", "team", "--model", "tiny", "--expires", "2030-01-01"
+    assert main(["keys", "new", "alice", "--file", str(file), *options]) == 0
+    shown = capsys.readouterr().out.strip()
+    key = read_keys(str(file)).keys[sha256(shown.encode()).digest()]
+    assert (key.name, key.tenant.name, key.models) == ("alice", "team", frozenset({"tiny"}))
+    assert shown not in file.read_text()
+    assert main(["keys", "new", "alice", "--file", str(file)]) == 1
+    assert capsys.readouterr().err == f"cellgate: {file}:3: key: duplicate key 'alice'\n"
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_without_a_file_its_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "bob"]) == 0
+    shown, line = capsys.readouterr().out.splitlines()
+    assert json.loads(line.partition(": ")[2]) == {"key": "bob", "sha256": sha256(shown.encode()).hexdigest()}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A usage log with a line that is cut off."""
+    file = tmp_path / "usage.jsonl"
+    rows = [
+        usage_line(JULY - 1.0, UsageRow(BILL, 1.0)),
+        usage_line(JULY, UsageRow(BILL, 0.5)),
+        b'{"time": "2025-07\n',
+        usage_line(JULY + 1.0, UsageRow(BILL._replace(key="bob", is_estimated=True), 0.25)),
+    ]
+    file.write_bytes(b"".join(rows))
+    return file
+
+
+def test_usage_is_added_up_from_a_time_on(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "usage", str(log), "--since", "2025-07-01"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["TENANT", "REQUESTS"]
+    assert row.split() == ["team", "2", "60", "24", "0.750000", "1"]
+
+
+def test_usage_by_key_for_programs(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "usage", str(log), "--by", "key", "--json", "--until", "2025-07-01T00:00:01Z"]) == 0
+    assert {name: total["requests"] for name, total in json.loads(capsys.readouterr().out).items()} == {
+        "alice": 2
+    }
+    assert main(["keys", "usage", str(log / "none")]) == 1
+    with pytest.raises(SystemExit):
+        main(["keys", "usage", str(log), "--since", "July"])

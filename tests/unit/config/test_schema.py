@@ -1,0 +1,520 @@
+"""Each key of the configuration has an effect, is documented with its default, and is in the schema."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from pydantic_core import PydanticUndefined
+
+from cellgate.proxy.cli.main import main
+from cellgate.proxy.config import yaml_file
+from cellgate.proxy.config.actions import OPERATOR_SCHEMA
+from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
+from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.config.schema import INGREDIENTS, SAID_ELSEWHERE, SCHEMA, FileKeys, json_schema
+from cellgate.proxy.config.settings import KIB, MIB, Settings
+from cellgate.proxy.workers.remote import new_counts
+from tests.unit.config.files import CELLS, FULL, ROOT, problems, read
+from tests.unit.observe.test_metrics import A1, make, scrape
+
+UNIT = {"name": "u", "url": "http://u:1"}
+ONE_CELL: Any = [{"name": "c", "units": [UNIT]}]
+PODS = {"namespace": "space", "selector": "unit={unit}", "evict": False, "kubeconfig": "FILE"}
+TASKS = {"cluster": "clustered", "services": ["served"], "region": "moon"}
+IMAGE = {"namespace": "n", "image": "new", "undo_image": "old", "container": "box", "kubeconfig": "FILE"}
+LIKE = {
+    "weight": 2,
+    "max_in_flight": 3,
+    "models": ["m"],
+    "engine": "vllm",
+    "canary": "completions",
+    "role": "decode",
+    "bootstrap_port": 9,
+    "api_key_file": "SECRET",
+}
+EVENTS = {"from": "vllm", "endpoint": "tcp://u:2", "replay_endpoint": "tcp://u:3", "ranks": 2}
+PROBES = [
+    {"probe": "http", "url": "http://n:5/"},
+    {"probe": "tcp", "address": "n:6"},
+    {"probe": "grpc", "address": "n:7", "service": "s"},
+    {"probe": "exporter", "url": "http://n:8/", "rule": "node_load1 > 9"},
+]
+NODE = {"name": "node-0", "role": "leader", "agent": "n:4", "place": ["rack"], "probes": PROBES}
+PAGED = [{"probe": "exporter", "url": "http://n:8/metrics", "preset": "dcgm"}]
+TIMES = {"after_s": 71, "timeout_s": 72, "backoff_s": 73, "max_parallel": 5, "max_share": 0.11, "attempts": 7}
+UNIT_FULL: Any = {
+    **LIKE,
+    **UNIT,
+    "metrics_url": "http://u:9/m",
+    "kv_events": EVENTS,
+    "nodes": [NODE],
+}
+
+
+def _found(**source: Any) -> Any:
+    return {"cells": [{"name": "c", "discover": {**source, "unit": LIKE}}]}
+
+
+def _remedied(**remedy: Any) -> Any:
+    return {"recovery": [{"cell": "c", "audit": "LOG", "dry_run": True, **TIMES, **remedy}]}
+
+
+def _rolled(**roll: Any) -> Any:
+    return {"roll": {"audit": "LOG", **roll}}
+
+
+DOCUMENTS: list[Any] = [
+    {
+        "cells": [
+            {
+                "name": "c",
+                "weight": 2,
+                "spill_s": 1,
+                "transfer": "nixl",
+                "units": [UNIT_FULL, {**UNIT, "name": "v", "url": "http://v:1"}],
+            }
+        ],
+        "listen": "1.2.3.4:5",
+        "admin": "1.2.3.4:6",
+        "agent_check": "1.2.3.4:7",
+        "workers": 3,
+        "trusted": ["10.0.0.0/8"],
+        "redis": "redis://r",
+        "redis_password_file": "SECRET",
+        "redis_prefix": "p:",
+        "advertise": "http://me:1",
+        "admin_token_file": "SECRET",
+        "policy": "p2c",
+        "access_log": "off",
+        "usage_log": "LOG",
+        "operator": "OPERATOR",
+        "keys": {
+            "file": "KEYS",
+            "on_revoke": "end",
+            "jwt": {
+                "issuer": "issuing",
+                "audience": "heard",
+                "jwks_url": "http://jwks:1/k",
+                "tenant_claim": "t",
+            },
+        },
+        "tracing": {"endpoint": "http://spans:1/v1/traces", "sample_ratio": 0.5},
+        "otlp_metrics": "http://told:1/v1/metrics",
+        "rules": {
+            "canary_idle_s": 15,
+            "canary_timeout_s": 2,
+            "warm_up_timeout_s": 61,
+            "slow_start_s": 11,
+            "attempts": 4,
+        },
+        "limits": {
+            "body_bytes": 6000,
+            "bodies_bytes": 7000,
+            "idle_timeout_s": 76,
+        },
+        "timeouts": {
+            "connect_s": 4,
+            "answer_s": 601,
+            "drain_delay_s": 6,
+            "drain_s": 301,
+        },
+        "tls": {
+            "cert": "FILE",
+            "key": "FILE",
+            "ca": "FILE",
+            "unit_cert": "FILE",
+            "unit_key": "FILE",
+            "admin_cert": "FILE",
+            "admin_key": "FILE",
+            "admin_client_ca": "FILE",
+        },
+        "queue": {
+            "limit": 7,
+            "max_wait_s": 9,
+        },
+        "session_header": "x-a",
+        "poison": {"ban_s": 5},
+        "known_answer": {"every_s": 7},
+        "guardrail": {
+            "url": "http://guard:1/g",
+            "request": False,
+            "answer": "whole",
+            "timeout_s": 3,
+            "fail": "open",
+        },
+        "cors": {"origins": ["https://a.example"]},
+        "realtime": True,
+        "internal_headers": "all",
+        "pass_unlisted": True,
+        "models": {"alias": "m"},
+        "fallback": {"m": "k"},
+        "no_continuation": ["m"],
+        "continue_across_builds": True,
+    },
+    {"cells": [{"name": "c", "units": [{**UNIT, "nodes": [{**NODE, "probes": PAGED}]}]}]},
+    {"cells": [{"name": "c", "units": []}], "redis": "redis://r", "discovery": "redis"},
+    _found(**{"from": "dns"}, host="named", port=1, scheme="https", server="ns:53"),
+    _found(**{"from": "dns"}, host="named", record="SRV"),
+    {"cells": [{"name": "c", "discover": {"from": "file", "path": "/units"}}]},
+    _found(
+        **{"from": "lws"},
+        name="set",
+        namespace="n",
+        kubeconfig="FILE",
+        places=True,
+        port=1,
+        agent_port=2,
+        scheme="https",
+    ),
+    _found(
+        **{"from": "ecs"},
+        cluster="clustered",
+        services=["s"],
+        region="moon",
+        port=1,
+        agent_port=2,
+    ),
+]
+
+OPERATORS: list[Any] = [
+    {
+        "alb": {
+            "rule": "arn:x:listener/app/y",
+            "target_group": "arn:x:targetgroup/y",
+            "weight": 5,
+            "region": "moon",
+        },
+    },
+    {"leases": {"namespace": "n", "kubeconfig": "FILE"}},
+    _remedied(command=["true"]),
+    _remedied(webhook="https://hooked:1/h", secret_file="SECRET"),
+    _remedied(kubernetes=PODS),
+    _remedied(ecs=TASKS),
+    _remedied(systemd="vllm@{unit}"),
+    _rolled(
+        command=["true"],
+        undo=["false"],
+        timeout_s=71,
+        parallel=2,
+        max_unavailable=3,
+        drain_s=72,
+        start_s=73,
+        soak_s=74,
+        max_errors=0.11,
+        max_degraded=0.12,
+    ),
+    _rolled(kubernetes=IMAGE),
+    _rolled(ecs=TASKS),
+]
+
+
+@pytest.fixture
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Any]:
+    """Fills a document: a file of its own for each key that names one, on a machine that has all."""
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *_, **__: None)
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    # Most of the time of this test would be that of the YAML parser.
+    monkeypatch.setattr(yaml_file, "read", lambda path, _: (json.loads(Path(path).read_text()), []))
+    names = iter(range(1000))
+
+    def filled(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [filled(each) for each in value]
+        if value not in ("FILE", "SECRET", "LOG", "KEYS", "OPERATOR"):
+            return value
+        path = tmp_path / f"{value.lower()}-{next(names)}"
+        text = {"KEYS": "", "OPERATOR": json.dumps({"roll": {"command": ["true"], "audit": str(path)}})}
+        path.write_text(text.get(value, str(path)))
+        return str(path)
+
+    return filled
+
+
+def keys_in(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The place of each mapping, a key of it, and the mapping."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield place, key, value
+            inner = f"{place}.{key}".lstrip(".")
+            if inner in schema or f"{inner}[]" in schema:
+                yield from keys_in(each, schema, inner)
+    elif isinstance(value, list):
+        for each in value:
+            yield from keys_in(each, schema, f"{place}[]")
+
+
+def settings_of(tmp_path: Path, document: Any) -> Settings:
+    # What a file is called would be found even where the secret in it is not.
+    return replace(read(tmp_path, json.dumps(document)), secret_files=())
+
+
+def operated(tmp_path: Path, document: Any) -> Settings:
+    """With this file of the operator."""
+    (tmp_path / "operator").write_text(json.dumps(document))
+    return settings_of(tmp_path, {"cells": ONE_CELL, "operator": str(tmp_path / "operator")})
+
+
+@pytest.mark.parametrize(
+    ("documents", "schema", "settings"),
+    [(DOCUMENTS, SCHEMA, settings_of), (OPERATORS, OPERATOR_SCHEMA, operated)],
+    ids=["the gate's file", "the operator's file"],
+)
+def test_every_key_set_to_what_is_not_its_default_is_found_in_settings(
+    tmp_path: Path,
+    fill: Callable[[object], Any],
+    documents: list[Any],
+    schema: Mapping[str, Any],
+    settings: Callable[[Path, Any], Settings],
+) -> None:
+    ignored = []
+    for document in map(fill, documents):
+        whole = settings(tmp_path, document)
+        text = f"{whole!r}{asdict(whole)!r}".lower()
+        for number, (place, key, found) in enumerate(keys_in(document, schema)):
+            fewer = copy.deepcopy(document)
+            _, _, mapping = list(keys_in(fewer, schema))[number]
+            del mapping[key]
+            try:
+                effect = settings(tmp_path, fewer) != whole
+            except ConfigError:  # It cannot be left out.
+                effect = isinstance(found[key], dict | list) or str(found[key]).lower() in text
+            if not effect:
+                ignored.append(f"{place}.{key}")
+    assert ignored == []
+
+
+@pytest.mark.parametrize(("documents", "schema"), [(DOCUMENTS, SCHEMA), (OPERATORS, OPERATOR_SCHEMA)])
+def test_no_key_is_missing_among_these(documents: list[Any], schema: Mapping[str, Any]) -> None:
+    said = {(place, key) for document in documents for place, key, _ in keys_in(document, schema)}
+    known = {(place, key) for place, mapping in schema.items() for key in mapping.model_fields}
+    assert known == said
+
+
+def test_every_setting_is_a_key_of_its_name_or_is_made_of_others() -> None:
+    made = {"fleet", "sources", "headers", "admin_token", "agent_token", "secret_files"}
+    operated = {"remedies", "roll", "alb", "leases"}
+    settings = {each.name for each in fields(Settings)} - made - operated
+    assert settings == set(FileKeys.model_fields) - set(INGREDIENTS)
+
+
+# Every key of the configuration is documented with its default.
+
+IN_WORDS = {
+    "access_log": "`json`, on a terminal `console`",
+    "advertise": "where it listens",
+    "cells[].discover.host": "required with `dns`",
+    "cells[].discover.server": "the system's",
+    "cells[].discover.path": "required with `file`",
+    "cells[].discover.name": "required with `lws`",
+    "cells[].discover.namespace": "the gate's own, else `default`",
+    "cells[].discover.kubeconfig": "the account of the gate's pod, else the user's file",
+    "cells[].discover.cluster": "required with `ecs`",
+    "cells[].discover.services": "all",
+    "cells[].discover.region": "as boto3 finds it",
+    "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`",
+    "cells[].discover.agent_port": "no agents",
+    "recovery[].kubernetes.namespace": "the gate's own, else `default`",
+    "recovery[].kubernetes.selector": "the group of a LeaderWorkerSet",
+    "recovery[].kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
+    "recovery[].ecs.services": "all",
+    "recovery[].ecs.region": "as boto3 finds it",
+    "roll.kubernetes.namespace": "the gate's own, else `default`",
+    "roll.kubernetes.container": "the engine's",
+    "roll.kubernetes.kubeconfig": "the account of the gate's pod, else the user's file",
+    "alb.region": "as boto3 finds it",
+    "leases.namespace": "the gate's own, else `default`",
+    "leases.kubeconfig": "the account of the gate's pod, else the user's file",
+    "roll.ecs.services": "all",
+    "roll.ecs.region": "as boto3 finds it",
+    "cells[].units[].engine": "detected",
+    "cells[].units[].canary": "detected",
+    "cells[].units[].metrics_url": "the engine's usual place",
+    "cells[].units[].kv_events": "the unit is asked, if the packages are installed",
+    "cells[].units[].kv_events.endpoint": "what the engine tells",
+    "cells[].units[].nodes[].agent": "none",
+    "cells[].units[].nodes[].probes": "none",
+    "cells[].units[].nodes[].probes[].url": "required with `http` and `exporter`",
+    "cells[].units[].nodes[].probes[].address": "required with `tcp` and `grpc`",
+    "cells[].units[].nodes[].probes[].service": "the server as a whole",
+    "cells[].units[].models": "asked of the unit",
+    "cells[].units[].nodes": "one leader with the unit's name",
+    "limits.bodies_bytes": "a quarter of memory",
+    "models": "`none`",
+    "fallback": "`none`",
+}
+
+
+def said(key: str, default: object) -> str:
+    """A default as the documentation has it."""
+    if key in IN_WORDS:
+        return IN_WORDS[key]
+    match default:
+        case _ if default is PydanticUndefined:
+            return "required"
+        case None | "" | ():
+            return "`none`"
+        case bool():
+            return f"`{str(default).lower()}`"
+        case int() if key.endswith("_bytes"):
+            return f"`{default // MIB}MiB`" if default % MIB == 0 else f"`{default // KIB}KiB`"
+        case float():
+            return f"`{default:g}`"
+    return f"`{default}`"
+
+
+@pytest.mark.parametrize(("page", "schema"), [("configuration.md", SCHEMA), ("operator.md", OPERATOR_SCHEMA)])
+def test_every_key_is_documented_with_its_default(page: str, schema: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    sections = {level.removesuffix("[]") for level in schema if "." not in level and level}
+    documented = dict(re.findall(r"^### `(.+?)`\n(?:(?!#).*\n)*?Default: (.+)$", text, re.MULTILINE))
+    keys = {
+        f"{level}.{key}".removeprefix("."): field.default
+        for level, mapping in schema.items()
+        for key, field in mapping.model_fields.items()
+        if level not in SAID_ELSEWHERE
+    }
+    assert documented == {key: said(key, default) for key, default in keys.items() if key not in sections}
+    assert set(re.findall(r"^## `(.+?)`$", text, re.MULTILINE)) == sections
+
+
+def test_what_is_said_elsewhere_is_the_same_there() -> None:
+    for place, other in SAID_ELSEWHERE.items():
+        here, there = SCHEMA[place].model_fields, SCHEMA[other].model_fields
+        assert {key: repr(field) for key, field in here.items()} == {key: repr(there[key]) for key in here}
+
+
+# The JSON Schema and the models agree: on every key, on the files that are shipped, on what is wrong.
+
+CHECKER = Draft202012Validator(json_schema())
+FILES = sorted((ROOT / "deploy").rglob("cellgate*.yaml"))
+
+
+def mappings(schema: dict[str, Any], place: str = "") -> dict[str, list[str]]:
+    """The keys of each mapping of the schema, by its place."""
+    found = {place: list(schema["properties"])}
+    for key, inner in schema["properties"].items():
+        here = f"{place}.{key}".lstrip(".")
+        if inner.get("type") == "object":
+            found |= mappings(inner, here)
+        elif inner.get("type") == "array" and inner["items"].get("type") == "object":
+            found |= mappings(inner["items"], f"{here}[]")
+    return found
+
+
+def test_it_is_a_schema_and_has_every_key_of_the_models() -> None:
+    Draft202012Validator.check_schema(json_schema())
+    assert mappings(json_schema()) == {place: list(keys.model_fields) for place, keys in SCHEMA.items()}
+
+
+def test_so_is_that_of_the_operators_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--operator"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    Draft202012Validator.check_schema(schema)
+    keys = {place: list(mapping.model_fields) for place, mapping in OPERATOR_SCHEMA.items()}
+    assert mappings(schema) == keys
+    example = yaml.safe_load((ROOT / "deploy" / "recovery" / "operator.yaml").read_text())
+    assert [error.message for error in Draft202012Validator(schema).iter_errors(example)] == []
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_configuration_that_is_shipped_keeps_to_it(file: Path) -> None:
+    assert [error.message for error in CHECKER.iter_errors(yaml.safe_load(file.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FULL,
+        CELLS + "workers: ${WORKERS:-2}\naccess_log: off\nlimits: {body_bytes: '${BODY}'}",
+        CELLS + "rules: {attempts: 3, slow_start_s: 0.5}\ntrusted: [10.0.0.0/8]",
+    ],
+)
+def test_what_a_gate_takes_is_taken(text: str) -> None:
+    assert [error.message for error in CHECKER.iter_errors(yaml.safe_load(text))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "polcy: random",
+        "workers: 0",
+        "policy: best",
+        "access_log: on",
+        "rules: {attempts: 1.1}",
+        "timeouts: {connect_s: 0}",
+        "timeouts: {drain_s: soon}",
+        "limits: {body_bytes: 64MB}",
+        "pass_unlisted: 1",
+        "trusted: 10.0.0.0/8",
+        "tls: {certificate: x}",
+        "listen: 8000",
+    ],
+)
+def test_what_it_refuses_the_gate_refuses(tmp_path: Path, text: str) -> None:
+    assert list(CHECKER.iter_errors(yaml.safe_load(CELLS + text)))
+    assert problems(tmp_path, CELLS + text)
+
+
+# The bounds in one place: each has a name in the metrics, and a row in the page that operators read.
+
+SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
+
+
+def test_a_bound_that_took_effect_is_counted_by_its_name() -> None:
+    metrics, _ = make(A1)
+    before = scrape(metrics)["cellgate_limits_total{limit=header_lines}"]
+    reached("header_lines")
+    assert scrape(metrics)["cellgate_limits_total{limit=header_lines}"] == before + 1
+
+
+def test_what_workers_have_counted_is_added() -> None:
+    metrics, _ = make(A1)
+    before = scrape(metrics)["cellgate_limits_total{limit=json_depth}"]
+    metrics.limits["json_depth"] += 3
+    assert scrape(metrics)["cellgate_limits_total{limit=json_depth}"] == before + 3
+
+
+def test_a_worker_tells_what_is_new() -> None:
+    before = dict(REACHED)
+    reached("stop_bytes")
+    reached("stop_bytes")
+    assert new_counts(REACHED, before) == [("stop_bytes", 2)]
+    assert new_counts(REACHED, before) == []
+
+
+def test_a_name_that_is_no_bound_cannot_be_counted() -> None:
+    with pytest.raises(KeyError):
+        reached("a_typo")
+
+
+def test_every_bound_is_positive_and_has_a_count() -> None:
+    names = [field.name for field in fields(HardLimits)]
+    assert list(REACHED) == names
+    assert all(getattr(LIMITS, name) > 0 for name in names)
+
+
+def test_the_page_of_security_has_a_row_for_each_bound_with_its_figure() -> None:
+    section = SECURITY.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+)", section, re.MULTILINE))
+    assert {name: int(figure.replace(",", "")) for name, figure in rows.items()} == {
+        field.name: getattr(LIMITS, field.name) for field in fields(HardLimits)
+    }

@@ -1,0 +1,472 @@
+"""What the control plane answers: readiness, scaling, explanations, stored responses, engine operations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from cellgate.probes.base import Fetch, FetchError, Reply, Trouble
+from cellgate.proxy.config.settings import HeaderNames
+from cellgate.proxy.control.engine_control import ConductError, Conductor, Deed
+from cellgate.proxy.control.explain import RoutingExplain, header_line
+from cellgate.proxy.control.plane import RENDER_S, RESPONSES_KEPT, ReadinessPage, StoredResponses
+from cellgate.proxy.control.scaling import Scaling
+from cellgate.proxy.control.watches import HoldWatch
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.request.body import read_ask
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, EnginePause, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Unit
+from cellgate.router.pick import Router
+from cellgate.router.queue import FairRules, Queue
+from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
+from cellgate.router.unit_state import UnitState
+from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
+
+AT = 100.0
+
+
+class Shown:
+    """A page before one unit that is UP; `pages` are those that were published."""
+
+    def __init__(self) -> None:
+        self.board = Board(Rules())
+        self.board.configure(Fleet(units=(Unit("u", "c", "http://u"),)), AT)
+        self.observe(Sign.GOOD, Strength.STRONG)
+        self.full = False
+        self.later: list[Callable[[], None]] = []
+        self.pages: list[tuple[bool, bytes, bytes]] = []
+        self.page = ReadinessPage(
+            self.board, lambda *page: self.pages.append(page), self.later.append, lambda: self.full
+        )
+        self.page.tick(AT)
+
+    def observe(self, sign: Sign, strength: Strength) -> None:
+        self.board.observe(Evidence("u", sign, strength, "canary", "seen", AT))
+
+    @property
+    def is_ready(self) -> bool:
+        ready: bool = self.pages[-1][0]
+        assert self.body == self.body | {"ready": ready}
+        return ready
+
+    @property
+    def body(self) -> Any:
+        return orjson.loads(self.pages[-1][1])
+
+
+def test_each_tick_publishes_and_the_page_is_written_once_a_second() -> None:
+    shown = Shown()
+    shown.observe(Sign.BAD, Strength.FATAL)
+    shown.page.tick(AT + 0.25)
+    assert len(shown.pages) == 2
+    assert shown.is_ready
+    shown.page.tick(AT + RENDER_S)
+    assert len(shown.pages) == 3
+    assert not shown.is_ready
+
+
+def test_a_change_is_published_once_at_the_end_of_the_turn() -> None:
+    shown = Shown()
+    shown.observe(Sign.BAD, Strength.FATAL)
+    shown.page.changed()
+    shown.page.changed()
+    assert len(shown.later) == 1
+    shown.later[0]()
+    assert not shown.is_ready
+    shown.page.changed()
+    assert len(shown.later) == 2
+
+
+def test_what_changes_without_units_is_seen_on_the_next_tick() -> None:
+    shown = Shown()
+    shown.full = True
+    shown.page.tick(AT + 0.25)
+    assert not shown.is_ready
+    shown.board.panic_at = AT
+    shown.page.tick(AT + 0.5)
+    assert shown.body["panic"]
+
+
+def test_a_stopping_gate_is_not_ready() -> None:
+    shown = Shown()
+    shown.page.stopping = True
+    shown.page.publish()
+    assert not shown.is_ready
+
+
+# How many units a gate asks for, right after one has gone.
+
+GOAL_S = 2.0
+
+
+class Pool:
+    """Usable units that have little to do, and what is said of them."""
+
+    def __init__(self, units: int) -> None:
+        self.board = Board(Rules())
+        names = [f"u{n}" for n in range(units)]
+        self.board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in names)), 0.0)
+        for name in names:
+            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
+        self.scaling = Scaling(self.board, Queue(FairRules()))
+        for at in range(60):
+            self.scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
+        self.scaling.tick(60.0)
+        self.scaling.tick(60.25)
+
+    def view(self) -> dict[str, Any]:
+        (only,) = asyncio.run(self.scaling.view(GOAL_S))["pools"]
+        found: dict[str, Any] = only
+        return found
+
+
+def test_one_unit_fewer_is_asked_for_once() -> None:
+    pool = Pool(4)
+    assert pool.view()["desired_units"] == 3
+    pool.board.drain("u0", drained=True)
+    found = pool.view()
+    assert found["desired_units"] == 3
+    assert found["wait_p90_s"]["fewer"] is None
+    assert found["wait_p90_s"]["now"] is not None
+
+
+def test_of_two_units_the_last_one_stays() -> None:
+    pool = Pool(2)
+    assert pool.view()["desired_units"] == 1
+    pool.board.drain("u0", drained=True)
+    assert pool.view()["desired_units"] == 1
+
+
+# What `/explain` answers: the question read as a request is, and the answer in words.
+
+
+def choice_of(router: Router, policy: str = "prefix_affinity") -> RoutingExplain:
+    stored = StoredResponses(router.board)
+    return RoutingExplain(router, stored, HeaderNames(), policy, lambda: NOW, random.Random(1))
+
+
+def explain(router: Router, body: Any = None, **query: str) -> dict[str, Any]:
+    found = choice_of(router).explain(query, None if body is None else orjson.dumps(body))
+    assert isinstance(found, dict)
+    return found
+
+
+def mistake(query: dict[str, str], body: bytes | None = None) -> str:
+    found = choice_of(router_of()).explain(query, body)
+    assert isinstance(found, Failure)
+    return found.message
+
+
+def test_candidates_come_with_each_term_in_seconds() -> None:
+    found = explain(router_of(2), model="m", prompt_tokens="1000")
+    assert (found["decision"], found["unit"], found["reason"]) == ("sent", "u1", "unit u1 ranks first")
+    first = found["units"][0]
+    assert (first["unit"], first["candidate"], first["why_not"], first["has_room"]) == (
+        "u1",
+        True,
+        None,
+        True,
+    )
+    assert (first["prompt_tokens"], first["cached_tokens"], first["in_flight"]) == (1000, 0, 0)
+    assert first["cost"]["prefill_s"] == 0.5
+    assert list(first["cost"]) == [
+        "total_s",
+        "queue_s",
+        "prefill_s",
+        "decode_s",
+        "beside_s",
+        "kv_s",
+        "seat_s",
+        "line_s",
+        "evict_s",
+        "shared_s",
+        "error_s",
+        "doubt_s",
+        "far_s",
+        "latency_s",
+    ]
+    # It is for JSON, as it is.
+    assert orjson.loads(orjson.dumps(found)) == found
+
+
+def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
+    router = router_of(2)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 4000}]}
+    choice = choice_of(router)
+    asked = choice.explain({}, orjson.dumps(body))
+    assert isinstance(asked, dict)
+    assert asked["ask"]["prefix_blocks"] == 7
+    assert [unit["cached_tokens"] for unit in asked["units"]] == [0, 0]
+    ask = read_ask(orjson.dumps(body))
+    assert isinstance(ask, Ask)
+    router.board.close(lease := router.board.open("u0", ask, NOW, retry=False), NOW)
+    router.board.units["u0"].costs.prefixes.record(lease.ask.blocks)
+    again = explain(router, body)
+    assert (again["unit"], again["units"][0]["cached_tokens"]) == ("u0", 7 * 128)
+
+
+def test_parameters_stand_for_header_lines() -> None:
+    found = explain(router_of(), model="m", session="s", tenant="t", priority="-3")
+    assert {name: found["ask"][name] for name in ("session", "tenant", "priority")} == {
+        "session": "s",
+        "tenant": "t",
+        "priority": -3,
+    }
+    late = explain(router_of(), model="m", prompt_tokens="4000", ttft_ms="10")
+    assert (late["decision"], late["unit"]) == ("refused", None)
+    assert late["reason"].startswith("429: it could not be answered before its deadline")
+
+
+def test_who_would_wait_is_told_why_and_behind_what() -> None:
+    router = router_of(2)
+    fill(router, "u0", "u1")
+    router.wait(PROMPT._replace(blocks=(), tenant="a"), NOW, frozenset(), lambda _: None)
+    found = explain(router, model="m", prompt_tokens="1000")
+    assert (found["decision"], found["reason"]) == ("waits", "no unit has room")
+    assert found["wait_s"] == pytest.approx(1000 / 3000, abs=1e-3)
+    queue = found["queue"]
+    assert (queue["waiting"], queue["moved"], queue["tokens"], queue["tenants"]) == (1, 0, 1000, 1)
+    assert (queue["tokens_s"], queue["waiting_max"]) == (3000, 1024)
+    for name in ("u0", "u1"):
+        for lease in list(router.board.units[name].leases):
+            router.board.close(lease, NOW)
+    assert explain(router, model="m")["reason"] == "other requests wait, and it is queued behind them"
+
+
+def test_units_that_are_no_candidates_say_why_in_words() -> None:
+    router = router_of(2)
+    router.board.drain("u0", drained=True)
+    found = explain(router, model="m", tried="u1")
+    assert (found["decision"], found["reason"].partition(":")[0]) == ("refused", "503")
+    assert {unit["unit"]: unit["why_not"] for unit in found["units"]} == {
+        "u0": "drained: an operator has drained it",
+        "u1": "tried: the request has failed there",
+    }
+
+
+def test_what_else_may_decide_is_noted() -> None:
+    assert explain(router_of(2), model="m")["notes"] == []
+    router = router_of(2)
+    # It comes second: what it has to do is more than a tie.
+    router.board.open("u0", PROMPT, NOW, retry=False)
+    router.board.units["u0"].last_lease_at = NOW - IDLE_S - 1.0
+    (idle,) = explain(router, model="m")["notes"]
+    assert idle.startswith("u0 got no requests for 2 s or longer")
+    (many,) = explain(router_of(LOOK_AT_ALL + 1), model="m")["notes"]
+    assert many.startswith(f"of {LOOK_AT_ALL + 1} units, {SAMPLE} random ones are considered")
+    (by_turn,) = explain(router_of(2, "round_robin"), model="m")["notes"]
+    assert "does not rank by costs" in by_turn
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        (
+            {"prompt_token": "1"},
+            "'prompt_token' is not a parameter; the parameters are: model, prompt_tokens, ",
+        ),
+        ({"prompt_tokens": "-1"}, "prompt_tokens: expected an integer from 0 to 100000000, found '-1'"),
+        ({"prompt_tokens": "²"}, "prompt_tokens: expected an integer"),
+        ({"priority": "high"}, "x-priority: expected an integer"),
+        ({"ttft_ms": "0"}, "x-slo-ttft-ms: expected milliseconds above 0"),
+        ({"session": ""}, "x-session-id: expected a name"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_told_so(query: dict[str, str], says: str) -> None:
+    assert mistake(query).startswith(says)
+
+
+def test_a_body_that_makes_no_sense_is_told_so() -> None:
+    assert "not valid JSON" in mistake({}, b"{")
+    assert mistake({"model": "m"}, b"{}").startswith("'model' is not a parameter")
+
+
+def test_the_header_of_an_answer_has_what_was_reckoned() -> None:
+    router = router_of(1)
+    lease = router.board.open("u0", PROMPT, NOW, retry=False)
+    line = header_line(lease, 0.25).decode()
+    assert line.startswith("x-cellgate-explain: unit=u0 total_s=3.6")
+    assert " far_s=0.0000 latency_s=0.0000 " in line
+    assert line.endswith(" prompt_tokens=1000 cached_tokens=0 waited_s=0.2500\r\n")
+    assert " prefill_s=1.0000 " in line
+
+
+# Requests that follow a stored response go to the unit that has it, or nowhere.
+
+
+def stored() -> StoredResponses:
+    """Of a board with two units; `resp_1` is of u1."""
+    responses = StoredResponses(router_of(2).board)
+    responses.made("resp_1", "u1")
+    return responses
+
+
+def test_a_request_goes_to_the_unit_that_has_what_it_follows() -> None:
+    asked = stored().bind(Ask(follows="resp_1"))
+    assert isinstance(asked, Ask)
+    assert asked.unit == "u1"
+
+
+def test_a_unit_that_has_left_is_a_404_and_one_that_is_down_a_409() -> None:
+    responses = stored()
+    board = responses._board
+    board.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp", "refused", NOW))
+    away = responses.bind(Ask(follows="resp_1"))
+    assert isinstance(away, Failure)
+    assert (away.kind, away.kind.row.status) == (FailureKind.RESPONSE_AWAY, 409)
+    responses.made("resp_2", "c")
+    gone = responses.bind(Ask(follows="resp_2", unit=""))
+    assert isinstance(gone, Failure)
+    assert (gone.kind, gone.kind.row.status) == (FailureKind.RESPONSE_GONE, 404)
+    assert "c made response resp_2" in gone.message
+
+
+def test_it_is_news_once_for_each_unit() -> None:
+    responses = stored()
+    responses.made("resp_2", "c")
+    responses.made("resp_3", "c")
+    lost = [Ask(follows="resp_2"), Ask(follows="resp_3")]
+    assert [responses.newly_lost(ask) for ask in lost] == ["c", ""]
+    assert responses.newly_lost(Ask(follows="resp_unknown")) == ""
+
+
+def test_only_so_many_are_remembered() -> None:
+    responses = stored()
+    for number in range(RESPONSES_KEPT):
+        responses.made(f"resp_more_{number}", "u0")
+    forgotten = responses.bind(Ask(follows="resp_1"))
+    assert isinstance(forgotten, Ask)
+    assert forgotten.unit is None
+
+
+# Operations of an engine for an operator: out of rotation first, back only after a proof.
+
+OK = Reply(200, {}, b"{}")
+
+
+class Stage:
+    """A conductor of one unit; `reply` is what its engine answers."""
+
+    def __init__(self, engine: str = "vllm") -> None:
+        self.now = 100.0
+        self.reply: Reply | FetchError = OK
+        self.asked: list[tuple[str, bytes, bool]] = []
+        self.looked: list[str] = []
+        self.board = Board(Rules())
+        self.board.configure(Fleet(units=(Unit("u", "c", "http://u", engine=engine),)), 90.0)
+        self.board.observe(Evidence("u", Sign.GOOD, Strength.STRONG, "canary", "token", 95.0))
+        events = EventLog(lambda: 0.0, 2, lambda *_: None)
+        self.watch = HoldWatch(
+            self.board,
+            cast("Any", self),
+            events,
+            lambda: self.now,
+            evict=lambda _: None,
+            changed=lambda: None,
+        )
+        self.conductor = Conductor(lambda _: cast(Fetch, self.fetch), self.set_drain, self.watch, 300.0)
+
+    @property
+    def state(self) -> UnitState:
+        return self.board.units["u"]
+
+    def set_drain(self, unit: str, drained: bool) -> bool:
+        return self.board.drain(unit, drained=drained)
+
+    def look_now(self, _unit: str, probe: str) -> None:
+        """As the prober has it."""
+        self.looked.append(probe)
+
+    def unanswered(self, _probe: str, _for_s: float, _now: float) -> list[str]:
+        """As the prober has it."""
+        return []
+
+    async def fetch(self, method: str, target: str, *, body: bytes, timeout_s: float) -> Reply:
+        assert method == "POST"
+        self.asked.append((target, body, self.state.drained))
+        if isinstance(self.reply, FetchError):
+            raise self.reply
+        return self.reply
+
+    def conduct(self, deed: Deed, mode: str = "") -> str:
+        return asyncio.run(self.conductor.conduct(self.state, deed, mode))
+
+    def refusal(self, deed: Deed, mode: str = "") -> ConductError:
+        with pytest.raises(ConductError) as caught:
+            self.conduct(deed, mode)
+        return caught.value
+
+
+@pytest.mark.parametrize(
+    ("deed", "path"), [("pause", "/pause?mode=wait"), ("sleep", "/sleep?level=1&mode=wait")]
+)
+def test_a_unit_is_drained_before_its_engine_stands_still(deed: Deed, path: str) -> None:
+    stage = Stage()
+    assert stage.conduct(deed) == "wait"
+    assert stage.asked == [(path, b"", True)]
+    assert stage.looked == ["quiescence"]
+
+
+@pytest.mark.parametrize(("deed", "path"), [("resume", "/resume"), ("wake", "/wake_up")])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_unit_that_goes_on_has_to_show_work_first(deed: Deed, path: str, is_known: bool) -> None:
+    stage = Stage()
+    stage.set_drain("u", True)
+    if is_known:
+        stage.watch.hear(stage.state, EnginePause("u", HoldKind.PAUSED, 99.0))
+    stage.conduct(deed)
+    assert stage.asked == [(path, b"", True)]
+    assert not stage.state.drained
+    assert not stage.state.is_usable()
+    assert stage.looked[-1] == "canary"
+    stage.board.observe(Evidence("u", Sign.GOOD, Strength.STRONG, "canary", "token", 100.5))
+    stage.watch.tick(101.0)
+    assert stage.state.is_usable()
+
+
+def test_an_engine_that_refuses_changes_nothing_and_the_error_says_what_to_do() -> None:
+    stage = Stage()
+    stage.reply = Reply(404, {}, b'{"detail":"Not Found"}')
+    refusal = stage.refusal("pause")
+    assert refusal.status is HTTPStatus.BAD_GATEWAY
+    assert "POST /pause: HTTP 404" in str(refusal)
+    assert "VLLM_SERVER_DEV_MODE=1" in str(refusal)
+    assert not stage.state.drained
+
+
+def test_a_unit_whose_engine_does_not_answer_stays_drained() -> None:
+    stage = Stage()
+    stage.reply = FetchError(Trouble.TIMEOUT, "POST /pause: no reply within 300 s")
+    assert "it stays drained" in str(stage.refusal("pause", "keep"))
+    assert stage.state.drained
+
+
+def test_an_unknown_mode_is_refused_before_anything_is_done() -> None:
+    stage = Stage("sglang")
+    refusal = stage.refusal("pause", "wait")
+    assert (refusal.status, stage.asked) == (HTTPStatus.BAD_REQUEST, [])
+    assert str(refusal) == "unit u: pause of engine sglang has the modes abort, keep, not 'wait'"
+    assert stage.conduct("pause", "keep") == "keep"
+    assert stage.asked == [("/pause_generation", b'{"mode":"in_place"}', True)]
+
+
+def test_an_engine_that_cannot_do_it_is_named() -> None:
+    refusal = Stage("llamacpp").refusal("sleep")
+    assert refusal.status is HTTPStatus.CONFLICT
+    assert "engine llamacpp has no sleep that the gate knows; these have: vllm" in str(refusal)
+
+
+@pytest.mark.parametrize(("status", "begins"), [(202, True), (200, True), (404, False), (500, False)])
+def test_an_engine_with_fault_tolerance_is_asked_to_retry(status: int, begins: bool) -> None:
+    stage = Stage()
+    stage.reply = Reply(status, {}, b"")
+    assert asyncio.run(stage.conductor.retry(stage.state)) is begins
+    assert stage.asked == [("/fault_tolerance/apply", b'{"instruction":"retry"}', False)]
+    assert not asyncio.run(Stage("llamacpp").conductor.retry(Stage("llamacpp").state))

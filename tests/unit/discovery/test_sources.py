@@ -1,0 +1,312 @@
+"""Units from sources: a watched file, Redis, and what pods and tasks make."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellgate.probes.nodes import TcpProbe
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.config.settings import FileSource, RedisSource
+from cellgate.proxy.discovery.base import Feed, Found, Group, Member, NodePorts, SourceError, together
+from cellgate.proxy.discovery.kubernetes import groups, member
+from cellgate.proxy.discovery.sources import follow_file
+from cellgate.router.nouns import Unit
+from loadtests.kit.fake_kubernetes import Json, group_pod
+
+LIKE = Unit(name="", cell="c", url="", api_key="key")
+ONE = "units:\n- {name: a, url: http://a:1}\n"
+
+
+def source(path: Path) -> FileSource:
+    return FileSource(LIKE, str(path), period_s=0.01)
+
+
+async def told(follow: AsyncGenerator[Found, None]) -> Found:
+    async with asyncio.timeout(5.0):
+        return await anext(follow)
+
+
+def read(path: Path) -> Found:
+    async def main() -> Found:
+        async with aclosing(follow_file(source(path))) as follow:
+            return await told(follow)
+
+    return asyncio.run(main())
+
+
+def test_units_of_a_file_have_the_keys_that_units_of_the_configuration_have(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(
+        """
+units:
+- name: a
+  url: http://a:1
+  weight: 2
+  max_in_flight: 8
+  engine: vllm
+  nodes:
+  - {name: a-0, role: leader, agent: "a:9902"}
+  - {name: a-1, role: follower, probes: [{probe: tcp, address: "b:22"}]}
+"""
+    )
+    (unit,) = read(path).units
+    assert (unit.name, unit.cell, unit.url, unit.weight) == ("a", "c", "http://a:1", 2.0)
+    assert (unit.max_in_flight, unit.engine, unit.api_key) == (8, "vllm", "key")
+    assert unit.nodes[0].agent == "a:9902"
+    assert unit.nodes[1].probes == (TcpProbe("b:22"),)
+
+
+async def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(ONE)
+    async with aclosing(follow_file(source(path))) as follow:
+        assert [unit.name for unit in (await told(follow)).units] == ["a"]
+        path.write_text(ONE + "- {name: b, url: http://b:1}\n")
+        assert [unit.name for unit in (await told(follow)).units] == ["a", "b"]
+        path.write_text("units: []\n")
+        assert (await told(follow)).units == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("units: [", ":1:9: expected YAML"),
+        ("", "expected a mapping such as 'units: [...]', found an empty file"),
+        ("cells: []\n", "cells: unknown key; "),
+        ("units:\n- {nam: a, url: 'http://a:1'}\n", "units[0].nam: unknown key; did you"),
+        ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url: expected http://HOST:PORT"),
+        (ONE + "- {name: a, url: http://b:1}\n", "units[1].name: duplicate name 'a'"),
+        ("units:\n- {name: a, name: b, url: http://b:1}\n", "units[0].name: duplicate key, again in line 2"),
+    ],
+)
+def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(text)
+    with pytest.raises(SourceError) as lost:
+        read(path)
+    assert says in str(lost.value)
+    assert str(path) in str(lost.value)
+
+
+def test_many_problems_are_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text("units:\n" + "- {name: a}\n" * 5)
+    with pytest.raises(SourceError, match="; and 2 more"):
+        read(path)
+
+
+def test_a_file_that_is_not_there_is_a_loss(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be read: No such file"):
+        read(tmp_path / "none.yaml")
+
+
+# Units of Redis: a source in a configuration that comes from another process, and what its feed hands on.
+
+
+def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text("discovery: redis\nredis: redis://127.0.0.1:6379\n")
+    settings = load(str(file), Overrides(), {})
+    (source,) = pickle.loads(pickle.dumps(settings)).sources
+    assert isinstance(source, RedisSource)
+    # A configuration that is read again names the source that there is.
+    assert source == settings.sources[0]
+
+    async def follow() -> Found:
+        feed = Feed()
+        feed.put(there)
+        async for one in feed.follow():
+            return one
+        raise AssertionError("it ended")
+
+    there = Found()
+    assert asyncio.run(follow()) is there
+
+
+# What pods and tasks make: a unit in any case, usable or with what is wrong with it.
+
+LIKE_PODS = Unit(name="", cell="c", url="", max_in_flight=7)
+PORTS = NodePorts(8000, 9902)
+LEADER = Member("x-0", "uid-0", 0, 2, "key", "10.0.0.1")
+FOLLOWER = Member("x-0-1", "uid-1", 1, 2, "key", "10.0.0.2")
+
+
+def found(*members: Member) -> Found:
+    return Group("x-0", "pod", members, numbered=True).found(LIKE_PODS, PORTS)
+
+
+def against(found: Found) -> dict[str, str]:
+    return {suspicion.node: suspicion.reason for suspicion in found.suspicions if suspicion.fatal}
+
+
+def epoch(found: Found) -> str:
+    ((_, epoch),) = found.epochs
+    return epoch
+
+
+def test_a_whole_group_is_a_unit_of_its_leader_and_its_followers() -> None:
+    whole = found(FOLLOWER, LEADER)
+    (unit,) = whole.units
+    assert (unit.name, unit.url, unit.max_in_flight) == ("x-0", "http://10.0.0.1:8000", 7)
+    assert [(node.name, node.role.value, node.agent) for node in unit.nodes] == [
+        ("x-0", "leader", "10.0.0.1:9902"),
+        ("x-0-1", "follower", "10.0.0.2:9902"),
+    ]
+    assert not whole.suspicions
+
+
+@pytest.mark.parametrize(
+    ("members", "wrong", "url"),
+    [
+        ([LEADER], "1 pod, its size is 2 (missing: 1)", "http://10.0.0.1:8000"),
+        ([FOLLOWER], "1 pod, its size is 2; no leader among its pods", ""),
+        ([LEADER, replace(FOLLOWER, rank=0)], "2 leaders: x-0, x-0-1", "http://10.0.0.1:8000"),
+        (
+            [LEADER, FOLLOWER, replace(FOLLOWER, name="x-0-2")],
+            "3 pods, its size is 2",
+            "http://10.0.0.1:8000",
+        ),
+        (
+            [LEADER, replace(FOLLOWER, size=3)],
+            "its pods do not agree on its size: 2 or 3",
+            "http://10.0.0.1:8000",
+        ),
+        (
+            [replace(LEADER, size=None), replace(FOLLOWER, size=None)],
+            "its pods do not state its size",
+            "http://10.0.0.1:8000",
+        ),
+        ([replace(LEADER, address=""), FOLLOWER], "its leader x-0 has no address", ""),
+        (
+            [LEADER, replace(FOLLOWER, key="before")],
+            "2 groups have this name: the previous one still exists",
+            "http://10.0.0.1:8000",
+        ),
+    ],
+)
+def test_a_group_that_is_not_right_is_a_unit_that_says_why(
+    members: list[Member], wrong: str, url: str
+) -> None:
+    told = found(*members)
+    assert against(told) == {"group": wrong}
+    assert [unit.url for unit in told.units] == [url]
+    assert told.epochs == ()
+
+
+def test_a_group_made_anew_is_another_incarnation_even_under_its_old_key() -> None:
+    first = epoch(found(LEADER, FOLLOWER))
+    assert epoch(found(FOLLOWER, LEADER)) == first
+    assert epoch(found(LEADER, replace(FOLLOWER, incarnation="again"))) != first
+    other = epoch(found(replace(LEADER, key="other"), replace(FOLLOWER, key="other")))
+    assert other.partition("-")[0] == "other"
+
+
+def test_ipv6_addresses_stand_in_brackets() -> None:
+    (unit,) = found(replace(LEADER, address="fd00::1"), FOLLOWER).units
+    assert (unit.url, unit.nodes[0].agent) == ("http://[fd00::1]:8000", "[fd00::1]:9902")
+
+
+# Pods.
+
+
+def running(rank: int = 0, **status: Any) -> Json:
+    return group_pod("big", 3, rank, size=2, uid=f"uid-{rank}", ip=f"10.0.0.{rank}") | status
+
+
+def test_a_pod_tells_its_place_by_labels_and_its_size_by_annotation() -> None:
+    one = member(running(1), {})
+    assert (one.name, one.rank, one.size, one.address) == ("big-3-1", 1, 2, "10.0.0.1")
+    assert one.trouble == ""
+
+
+def test_a_size_that_is_no_number_is_not_told() -> None:
+    pod = running()
+    pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] = "two"
+    assert member(pod, {}).size is None
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble", "fatal"),
+    [
+        ({"phase": "Pending"}, "its pod is pending", True),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/9 nodes",
+                    }
+                ],
+            },
+            "its pod is pending (Unschedulable: 0/9 nodes)",
+            True,
+        ),
+        ({"phase": "Failed", "reason": "Evicted"}, "its pod has ended: Failed (Evicted)", True),
+        (
+            {"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]},
+            "container engine does not run: CrashLoopBackOff",
+            True,
+        ),
+        (
+            {"containerStatuses": [{"name": "logs", "state": {"terminated": {"reason": "Error"}}}]},
+            "container logs does not run: Error",
+            False,
+        ),
+        (
+            {"conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]},
+            "its pod is not ready (ContainersNotReady)",
+            False,
+        ),
+        ({"conditions": []}, "its pod is not ready", False),
+    ],
+)
+def test_what_keeps_a_pod_from_working_is_told(status: Json, trouble: str, fatal: bool) -> None:
+    pod = running()
+    pod["status"] |= status
+    one = member(pod, {})
+    assert (one.trouble, one.fatal) == (trouble, fatal)
+
+
+def test_a_pod_on_its_way_out_is_told_before_all_else() -> None:
+    pod = running()
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert (member(pod, {}).trouble, member(pod, {}).fatal) == ("its pod is being deleted", True)
+
+
+def test_the_engines_container_may_be_named() -> None:
+    pod = running()
+    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "vllm"
+    pod["status"]["containerStatuses"] = [{"name": "vllm", "state": {"terminated": {"reason": "OOMKilled"}}}]
+    assert member(pod, {}).fatal
+
+
+def test_groups_come_in_the_order_of_their_index() -> None:
+    pods = [group_pod("big", number, 0, size=1, uid=str(number), ip="10.0.0.1") for number in (10, 2, 0)]
+    assert [group.name for group in groups("big", pods, {})] == ["big-0", "big-2", "big-10"]
+
+
+def test_a_group_whose_index_is_a_hash_has_the_name_of_its_leaders_host() -> None:
+    pod = running()
+    pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = "5f2c9e01aa00" * 3
+    (group,) = groups("big", [pod], {})
+    assert group.name == "big-5f2c9e01"
+
+
+def test_what_many_groups_tell_is_told_as_one() -> None:
+    one, other = found(LEADER, FOLLOWER), Group("y-0", "pod", (LEADER,)).found(LIKE_PODS, PORTS)
+    both = together([one, other])
+    assert [unit.name for unit in both.units] == ["x-0", "y-0"]
+    assert [suspicion.unit for suspicion in both.suspicions] == ["y-0"]
+    assert [unit for unit, _ in both.epochs] == ["x-0"]

@@ -1,0 +1,383 @@
+"""Each way to act on a unit, its module and its time; ECS, Kubernetes, Leases, and deploy/recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import yaml
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+
+from cellgate.proxy import orchestrators
+from cellgate.proxy.config.action_settings import (
+    CallWebhook,
+    Remedy,
+    ReplacePods,
+    ReplaceTasks,
+    RestartService,
+    RunCommand,
+    SetImage,
+    UnitAction,
+)
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.extras.operator import actions, leases
+from cellgate.proxy.extras.operator.kubernetes import rolled
+from cellgate.proxy.extras.operator.leases import CLAIMS, CLAIMS_MAX
+from cellgate.proxy.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
+from tests.sockets.test_recovery_deeds import ABOUT
+from tests.unit.discovery.test_ecs import cluster, start
+
+
+def act(remedy: Remedy) -> RecoveryReport:
+    async def main() -> RecoveryReport:
+        return await actions.action_runner(ssl.create_default_context)(remedy, ABOUT)
+
+    return asyncio.run(main())
+
+
+def test_every_way_is_known() -> None:
+    orchestrated = set(get_args(UnitAction)) - {RunCommand, CallWebhook, RestartService}
+    assert set(actions._ORCHESTRATED) == orchestrated
+
+
+def test_a_service_is_restarted_by_systemctl_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "systemctl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "systemctl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    report = act(Remedy("audit", RestartService("vllm@{unit}.service")))
+    assert report.result is RecoveryResult.OK
+    assert report.output == "--no-ask-password --no-block restart -- vllm@a1.service\n"
+
+
+def test_an_orchestrator_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(actions._ORCHESTRATED, ReplacePods, forever)
+    report = act(Remedy("audit", ReplacePods(), timeout_s=0.05))
+    assert report.result is RecoveryResult.TIMEOUT
+    assert report.detail == "not finished within 0.05 s; a part may have been done"
+
+
+# Units in Amazon ECS are acted on. The API is moto's, asked by boto3 as the real one is.
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+__all__ = ["cluster"]
+ACTION = ReplaceTasks("prod", region="eu-west-1")
+DEPLOYMENT = ReplaceTasks("prod", region="eu-west-1", deploy=True)
+ABOUT_TASKS = {"unit": "big-0", "id": "big-0-7", "reason": "gone\n" * 200}
+
+
+def replace_tasks(action: ReplaceTasks = ACTION, **about: Any) -> RecoveryReport:
+    return asyncio.run(actions.replace_tasks(action, {**ABOUT_TASKS, **about}))
+
+
+def described(cluster: Any, *arns: str) -> list[tuple[str, str]]:
+    tasks = cluster.describe_tasks(cluster="prod", tasks=list(arns))["tasks"]
+    return [(task["lastStatus"], task.get("stoppedReason", "")[:22]) for task in tasks]
+
+
+def test_all_tasks_of_the_unit_are_stopped_and_no_others(cluster: Any) -> None:
+    arns = [start(cluster, "big-0", "leader", 2), start(cluster, "big-0", "follower", 2)]
+    other = start(cluster, "big-1", "leader", 1)
+    report = replace_tasks()
+    assert (report.result, report.detail) == (RecoveryResult.OK, "stopped 2 of 2 tasks")
+    assert sorted(report.output.splitlines()) == sorted(arns)
+    assert described(cluster, *arns) == [("STOPPED", "cellgate big-0-7: gone")] * 2
+    assert described(cluster, other)[0][0] != "STOPPED"
+
+
+def test_a_unit_without_tasks_is_refused(cluster: Any) -> None:
+    report = replace_tasks()
+    assert report.result is RecoveryResult.REFUSED
+    assert report.detail == (
+        "0 tasks with the tag cellgate:unit=big-0 in cluster prod, expected 1 to 256; nothing was done"
+    )
+
+
+class Refusing:
+    """A client of which some calls are denied, after `granted` of them."""
+
+    def __init__(self, client: Any, operation: str, granted: int = 0) -> None:
+        self._client, self._operation, self._granted = client, operation, granted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def stop_task(self, **asked: Any) -> Any:
+        if self._granted:
+            self._granted -= 1
+            return self._client.stop_task(**asked)
+        code = {"Code": "AccessDeniedException", "Message": "User: gate is not authorized"}
+        raise ClientError({"Error": code}, self._operation)
+
+
+@pytest.mark.parametrize(
+    ("granted", "result", "begin"),
+    [
+        (0, RecoveryResult.REFUSED, "stopped 0 of 2 tasks; "),
+        (1, RecoveryResult.FAILED, "stopped 1 of 2 tasks; "),
+    ],
+)
+def test_a_right_that_is_missing_is_named(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, granted: int, result: RecoveryResult, begin: str
+) -> None:
+    for role in ("leader", "follower"):
+        start(cluster, "big-0", role, 2)
+    monkeypatch.setattr(actions, "connect", lambda _: Refusing(cluster, "StopTask", granted))
+    report = replace_tasks()
+    assert report.result is result
+    assert report.detail.startswith(f"{begin}the gate's role lacks a right: allow ecs:StopTask (")
+
+
+def service_task(service: str, definition: str) -> dict[str, Any]:
+    arn = f"arn:aws:ecs:eu-west-1:1:task-definition/{definition}"
+    tags = [{"key": "cellgate:unit", "value": "big-0"}]
+    return {"taskArn": "arn", "group": f"service:{service}", "taskDefinitionArn": arn, "tags": tags}
+
+
+def test_the_services_of_a_unit_get_the_newest_revision(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [
+        service_task("lead", "engine:1"),
+        service_task("follow", "engine:1"),
+        service_task("follow", "engine:1"),
+    ]
+    for name in ("lead", "follow"):
+        cluster.create_service(cluster="prod", serviceName=name, taskDefinition="engine:1", desiredCount=1)
+    monkeypatch.setattr(actions, "running_tasks", lambda *_: tasks)
+    asked: list[dict[str, Any]] = []
+    real = orchestrators.connect("eu-west-1")
+    real.meta.events.register(
+        "provide-client-params.ecs.UpdateService", lambda params, **_: asked.append(params)
+    )
+    monkeypatch.setattr(actions, "connect", lambda _: real)
+    report = replace_tasks(DEPLOYMENT)
+    assert (report.result, report.detail) == (RecoveryResult.OK, "deployed 2 of 2 services")
+    common = {"cluster": "prod", "taskDefinition": "engine", "forceNewDeployment": True}
+    assert asked == [{"service": "follow"} | common, {"service": "lead"} | common]
+
+
+def test_a_task_of_no_service_cannot_be_deployed(cluster: Any) -> None:
+    start(cluster, "big-0", "leader", 1)
+    report = replace_tasks(DEPLOYMENT)
+    assert report.result is RecoveryResult.REFUSED
+    assert "belongs to no service; nothing was done" in report.detail
+
+
+def test_the_rights_in_deploy_are_exactly_those_that_are_used(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[str] = set()
+    real = orchestrators.connect("eu-west-1")
+    real.meta.events.register("before-call.ecs", lambda model, **_: used.add(f"ecs:{model.name}"))
+    monkeypatch.setattr(actions, "connect", lambda _: real)
+    start(cluster, "big-0", "leader", 1)
+    replace_tasks()
+    assert used == allowed("recovery/ecs-recovery-role.json")
+    monkeypatch.setattr(actions, "running_tasks", lambda *_: [service_task("lead", "engine:1")])
+    cluster.create_service(cluster="prod", serviceName="lead", taskDefinition="engine:1", desiredCount=1)
+    used.clear()
+    replace_tasks(DEPLOYMENT)
+    assert used | {"ecs:ListTasks", "ecs:DescribeTasks", "iam:PassRole"} == allowed(
+        "recovery/ecs-roll-role.json"
+    )
+
+
+def allowed(name: str) -> set[str]:
+    policy = json.loads((DEPLOY / name).read_text())
+    return {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+# What a set is changed to so that one of its groups gets another image.
+
+
+@pytest.mark.parametrize("strategy", [None, {"type": "RollingUpdate", "rollingUpdateConfiguration": None}])
+def test_fields_that_are_null_are_as_if_they_were_not_there(strategy: dict[str, Any] | None) -> None:
+    template = {"metadata": {"annotations": None}, "spec": {"containers": [{"name": "e", "image": "old"}]}}
+    spec = {"leaderWorkerTemplate": {"workerTemplate": template}, "rolloutStrategy": strategy}
+    after = rolled({"spec": spec}, [], SetImage("new"), 2)["spec"]
+    assert after["rolloutStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdateConfiguration": {"partition": 2},
+    }
+    assert after["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["image"] == "new"
+
+
+# What is written into a Lease, and read from it.
+
+CLAIM = Claim("u1", "c", "g1", "u1-1", attempt=2, rest_s=30.0)
+
+
+def test_cells_have_names_of_their_own() -> None:
+    names = [leases.lease_name(cell) for cell in ("east", "East", "e_st", "e-st", "e.st", "e-", "x" * 128)]
+    assert names[0] == "cellgate-east"
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[a-z0-9]([a-z0-9-]{,251}[a-z0-9])?", name) for name in names)
+
+
+def test_a_token_grows_with_each_holder_and_not_with_renewals() -> None:
+    lease = leases.new_lease("c")
+    for gate, token in (("g1", 1), ("g1", 1), ("g2", 2), ("g1", 3)):
+        lease = leases.held(lease, gate, 10.0, "2026-01-01T00:00:00.000Z")
+        assert (leases.holder(lease), leases.lease_token(lease)) == (gate, token)
+    assert leases.holder(leases.released(lease)) == ""
+
+
+def test_the_last_claim_of_a_unit_is_kept_with_its_time() -> None:
+    lease = leases.claimed(leases.new_lease("c"), CLAIM, 100.0)
+    (found,) = leases.claims(lease, "c", 105.0)
+    assert (found.unit, found.id, found.attempt, found.rest_s, found.age_s) == ("u1", "u1-1", 2, 30.0, 5.0)
+    assert leases.claims(leases.withdrawn(lease, CLAIM), "c", 105.0) == []
+
+
+def test_only_so_many_are_kept() -> None:
+    lease = leases.new_lease("c")
+    for number in range(CLAIMS_MAX + 3):
+        lease = leases.claimed(lease, Claim(f"u{number}", "c", "g", "id", 1, 1.0), 1.0)
+    units = [claim.unit for claim in leases.claims(lease, "c", 1.0)]
+    assert (len(units), units[0]) == (CLAIMS_MAX, "u3")
+
+
+def test_what_is_no_claim_is_left_out() -> None:
+    lease = leases.new_lease("c")
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"u": 5}',
+        '{"u": {"gate": "g"}}',
+        '{"u": {"gate": 1, "id": 2, "attempt": "x"}}',
+    ):
+        lease["metadata"]["annotations"] = {CLAIMS: text}
+        assert leases.claims(lease, "c", 1.0) == []
+
+
+# The examples of deploy/recovery: they are what they claim to be, and call what they should.
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "recovery"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+TOOL = """#!/bin/sh
+for word in "$0" "$@"; do printf "[%s]" "${word##*/}"; done >> "$CALLS"
+echo >> "$CALLS"
+"""
+
+
+class Ran(NamedTuple):
+    """What became of a script: its code, the calls of its tools, its errors."""
+
+    code: int
+    calls: list[str]
+    said: str
+
+
+def run(folder: Path, script: str, word: str, tool: tuple[str, str], **about: str) -> Ran:
+    """Run a script with `tool`, a name and some more of a script, in the place of the real one."""
+    (folder / tool[0]).write_text(TOOL + tool[1])
+    (folder / tool[0]).chmod(0o700)
+    calls = folder / "calls"
+    calls.touch()
+    told = {f"CELLGATE_{name.upper()}": value for name, value in about.items()}
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls), **told}
+    done = subprocess.run([FOLDER / script, word], env=env, capture_output=True, text=True, check=False)
+    return Ran(done.returncode, calls.read_text().splitlines(), done.stderr)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_every_script_can_be_read_by_a_shell(script: Path, shell: str) -> None:
+    assert subprocess.run([shell, "-n", script], check=False).returncode == 0
+    assert os.access(script, os.X_OK)
+
+
+def test_there_are_examples() -> None:
+    assert [script.name for script in SCRIPTS] == ["ecs-stop-task.sh", "lws-delete-group.sh"]
+
+
+def test_a_group_of_a_leader_worker_set_is_deleted_as_one(tmp_path: Path) -> None:
+    kubectl = ("kubectl", 'printf "%s\\n" "$8" >> "$CALLS"\n')
+    ran = run(tmp_path, "lws-delete-group.sh", "inference", kubectl, unit="my-llama-12")
+    call, selector = ran.calls
+    assert ran.code == 0
+    assert call.startswith(
+        "[kubectl][--namespace][inference][--request-timeout=20s][delete][pod][--wait=false]"
+    )
+    labels = "leaderworkerset.sigs.k8s.io"
+    assert selector == f"{labels}/name=my-llama,{labels}/group-index=12"
+
+
+@pytest.mark.parametrize("unit", ["llama", "llama-", "llama-0a"])
+def test_a_unit_that_is_no_group_is_left_alone(tmp_path: Path, unit: str) -> None:
+    ran = run(tmp_path, "lws-delete-group.sh", "inference", ("kubectl", ""), unit=unit)
+    assert (ran.code, ran.calls) == (2, [])
+    assert f"unit {unit} is not named SET-INDEX" in ran.said
+
+
+AWS = """
+case "$2 $6" in
+  "list-tasks n0") echo arn:0 arn:1 ;;
+  "list-tasks n1") echo arn:2 ;;
+  "list-tasks n9") echo None ;;
+esac
+"""
+ABOUT_EXAMPLE = {"id": "a1-7", "reason": "gone " * 100}
+
+
+def test_the_tasks_of_all_nodes_are_stopped(tmp_path: Path) -> None:
+    ran = run(tmp_path, "ecs-stop-task.sh", "gpus", ("aws", AWS), nodes="n0,n1", **ABOUT_EXAMPLE)
+    stopped = [call.split("][") for call in ran.calls if "stop-task" in call]
+    assert ran.code == 0
+    assert [call[1:7] for call in stopped] == [
+        ["ecs", "stop-task", "--cluster", "gpus", "--task", f"arn:{number}"] for number in range(3)
+    ]
+    assert all(call[8].startswith("cellgate a1-7: gone gone") for call in stopped)
+    assert all(len(call[8]) == 200 for call in stopped)
+
+
+def test_a_task_that_cannot_be_stopped_spares_no_other(tmp_path: Path) -> None:
+    refuses = AWS + 'case "$2 $6" in "stop-task arn:1") exit 5 ;; esac\n'
+    ran = run(tmp_path, "ecs-stop-task.sh", "gpus", ("aws", refuses), nodes="n0,n1", **ABOUT_EXAMPLE)
+    assert ran.code == 1
+    assert sum("stop-task" in call for call in ran.calls) == 3
+
+
+def test_no_task_at_all_is_a_failure(tmp_path: Path) -> None:
+    ran = run(tmp_path, "ecs-stop-task.sh", "gpus", ("aws", AWS), nodes="n9", **ABOUT_EXAMPLE)
+    assert ran.code == 3
+    assert "no task of n9 runs in gpus" in ran.said
+
+
+def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3cret")
+    text = (FOLDER / "operator.yaml").read_text()
+    for there, here in {
+        "/etc/cellgate/webhook-secret": str(tmp_path / "secret"),
+        "/etc/cellgate/": f"{FOLDER}/",
+        "/var/log/cellgate/": f"{tmp_path}/",
+    }.items():
+        text = text.replace(there, here)
+    (tmp_path / "operator.yaml").write_text(text)
+    gate = (FOLDER / "cellgate.yaml").read_text().replace("/etc/cellgate/", f"{tmp_path}/")
+    (tmp_path / "gate.yaml").write_text(gate)
+    remedies = load(str(tmp_path / "gate.yaml"), Overrides(), {}).remedies
+    assert list(remedies) == ["kubernetes", "elsewhere"]
+    assert remedies["kubernetes"].dry_run
+
+
+def test_the_rights_are_those_that_the_script_needs() -> None:
+    role, binding = yaml.safe_load_all((FOLDER / "lws-rbac.yaml").read_text())
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]

@@ -1,0 +1,484 @@
+"""What a unit serves and is: each API's canary, models, version, the known prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from cellgate.probes.base import Reply, Trouble
+from cellgate.probes.canary import Canary, EngineVersion, ModelList
+from cellgate.probes.engines import CANARIES, ENGINES, UNKNOWN, at, has_answer
+from cellgate.probes.known_answer import FRESH_S, PROMPT, TOKENS, KnownAnswer
+from cellgate.router.nouns import (
+    Answered,
+    AnswerToken,
+    Build,
+    Built,
+    Evidence,
+    Load,
+    Models,
+    Served,
+    Sign,
+    Unit,
+    Urgency,
+    Verdict,
+)
+from tests.patient import Answer, FakePatient, look, reply
+
+ANSWERS: dict[str, Any] = {
+    "chat": {"choices": [{"message": {"content": None}}]},
+    "completions": {"choices": [{"text": ""}]},
+    "embeddings": {"data": [{"embedding": [0.1]}]},
+    "rerank": {"results": [{"index": 0, "relevance_score": 0.1}]},
+    "pooling": {"data": [{"data": [[0.1]]}]},
+    "generate": {"model_name": "m", "text_output": ""},
+    "infer": {"outputs": [{"name": "s", "data": [0.0]}]},
+}
+METADATA = b"""{"name": "m", "inputs": [
+    {"name": "a", "datatype": "FP32", "shape": [-1, -1, 3]},
+    {"name": "t", "datatype": "BYTES", "shape": [-1, 1]},
+    {"name": "b", "datatype": "BOOL", "shape": [-1, 1]}]}"""
+
+
+def fly(name: str, answer: Answer, about: bytes = METADATA) -> tuple[FakePatient, Evidence]:
+    """One canary through one API of a Triton server, or of any other."""
+    context = FakePatient(lambda target: reply(200, about) if target == "/v2/models/m" else answer)
+    context.unit = Unit("u", "c", "http://u", models=("m",), canary=name)
+    [evidence] = look(Canary(), context)
+    assert isinstance(evidence, Evidence)
+    return context, evidence
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_an_answer_of_each_is_one(name: str) -> None:
+    """And an error beside it takes it back."""
+    assert fly(name, reply(200, orjson.dumps(ANSWERS[name])))[1].sign is Sign.GOOD
+    assert fly(name, reply(200, orjson.dumps(ANSWERS[name] | {"error": "dead"})))[1].sign is Sign.BAD
+    assert fly(name, reply(200, b"{}"))[1].sign is Sign.BAD
+
+
+def test_a_list_of_scores_is_an_answer_of_rerank_alone() -> None:
+    """SGLang has no object around it."""
+    body = b'[{"score": 0.5, "document": "x", "index": 0}]'
+    assert [name for name, api in CANARIES.items() if has_answer(api, body)] == ["rerank"]
+
+
+@pytest.mark.parametrize("name", [name for name in CANARIES if name not in ("generate", "infer")])
+def test_the_prompt_is_unique_and_the_model_named(name: str) -> None:
+    """No cache can answer, and no request carries a priority."""
+    bodies = [orjson.loads(fly(name, reply(200))[0].asked[-1].body) for _ in range(2)]
+    assert bodies[0]["model"] == "m"
+    assert "priority" not in bodies[0]
+    prompts = [CANARIES[name].body("m", prompt, None) for prompt in ("one", "two")]
+    assert prompts[0] != prompts[1]
+
+
+def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
+    """By the model's own metadata; texts hold the prompt."""
+    context, _ = fly("infer", reply(200))
+    assert [(asked.method, asked.target) for asked in context.asked] == [
+        ("GET", "/v2/models/m"),
+        ("POST", "/v2/models/m/infer"),
+    ]
+    a, t, b = orjson.loads(context.asked[-1].body)["inputs"]
+    assert a == {"name": "a", "shape": [1, 1, 3], "datatype": "FP32", "data": [0, 0, 0]}
+    assert (t["shape"], t["datatype"], len(t["data"])) == ([1, 1], "BYTES", 1)
+    assert isinstance(t["data"][0], str)
+    assert (b["shape"], b["data"]) == ([1, 1], [False])
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"inputs": 7}',
+        b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": ["x"]}]}',
+        b'{"inputs": [{"name": "a", "datatype": {}, "shape": [1]}]}',
+        b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [4096, 4096]}]}',
+    ],
+)
+def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None:
+    """The operator is told what to do."""
+    context, evidence = fly("infer", reply(200), about)
+    assert [asked.method for asked in context.asked] == ["GET"]
+    assert evidence.sign is Sign.NEUTRAL
+    assert evidence.reason.endswith("set `canary:` to an API that the unit serves")
+
+
+def test_a_model_s_name_is_part_of_a_path_whatever_it_holds() -> None:
+    """A slash in it is none of the path's."""
+    assert at("/v2/models/{model}/infer", "a/b c") == "/v2/models/a%2Fb%20c/infer"
+
+
+def test_every_engine_s_canaries_exist() -> None:
+    """The tables know each other."""
+    for surfaces in (*ENGINES.values(), UNKNOWN):
+        assert {*surfaces.canaries} <= CANARIES.keys()
+        assert surfaces.ready
+
+
+# Learning what a unit serves: its engine and its models.
+
+VLLM = reply(200, b'{"object": "list", "data": [{"id": "base", "owned_by": "vllm"}, {"id": "lora"}]}')
+LLAMA_CPP = reply(
+    200,
+    b'{"models":[{"name":"tiny","model":"tiny","type":"model","capabilities":["completion"]}],"object":"list",'
+    b'"data":[{"id":"tiny","aliases":["tiny"],"tags":[],"object":"model","created":1795382035,'
+    b'"owned_by":"llamacpp","meta":{"n_vocab":99,"n_ctx":2048,"n_params":681856}}]}',
+)
+LLAMA_CPP_LOADING = reply(503, b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
+TRITON = {
+    "/v2": reply(200, b'{"name": "triton", "version": "2.60.0", "extensions": ["model_repository"]}'),
+    "/v2/repository/index": reply(200, b'[{"name": "llm", "version": "1", "state": "READY"}]'),
+}
+
+
+def triton(target: str) -> Answer:
+    """A Triton server."""
+    return TRITON.get(target, reply(404))
+
+
+LORA = reply(
+    200,
+    b'{"object":"list","data":[{"id":"poet","owned_by":"vllm","root":"/a","parent":"base"},'
+    b'{"id":"base","owned_by":"vllm","parent":null},{"id":"odd","parent":["base"]},{"id":{},"parent":"base"},'
+    b'{"id":"stray","parent":"other"},{"id":"loop","parent":"loop"}]}',
+)
+
+
+def test_lora_adapters_are_told_from_models() -> None:
+    """An adapter of a model that is not in the list is a model like others."""
+    found = look(ModelList(), FakePatient(lambda _: LORA))[-1]
+    assert isinstance(found, Models)
+    assert (found.names, found.bases) == (("poet", "base", "odd", "stray", "loop"), {"poet": "base"})
+
+
+def test_the_list_of_models_tells_models_and_engine() -> None:
+    """OpenAI's list shape."""
+    context = FakePatient(lambda _: VLLM)
+    assert look(ModelList(), context) == [
+        Served("u", "vllm", context.now_s),
+        Models("u", ("base", "lora"), context.now_s),
+    ]
+    assert [(asked.method, asked.target) for asked in context.asked] == [("GET", "/v1/models")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "engine"),
+    [('"sglang"', "sglang"), ('"tensorrt_llm"', "trtllm"), ('"library"', "openai"), ("null", "openai")],
+)
+def test_each_engine_names_itself_as_the_owner(owner: str, engine: str) -> None:
+    """Whoever is not known by name is taken for a plain one."""
+    body = f'{{"data": [{{"id": "m", "owned_by": {owner}}}]}}'.encode()
+    served, _ = look(ModelList(), FakePatient(lambda _: reply(200, body)))
+    assert served == Served("u", engine, 100.0)
+    assert engine in ENGINES
+
+
+def test_llama_cpp_is_known_once_its_model_is_loaded() -> None:
+    """It lists its model twice, in a shape of its own and in OpenAI's."""
+    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP_LOADING)) == []
+    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP)) == [
+        Served("u", "llamacpp", 100.0),
+        Models("u", ("tiny",), 100.0),
+    ]
+
+
+def test_triton_is_known_by_its_own_address_and_tells_its_models_there() -> None:
+    """It has no list in OpenAI's shape."""
+    context = FakePatient(triton)
+    assert look(ModelList(), context) == [Served("u", "triton", 100.0), Models("u", ("llm",), 100.0)]
+    asked = [(asked.method, asked.target) for asked in context.asked]
+    assert asked == [("GET", "/v1/models"), ("GET", "/v2"), ("POST", "/v2/repository/index")]
+
+
+def test_a_configured_triton_is_asked_for_its_models_alone() -> None:
+    """Nothing needs to be found out."""
+    context = FakePatient(triton, unit=Unit("u", "c", "http://u", engine="triton"))
+    assert look(ModelList(), context) == [Models("u", ("llm",), 100.0)]
+    assert [asked.target for asked in context.asked] == ["/v2/repository/index"]
+
+
+def test_who_knows_neither_address_is_a_plain_engine() -> None:
+    """It may still serve what OpenAI's API serves."""
+    assert look(ModelList(), FakePatient(lambda _: reply(404))) == [Served("u", "openai", 100.0)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(500, b'{"data": [{"id": "m"}]}'),
+        reply(401),
+        reply(200, b"{"),
+        reply(200, b"[]"),
+        reply(200, b'{"data": []}'),
+        reply(200, b'{"data": {"id": "m"}}'),
+        reply(200, b'{"data": ["m", {"id": 7}, {"id": ""}, {}]}'),
+        *Trouble,
+    ],
+)
+def test_an_answer_without_a_model_is_no_finding(answer: Answer) -> None:
+    """What was known before stays known."""
+    assert look(ModelList(), FakePatient(lambda _: answer)) == []
+
+
+def test_what_is_configured_is_not_found_out() -> None:
+    """The operator's word stands."""
+    told = Unit("u", "c", "http://u", models=("m",), engine="vllm")
+    context = FakePatient(lambda _: VLLM, unit=told)
+    assert look(ModelList(), context) == []
+    assert context.asked == []
+    context.unit = replace(told, engine="")
+    assert look(ModelList(), context) == [Served("u", "vllm", 100.0)]
+    context.unit = replace(told, models=())
+    assert look(ModelList(), context) == [Models("u", ("base", "lora"), 100.0)]
+
+
+def test_it_asks_often_until_all_is_known() -> None:
+    """Then every half minute."""
+    known = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="vllm")
+    assert ModelList().due_at(known, 100.0) == 130.0
+    assert ModelList().due_at(replace(known, models=frozenset()), 100.0) == 101.0
+    assert ModelList().due_at(replace(known, engine=""), 100.0) == 101.0
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STARTING, Verdict.DOWN, Verdict.PROBATION])
+def test_a_unit_that_may_come_back_as_another_engine_is_asked_often(verdict: Verdict) -> None:
+    """Whatever it was known to be."""
+    context = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton", verdict=verdict)
+    assert ModelList().due_at(context, 100.0) == 101.0
+    assert Served("u", "vllm", 100.0) in look(ModelList(), context)
+
+
+# The version of an engine, from the page where it shows it.
+
+VERSION = EngineVersion()
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "page"),
+    [
+        ("vllm", "/version", b'{"version": "0.32.0"}'),
+        ("sglang", "/server_info", b'{"version": "0.32.0", "internal_states": [{}]}'),
+        ("llamacpp", "/props", b'{"build_info": "0.32.0"}'),
+        ("trtllm", "/version", b'{"version": "0.32.0"}'),
+        ("triton", "/v2", b'{"name": "triton", "version": "0.32.0"}'),
+    ],
+)
+def test_each_engine_shows_it_on_a_page_of_its_own(engine: str, path: str, page: bytes) -> None:
+    context = FakePatient(lambda _: reply(200, page), engine=engine)
+    assert look(VERSION, context) == [Built("u", Build(version="0.32.0"), 100.0)]
+    assert [asked.target for asked in context.asked] == [path]
+
+
+@pytest.mark.parametrize("page", [b"", b"[]", b'{"version": 7}', b'{"version": "' + b"x" * 200 + b'"}'])
+def test_strange_pages_show_no_version(page: bytes) -> None:
+    assert look(VERSION, FakePatient(lambda _: reply(200, page), engine="vllm")) == []
+
+
+def test_it_is_asked_often_until_it_is_known_or_known_to_be_missing() -> None:
+    context = FakePatient(lambda _: reply(404), engine="")
+    assert look(VERSION, context) == []
+    assert VERSION.due_at(context, 100.0) == 100.0 + VERSION.eager_s
+    context.engine = "vllm"
+    assert look(VERSION, context) == []
+    assert VERSION.due_at(context, 100.0) == 100.0 + VERSION.period_s
+    known = FakePatient(lambda _: reply(200), engine="vllm", build=Build(version="0.32.0"))
+    assert VERSION.due_at(known, 100.0) == 100.0 + VERSION.period_s
+
+
+# A unit that comes up is known before it gets requests.
+
+TOKEN = reply(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {}}')
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STARTING, Verdict.PROBATION])
+def test_a_unit_that_comes_up_says_first_which_version_it_is(verdict: Verdict) -> None:
+    """Else a stream that begins there at once would be that of an unknown build."""
+    answers = {"/version": reply(200, b'{"version": "0.32.0"}')}
+    context = FakePatient(lambda target: answers.get(target, TOKEN), verdict=verdict, engine="vllm")
+    built, evidence = look(Canary(), context)
+    assert isinstance(built, Built)
+    assert built.build.version == "0.32.0"
+    assert isinstance(evidence, Evidence)
+    known = replace(context, asked=[], build=built.build)
+    assert [type(found) for found in look(Canary(), known)] == [Evidence]
+    answers["/version"] = reply(500)
+    assert [type(found) for found in look(Canary(), replace(context, asked=[]))] == [Evidence]
+
+
+def test_a_unit_whose_engine_is_unknown_says_first_what_it_is() -> None:
+    """A restart may bring another engine, so what was known is forgotten."""
+    listed = reply(200, b'{"data": [{"id": "m", "owned_by": "vllm"}]}')
+    answers = {"/v1/models": listed}
+    context = FakePatient(
+        lambda target: answers.get(target, TOKEN), verdict=Verdict.STARTING, models=frozenset({"m"})
+    )
+    found = look(Canary(), context)
+    assert [type(finding) for finding in found] == [Served, Models, Evidence]
+    answers["/v1/models"] = reply(500)
+    assert [type(finding) for finding in look(Canary(), context)] == [Evidence]
+
+
+# The known prompt: who is asked, when, and what is read of the answers of each engine.
+
+PROBE = KnownAnswer()
+OF_COMPLETIONS = {
+    "text": " old Rome",
+    "logprobs": {
+        "tokens": [" old", " Rome"],
+        "token_logprobs": [-0.5, -1.0],
+        "top_logprobs": [{" old": -0.5, " new": -2.0}, {" Rome": -1.0, " York": -1.25}],
+    },
+}
+OF_CHAT = {
+    "message": {"content": " old Rome"},
+    "logprobs": {
+        "content": [
+            {"token": token, "logprob": own, "top_logprobs": [{"token": other, "logprob": next_one}]}
+            for token, own, other, next_one in ((" old", -0.5, " new", -2.0), (" Rome", -1.0, " York", -1.25))
+        ]
+    },
+}
+READ = (AnswerToken(" old", -0.5, ((" new", -2.0),)), AnswerToken(" Rome", -1.0, ((" York", -1.25),)))
+
+
+def says(choice: dict[str, Any], **more: Any) -> Callable[[str], Answer]:
+    return lambda _: reply(200, orjson.dumps({"choices": [choice], **more}))
+
+
+def well(answer: Callable[[str], Answer], **state: Any) -> FakePatient:
+    """A unit that has just shown life."""
+    return FakePatient(answer, **{"progress_at": 99.0, **state})
+
+
+def tokens(context: FakePatient) -> tuple[AnswerToken, ...] | None:
+    found = [each for each in look(PROBE, context) if isinstance(each, Answered)]
+    return found[0].tokens if found else None
+
+
+@pytest.mark.parametrize("choice", [OF_COMPLETIONS, OF_CHAT], ids=["completions", "chat"])
+def test_tokens_and_log_probabilities_are_read_in_both_forms(choice: dict[str, Any]) -> None:
+    assert tokens(well(says(choice))) == READ
+
+
+def test_llama_cpp_answers_completions_in_the_form_of_chat() -> None:
+    choice = {"text": " old Rome", "logprobs": OF_CHAT["logprobs"]}
+    context = well(says(choice), engine="llamacpp")
+    assert tokens(context) == READ
+    assert orjson.loads(context.asked[0].body)["cache_prompt"] is False
+
+
+def test_without_log_probabilities_the_text_is_one_token() -> None:
+    assert tokens(well(says({"text": " old Rome", "logprobs": None}))) == (AnswerToken(" old Rome"),)
+
+
+def test_a_number_that_is_none_is_not_a_number() -> None:
+    logprobs = {"tokens": ["!"], "token_logprobs": [None], "top_logprobs": [{"!": None}]}
+    found = tokens(well(says({"text": "!", "logprobs": logprobs})))
+    assert found is not None
+    assert found[0].logprob is not None
+    assert math.isnan(found[0].logprob)
+
+
+def test_the_request_is_always_the_same() -> None:
+    context = well(says(OF_COMPLETIONS))
+    assert tokens(context) == tokens(context)
+    first, second = context.asked
+    assert first.body == second.body
+    assert orjson.loads(first.body) == {
+        "model": "m",
+        "prompt": PROMPT,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "seed": 0,
+        "logprobs": 5,
+    }
+    assert first.request_id.startswith("cellgate-canary-known-")
+
+
+def test_chat_is_asked_where_completions_are_not_served() -> None:
+    def answer(path: str) -> Reply:
+        choice = {"choices": [OF_CHAT]}
+        return reply(404) if path == "/v1/completions" else reply(200, orjson.dumps(choice))
+
+    assert tokens(well(answer)) == READ
+
+
+def test_the_fingerprint_comes_before_the_answer() -> None:
+    found = look(PROBE, well(says(OF_COMPLETIONS, system_fingerprint="vllm-1-abc")))
+    assert [type(each) for each in found] == [Built, Answered]
+    assert isinstance(found[0], Built)
+    assert found[0].build.fingerprint == "vllm-1-abc"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"in_flight": 1},
+        {"load": Load("u", 99.0, running=1)},
+        {"verdict": Verdict.DOWN},
+        {"verdict": Verdict.STARTING},
+        {"is_on_hold": True},
+        {"unit": Unit("u", "c", "http://u", canary="embeddings")},
+        {"engine": "triton"},
+    ],
+)
+def test_only_idle_usable_units_that_generate_are_asked(state: dict[str, Any]) -> None:
+    context = well(says(OF_COMPLETIONS), **state)
+    assert look(PROBE, context) == []
+    assert context.asked == []
+    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.retry_s
+
+
+def test_a_silent_unit_is_not_asked_because_it_may_hang() -> None:
+    assert tokens(well(says(OF_COMPLETIONS), progress_at=100.0 - FRESH_S - 0.1)) is None
+
+
+def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
+    context = well(lambda _: Trouble.TIMEOUT)
+    for _ in range(2):
+        context.progress_at = context.now_s
+        look(PROBE, context)
+    assert context.occupied == [110.0, 0.0, 0.0]
+    context.progress_at, context.answer = context.now_s, says(OF_COMPLETIONS)
+    assert tokens(context) == READ
+    assert tokens(context) == READ
+    assert context.occupied[-2:] == [context.now_s, context.now_s], "it takes no time here"
+
+
+def test_a_busy_unit_is_asked_when_its_numbers_are_in_doubt() -> None:
+    assert tokens(well(says(OF_COMPLETIONS), in_flight=3, urgency=Urgency.NOW)) == READ
+    assert tokens(well(says(OF_COMPLETIONS), in_flight=3, urgency=Urgency.SOON)) is None
+
+
+def test_a_unit_that_is_down_is_asked_when_its_answers_are_why() -> None:
+    assert tokens(well(says(OF_COMPLETIONS), verdict=Verdict.DOWN, urgency=Urgency.SOON)) == READ
+
+
+def test_a_unit_that_does_not_serve_them_is_left_alone() -> None:
+    context = well(lambda _: reply(404))
+    assert look(PROBE, context) == []
+    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.absent_s
+
+
+@pytest.mark.parametrize("answer", [reply(503), reply(429), Trouble.TIMEOUT, Trouble.REFUSED])
+def test_no_answer_is_no_finding_and_is_tried_again(answer: Answer) -> None:
+    context = well(lambda _: answer)
+    assert look(PROBE, context) == []
+    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.retry_s
+
+
+def test_an_error_of_a_unit_that_has_answered_before_is_an_answer_without_tokens() -> None:
+    context = well(says(OF_COMPLETIONS))
+    assert tokens(context) == READ
+    context.answer = lambda _: reply(500)
+    assert tokens(context) == ()
+    assert tokens(well(lambda _: reply(500))) is None

@@ -1,0 +1,408 @@
+"""What the reports of gates make of a fleet: its units, their addresses, and what is believed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from cellgate.probes.readiness import VIA_GATE, name_there
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.redis.fleet import (
+    FORGET_S,
+    SETTLE_S,
+    FleetEvidence,
+    FleetUnit,
+    FleetUnits,
+    TimedView,
+    found,
+)
+from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.router import health
+from cellgate.router.board import Board, Consequence, Flip
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Verdict
+
+A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
+VIEW = UnitReport(
+    "u1", "east", "a", Verdict.UP, "http://u1:1", gate_url=A, models=("m",), weight=2.0, max_in_flight=8
+)
+MANY = tuple(f"u{number}" for number in range(40))
+
+
+class ToldFleet:
+    """What gates have told, and the ways that follow."""
+
+    def __init__(self) -> None:
+        self.roster = Roster("me")
+        self.ways = FleetUnits(self.roster)
+
+    def tell(self, now: float, *reports: UnitReport, age_s: float = 0.0) -> None:
+        """Redis answers with these."""
+        self.roster.answered({(report.unit, report.gate): Seen(report, age_s) for report in reports}, now)
+
+    def urls(self, now: float) -> dict[str, str]:
+        return {
+            name: fleet_unit.latest.report.gate_url for name, fleet_unit in self.ways.refresh(now).items()
+        }
+
+    def one(self, now: float) -> FleetUnit:
+        (fleet_unit,) = self.ways.refresh(now).values()
+        return fleet_unit
+
+
+def both(unit: str = "u1", **changes: Any) -> tuple[UnitReport, UnitReport]:
+    """The unit, as two gates tell of it."""
+    report = replace(VIEW, unit=unit, **changes)
+    return report, replace(report, gate="b", gate_url=B)
+
+
+def by_way_of(url: str) -> Callable[[dict[str, str]], set[str]]:
+    return lambda urls: {name for name, way in urls.items() if way == url}
+
+
+def test_a_unit_is_reached_at_its_gate_under_its_own_name() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, VIEW)
+    (unit,) = found(fleet.ways.refresh(0.0).values()).units
+    assert (unit.name, unit.cell, unit.url, name_there(unit)) == ("u1", "east", A, "u1")
+    assert (unit.models, unit.weight, unit.max_in_flight, unit.engine) == (("m",), 2.0, 8, VIA_GATE)
+    assert found(fleet.ways.refresh(0.0).values()).cells == (Cell("east"),)
+
+
+def test_a_unit_has_the_role_that_its_gate_tells() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, replace(VIEW, unit="p1", role="prefill"), replace(VIEW, unit="d1", role="decode"))
+    assert [(unit.name, unit.role) for unit in found(fleet.ways.refresh(0.0).values()).units] == [
+        ("d1", "decode"),
+        ("p1", "prefill"),
+    ]
+
+
+def test_a_gate_that_says_nowhere_where_it_is_is_no_way() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, replace(VIEW, gate_url=""))
+    assert fleet.ways.refresh(0.0) == {}
+
+
+def test_units_of_one_name_in_two_cells_are_two() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, VIEW, replace(VIEW, cell="west", gate="b", gate_url=B))
+    fleet_units = fleet.ways.refresh(0.0)
+    assert fleet.urls(0.0) == {"east.u1": A, "west.u1": B}
+    assert {name_there(unit) for unit in found(fleet_units.values()).units} == {"u1"}
+
+
+def test_gates_of_the_same_units_share_them_and_keep_them() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, *(report for name in MANY for report in both(name)))
+    urls = fleet.urls(0.0)
+    assert 10 <= len(by_way_of(A)(urls)) <= 30
+    for now in (0.1, SETTLE_S, SETTLE_S + 1.0):
+        assert fleet.urls(now) == urls
+
+
+def test_requests_of_all_gates_count() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, *(replace(report, in_flight=3) for report in both()))
+    assert fleet.one(0.0).in_flight == 6
+
+
+def test_who_is_lost_or_stopping_is_no_way_while_there_is_another() -> None:
+    for other in (A, B):
+        fleet = ToldFleet()
+        fleet.tell(0.0, *both())
+        fleet.ways.lost = {other}
+        assert fleet.one(0.0).latest.report.gate_url != other
+        fleet = ToldFleet()
+        fleet.tell(0.0, *(replace(report, stopping=report.gate_url == other) for report in both()))
+        assert fleet.one(0.0).latest.report.gate_url != other
+
+
+def test_who_has_just_come_gets_its_share_once_it_has_settled() -> None:
+    fleet = ToldFleet()
+    reports = [both(name) for name in MANY]
+    fleet.tell(0.0, *(a for a, _ in reports))
+    fleet.ways.refresh(0.0)
+    fleet.tell(100.0, *(report for pair in reports for report in pair))
+    assert by_way_of(B)(fleet.urls(100.0)) == set()
+    fleet.tell(100.0 + SETTLE_S, *(report for pair in reports for report in pair))
+    assert 10 <= len(by_way_of(B)(fleet.urls(100.0 + SETTLE_S))) <= 30
+
+
+def test_a_gate_that_knows_the_unit_to_be_well_comes_before_one_that_does_not() -> None:
+    fleet = ToldFleet()
+    a, b = both()
+    fleet.tell(0.0, replace(a, verdict=Verdict.STARTING), b)
+    assert fleet.one(0.0).latest.report.gate == "b"
+    # But the way does not change because the unit is down: the other gate may only be later to know.
+    fleet.tell(0.1, a, replace(b, verdict=Verdict.DOWN))
+    assert fleet.one(0.1).latest.report.gate == "b"
+
+
+def test_a_gate_that_hands_over_to_a_successor_at_its_place_stops_nothing() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, replace(VIEW, gate="a2"))
+    fleet.tell(0.1, replace(VIEW, stopping=True))
+    assert fleet.one(0.1).latest.report.gate == "a2"
+
+
+def test_whoever_drains_it_drains_it() -> None:
+    fleet = ToldFleet()
+    a, b = both()
+    fleet.tell(0.0, a, replace(b, drained=True))
+    assert fleet.one(0.0).drained_by == "b"
+
+
+def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, VIEW)
+    fleet.ways.refresh(0.0)
+    fleet.tell(1.0)
+    fleet.roster.not_ready({"a"}, 1.0)
+    assert fleet.one(1.0).gone_since == 1.0
+    assert fleet.one(FORGET_S).gone_since == 1.0
+    assert fleet.ways.refresh(1.0 + FORGET_S) == {}
+    fleet.tell(2.0 + FORGET_S, VIEW)
+    assert fleet.one(2.0 + FORGET_S).gone_since is None
+
+
+def test_many_gates_that_are_missed_at_once_are_looked_for_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, passes, everything = ToldFleet(), count(1), Roster.everything
+
+    def counted(roster: Roster) -> Iterator[Any]:
+        next(passes)
+        return everything(roster)
+
+    gates = [f"g{number}" for number in range(64)]
+    fleet.tell(0.0, *(replace(VIEW, unit=f"u{n}", gate=gate) for n in range(40) for gate in gates))
+    monkeypatch.setattr(Roster, "everything", counted)
+    assert fleet.roster.missed(1.0) == set(gates)
+    assert fleet.ways.restarted(gates) == set()
+    fleet.roster.not_ready(gates, 1.0)
+    assert fleet.roster.units() == set()
+    assert next(passes) == 4, "one pass each"
+
+
+def test_a_gate_started_anew_at_its_place_is_the_successor_of_itself() -> None:
+    fleet = ToldFleet()
+    fleet.tell(0.0, VIEW)
+    assert not fleet.ways.restarted({"a"})
+    fleet.tell(0.5, replace(VIEW, gate="a2", verdict=Verdict.STARTING))
+    assert fleet.ways.restarted({"a", "a2", "nobody"}) == {"a"}
+    assert fleet.one(0.5).latest.report.gate == "a2"
+
+
+# What the word of a unit's gate does to the Board of a fleet's router.
+
+WHOLE_VIEW = UnitReport("u1", "east", "a", Verdict.UP, "http://u1:1", gate_url="http://a:1", epoch="e1")
+GONE = FleetUnit("u1", TimedView(WHOLE_VIEW, 0.0), 0, gone_since=5.0)
+
+
+class Router:
+    """A board with what is told of one unit folded in."""
+
+    def __init__(self) -> None:
+        self.board = Board(Rules())
+        self.flips: list[Flip] = []
+        self.told: list[Action] = []
+        self.fold = FleetEvidence(self.board, self.observe, self.drain, self.told.append, health.hear)
+
+    def observe(self, evidence: Evidence) -> Consequence:
+        consequence = self.board.observe(evidence)
+        if consequence.flip is not None:
+            self.flips.append(consequence.flip)
+        return consequence
+
+    def drain(self, unit: str, drained: bool) -> None:
+        assert self.board.drain(unit, drained=drained)
+
+    def hear(self, at: float, age_s: float = 0.0, in_flight: int = 0, **changes: Any) -> None:
+        """The gate has said so."""
+        self.see(FleetUnit("u1", TimedView(replace(WHOLE_VIEW, **changes), at - age_s), in_flight), at)
+
+    def see(self, fleet_unit: FleetUnit, at: float) -> None:
+        self.board.configure(Fleet(units=found([fleet_unit]).units), at)
+        self.fold.take(fleet_unit, at)
+
+    def sees(self, sign: Sign, strength: Strength, source: str, at: float) -> None:
+        """This gate finds something out itself."""
+        self.observe(Evidence("u1", sign, strength, source, "it saw so", at))
+
+    def is_drained(self) -> bool:
+        return self.board.units["u1"].drained
+
+    def verdict(self) -> Verdict:
+        return self.board.units["u1"].case.verdict
+
+
+def test_the_first_word_is_believed() -> None:
+    router = Router()
+    router.hear(10.0)
+    assert router.verdict() is Verdict.UP
+    (flip,) = router.flips
+    assert flip.evidence.reason == "gate a: up at its gate"
+
+
+@pytest.mark.parametrize("first", [Verdict.UP, Verdict.DOWN, Verdict.STARTING, Verdict.SUSPECT])
+@pytest.mark.parametrize(
+    ("then", "becomes"),
+    [(Verdict.UP, Verdict.UP), (Verdict.SUSPECT, Verdict.SUSPECT), (Verdict.DOWN, Verdict.DOWN)],
+)
+def test_the_verdict_follows_that_of_its_gate(first: Verdict, then: Verdict, becomes: Verdict) -> None:
+    router = Router()
+    router.hear(10.0, verdict=first, reason="r")
+    router.hear(11.0, verdict=then, reason="it says why")
+    assert router.verdict() is becomes
+    flips = len(router.flips)
+    router.hear(12.0, verdict=then, reason="it says why")
+    assert len(router.flips) == flips
+    if becomes is Verdict.DOWN:
+        assert router.flips[-1].evidence.reason.startswith("down at its gate")
+
+
+@pytest.mark.parametrize("unready", [Verdict.STARTING, Verdict.PROBATION])
+def test_a_unit_that_its_gate_does_not_use_yet_gets_nothing(unready: Verdict) -> None:
+    router = Router()
+    router.hear(10.0, verdict=unready)
+    assert router.verdict() is Verdict.STARTING
+    router.hear(11.0)
+    router.hear(12.0, verdict=unready)
+    assert not router.board.units["u1"].is_usable()
+
+
+def test_a_unit_found_out_of_reach_comes_back_by_the_gates_own_look() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.sees(Sign.BAD, Strength.FATAL, "request", 10.1)
+    for at in (10.2, 10.4, 20.0):
+        router.hear(at)
+        assert router.verdict() is Verdict.DOWN
+    for at in (20.1, 20.2):
+        router.sees(Sign.GOOD, Strength.STRONG, "canary", at)
+    assert router.verdict() is Verdict.UP
+
+
+def test_a_suspicion_ends_with_a_word_that_is_newer() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.sees(Sign.BAD, Strength.STRONG, "request", 10.2)
+    router.hear(10.3, age_s=0.2)
+    assert router.verdict() is Verdict.SUSPECT
+    router.hear(10.5)
+    assert router.verdict() is Verdict.UP
+
+
+def test_a_unit_started_anew_evicts() -> None:
+    router = Router()
+    router.hear(10.0)
+    lease = router.board.open("u1", Ask(), 10.0, retry=False)
+    router.hear(11.0, epoch="e1,f1")
+    assert [open_.evicted for open_ in router.board.units["u1"].leases] == [False]
+    router.hear(12.0, epoch="e2,f1", verdict=Verdict.STARTING)
+    assert lease.evicted
+    assert router.verdict() is Verdict.STARTING
+    router.hear(13.0, epoch="e2,f1")
+    assert router.verdict() is Verdict.UP
+
+
+def test_another_gate_reads_other_epochs_of_the_same_incarnation() -> None:
+    router = Router()
+    router.hear(10.0, epoch="e1,f1")
+    router.hear(11.0, epoch="f1", gate="b", gate_url="http://b:1")
+    router.hear(12.0, epoch="f1,e1", gate="b", gate_url="http://b:1")
+    assert {flip.after for flip in router.flips} == {Verdict.UP}
+
+
+def test_reached_by_another_way_it_is_the_same_unit() -> None:
+    router = Router()
+    router.hear(10.0)
+    before = router.board.units["u1"]
+    before.drained = True
+    router.hear(20.0, gate="b", gate_url="http://b:1")
+    state = router.board.units["u1"]
+    assert state is not before
+    assert (state.costs, state.step_times, state.drained, state.up_since) == (
+        before.costs,
+        before.step_times,
+        True,
+        10.0,
+    )
+
+
+def test_what_no_gate_holds_on_to_is_down_and_back_when_one_does() -> None:
+    router = Router()
+    router.hear(4.0)
+    router.see(GONE, 5.0)
+    assert router.verdict() is Verdict.DOWN
+    assert "sends no more reports" in router.flips[-1].evidence.reason
+    router.hear(6.0)
+    assert router.verdict() is Verdict.UP
+
+
+def test_a_drain_at_its_gate_is_one_here_and_ends_with_it() -> None:
+    router = Router()
+    router.hear(10.0)
+    fleet_unit = FleetUnit("u1", TimedView(WHOLE_VIEW, 11.0), 0, drained_by="a")
+    for at in (11.0, 11.2):
+        router.see(fleet_unit, at)
+        assert router.is_drained()
+    router.hear(12.0)
+    assert not router.is_drained()
+    router.hear(13.0, stopping=True)
+    assert router.is_drained()
+    assert [(action.kind, action.by) for action in router.told] == [
+        ("drain", "gate a"),
+        ("undrain", "gate a"),
+        ("drain", "gate a"),
+    ]
+
+
+def test_what_its_own_operator_drained_stays_so() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.drain("u1", True)
+    router.hear(11.0)
+    assert router.is_drained()
+
+
+def test_load_is_what_others_have_there() -> None:
+    router = Router()
+    router.hear(10.0)
+    leases = [router.board.open("u1", Ask(), at, retry=False) for at in (10.1, 10.2, 10.9)]
+    # Written at 10.5: two of the seven are ours, the third was sent since.
+    router.hear(11.0, age_s=0.5, in_flight=7, running=4, waiting=1)
+    state = router.board.units["u1"]
+    assert (state.foreign, state.in_flight) == (5, len(leases))
+    assert state.load is not None
+    assert (state.load.running, state.load.waiting, state.load.at) == (4, 3, 10.5)
+
+
+def test_the_engine_is_the_one_behind_the_gate() -> None:
+    router = Router()
+    router.hear(10.0, engine="sglang")
+    assert router.board.units["u1"].engine == "sglang"
+
+
+def test_proof_of_life_comes_along() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.hear(20.0, age_s=0.25, life_age_s=1.0)
+    state = router.board.units["u1"]
+    assert (state.progress_at, state.answered_at) == (18.75, 19.75)
+
+
+def test_a_hold_at_its_gate_is_one_here_until_that_says_it_is_over() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.hear(11.0, hold=HoldKind.PAUSED)
+    state = router.board.units["u1"]
+    assert (router.verdict(), state.is_usable()) == (Verdict.UP, False)
+    router.hear(12.0)
+    assert state.hold is not None
+    assert state.hold.ended_at == 12.0
+    assert len(router.flips) == 1

@@ -1,0 +1,436 @@
+"""What gates exchange: the document of a unit, heartbeats with what has changed, and what else is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.proxy.redis.commands import IndexEntry, RedisCommands
+from cellgate.proxy.redis.reports import (
+    CORE,
+    DOCUMENT_BEATS,
+    DOCUMENT_MAX,
+    LIFE_GRAIN_S,
+    WINDOW,
+    BeatReader,
+    BeatWriter,
+    Names,
+    Roster,
+    Seen,
+    UnitReport,
+    age_s,
+    changed_report,
+    merge_reports,
+    read_beat,
+    read_report,
+    report_of,
+    written,
+)
+from cellgate.proxy.redis.sharing import ReportReading
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+
+ROOT = Path(__file__).parents[3]
+VIEW = UnitReport("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+numbers = st.floats(0.0, 1e9)
+maybe = st.none() | numbers
+views = st.builds(
+    UnitReport,
+    unit=names,
+    cell=names,
+    gate=names,
+    verdict=st.sampled_from(Verdict),
+    url=st.sampled_from(["http://10.0.0.1:8000", "https://[::1]:1", "http://leader-0.units"]),
+    in_flight=st.integers(0, 10_000),
+    reason=st.text(max_size=256).filter(lambda text: text.isprintable()),
+    fatal=st.booleans(),
+    drained=st.booleans(),
+    degraded=st.floats(0.0, 1.0),
+    weight=numbers,
+    models=st.lists(names, max_size=4).map(tuple),
+    prefilling=st.integers(0, 10**6),
+    uncached_tokens=st.integers(0, 10**9),
+    life_age_s=maybe,
+    running=st.none() | st.integers(0, 10**6),
+    kv_use=maybe,
+    itl_s=maybe,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(report=views)
+def test_what_is_written_is_read(report: UnitReport) -> None:
+    assert read_report(written(report)) == report
+
+
+@given(document=st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_garbage_says_nothing_and_raises_nothing(document: bytes) -> None:
+    assert read_report(document) is None
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(asdict(VIEW))), json_values, max_size=6),
+    version=st.sampled_from([1, 1, 2, 0, None, "1", 10**30]),
+)
+def test_a_field_that_makes_no_sense_takes_no_other_along(changes: dict[str, Any], version: object) -> None:
+    document = {"v": version, **asdict(VIEW), "verdict": "up", **changes}
+    found = read_report(json.dumps(document).encode())
+    if found is None:
+        assert changes.keys() & {"unit", "cell", "gate", "verdict"}
+        return
+    for name in CORE:
+        if name not in changes:
+            assert getattr(found, name) == getattr(VIEW, name)
+    assert read_report(written(found)) == found
+
+
+def test_of_another_version_only_the_core_is_read() -> None:
+    document = {"v": 2, **asdict(replace(VIEW, kv_use=0.5, reason="x")), "verdict": "up", "new": [1]}
+    assert read_report(json.dumps(document).encode()) == VIEW
+
+
+@pytest.mark.parametrize("verdict", ["sleeping", "", 1, None, ["up"]])
+def test_without_a_verdict_that_is_known_there_is_nothing_to_go_by(verdict: object) -> None:
+    assert read_report(json.dumps({"v": 1, **asdict(VIEW), "verdict": verdict}).encode()) is None
+
+
+def test_what_is_too_large_is_not_even_parsed() -> None:
+    document = written(replace(VIEW, models=("m" * 100,) * 1000))
+    assert len(document) > DOCUMENT_MAX
+    assert read_report(document) is None
+
+
+@pytest.mark.parametrize(
+    ("pttl_ms", "age"),
+    [(750, 0.001), (500, 0.251), (0, 0.751), (900, 0.001), (-1, None), (-2, None), (9_000, None)],
+)
+def test_the_age_follows_from_the_time_that_is_left(pttl_ms: int, age: float | None) -> None:
+    assert age_s(pttl_ms, 0.75) == age
+
+
+def test_names_can_be_told_apart() -> None:
+    keys = Names("x:")
+    assert (keys.unit("u1", "g1"), keys.units_of("a")) == ("x:unit:u1:g1", "x:cell:a")
+
+
+seen = st.builds(Seen, views, st.floats(0.0, 10.0))
+
+
+@given(told=st.lists(seen, min_size=1, max_size=5), order=st.randoms())
+def test_gates_merge_to_any_fatal_word_else_the_freshest(told: list[Seen], order: Any) -> None:
+    merged = merge_reports(told)
+    assert merged is not None
+    fatal = [one for one in told if one.report.fatal]
+    among = fatal or told
+    assert any(merged.report == one.report for one in among)
+    assert min(one.age_s for one in among) == min(one.age_s for one in among if one.report == merged.report)
+    assert merged.in_flight == sum(one.report.in_flight for one in told)
+    # Two views of one gate and one age cannot be: only then the order would matter.
+    if len({(one.age_s, one.report.gate) for one in told}) == len(told):
+        shuffled = told.copy()
+        order.shuffle(shuffled)
+        assert merge_reports(shuffled) == merged
+
+
+def test_the_page_names_each_field_and_no_other() -> None:
+    text = (ROOT / "docs" / "redis.md").read_text()
+    table = text.partition("| field | is |")[2].partition("\n\n")[0]
+    named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+    assert sorted(named) == sorted(["v", *(field.name for field in fields(UnitReport))])
+
+
+def test_nobody_says_nothing() -> None:
+    assert merge_reports([]) is None
+
+
+def board() -> Board:
+    """One unit that is UP."""
+    made = Board(Rules())
+    made.configure(Fleet(units=(Unit("u1", "a", "http://10.0.0.1:8000", models=("m",)),)), 0.0)
+    made.observe(Evidence("u1", Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
+    return made
+
+
+def test_a_desk_is_written_as_it_is() -> None:
+    here = board()
+    here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
+    here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
+    report = report_of(here.units["u1"], "g1", 3.0, progress_at=1.0)
+    assert (report.verdict, report.in_flight, report.uncached_tokens, report.models) == (
+        Verdict.UP,
+        1,
+        700,
+        ("m",),
+    )
+    assert (report.running, report.waiting, report.kv_use, report.load_age_s) == (4, 2, 0.25, 0.5)
+    assert (report.life_age_s, report.fatal) == (2.0, False)
+    assert read_report(written(report)) == report
+    here.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp_accept", "refused", 4.0))
+    report = report_of(here.units["u1"], "g1", 5.0)
+    assert (report.verdict, report.fatal, report.reason) == (Verdict.DOWN, True, "refused")
+
+
+# Heartbeats with what has changed: a reader knows all that the writer knows, as long as it misses few.
+
+BEAT_S = 0.25
+
+
+def report(unit: str = "u1", **fields: Any) -> UnitReport:
+    return UnitReport(unit, "a", "g1", Verdict.UP, f"http://{unit}:8000", **fields)
+
+
+class Gates:
+    """One gate writes, another reads."""
+
+    def __init__(self, *reports: UnitReport) -> None:
+        self.now = 100.0
+        self.writer, self.reader, self.roster = BeatWriter("g1"), BeatReader(), Roster("g2")
+        self.reports = {each.unit: each for each in reports}
+        self.documents: dict[str, tuple[UnitReport, float]] = {}
+        self.behind = False
+        self.write()
+
+    def write(self, beats: int = 1) -> dict[str, Any]:
+        """Beats, and documents beside them; the rows of the last one."""
+        for _ in range(beats):
+            self.now += BEAT_S
+            for each in self.reports.values():
+                self.writer.take(each, self.now)
+            self.text, due = self.writer.beat(has_prefixes=False)
+            self.documents |= {each.unit: (each, self.now) for each in due}
+        rows: dict[str, Any] = orjson.loads(self.text)["units"]
+        return rows
+
+    def read(self) -> None:
+        """As ReportReading does."""
+        beat = read_beat(self.text, "g1")
+        assert beat is not None
+        self.behind = self.reader.misses(beat, self.now)
+        if self.behind:
+            for each, at in self.documents.values():
+                self.roster.update((each.unit, "g1"), Seen(each, self.now - at), self.now)
+        self.roster.beat("g1", self.now)
+        for unit, row in beat.rows.items():
+            self.roster.change((unit, "g1"), row, self.now)
+        if (since := self.reader.whole_since(beat)) is not None:
+            self.roster.drop_older("g1", since)
+
+    def known(self) -> dict[str, UnitReport]:
+        return {unit: said for (unit, _), said, _ in self.roster.everything()}
+
+
+def test_a_gate_with_nothing_new_sends_a_small_beat() -> None:
+    gates = Gates(*(report(f"u{number}") for number in range(200)))
+    assert gates.write(WINDOW) == {}
+    assert len(gates.text) < 70
+
+
+def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed() -> None:
+    gates = Gates(report("u1"), report("u2"))
+    gates.write(WINDOW)
+    gates.reports["u1"] = report("u1", in_flight=3)
+    for _ in range(WINDOW):
+        assert gates.write() == {"u1": {"in_flight": 3}}
+    assert gates.write() == {}
+
+
+def test_progress_is_told_when_it_is_new_by_more_than_its_grain() -> None:
+    gates = Gates(report(life_age_s=0.0))
+    for beat in range(1, WINDOW + 1):
+        gates.reports["u1"] = report(life_age_s=beat * BEAT_S)
+        rows = gates.write()
+    assert rows == {}
+    gates.reports["u1"] = report(life_age_s=0.0)
+    assert gates.write() == {"u1": {"life_age_s": 0.0}}
+    assert LIFE_GRAIN_S < WINDOW * BEAT_S
+
+
+def test_documents_are_written_in_turns_and_all_after_a_new_connection() -> None:
+    gates = Gates(*(report(f"u{number}") for number in range(20)))
+    counts = []
+    for _ in range(DOCUMENT_BEATS):
+        gates.documents.clear()
+        gates.write()
+        counts.append(len(gates.documents))
+    assert counts == [2] * DOCUMENT_BEATS
+    gates.writer.restart()
+    gates.documents.clear()
+    gates.write()
+    assert len(gates.documents) == 20
+
+
+def test_who_missed_beats_reads_documents_until_each_was_written_again() -> None:
+    gates = Gates(report())
+    for _ in range(DOCUMENT_BEATS + WINDOW + 2):
+        gates.write()
+        gates.read()
+        assert gates.behind
+    gates.write(WINDOW)
+    gates.read()
+    assert not gates.behind
+    gates.write(WINDOW + 1)
+    gates.read()
+    assert gates.behind
+
+
+def test_a_unit_that_the_gate_has_no_more_is_forgotten_also_by_who_missed_that() -> None:
+    gates = Gates(report("u1"), report("u2"), report("u3"))
+    for _ in range(2 * DOCUMENT_BEATS):
+        gates.write()
+        gates.read()
+    del gates.reports["u2"], gates.documents["u2"]
+    gates.write()
+    gates.read()
+    assert gates.known().keys() == {"u1", "u3"}
+    del gates.reports["u3"], gates.documents["u3"]
+    gates.write(3 * WINDOW)
+    gates.read()
+    assert gates.known().keys() == {"u1", "u3"}
+    for _ in range(DOCUMENT_BEATS + WINDOW + 1):
+        gates.write()
+        gates.read()
+    assert gates.known().keys() == {"u1"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reader_knows_what_the_writer_knows(seed: int) -> None:
+    rng = Random(seed)
+    gates = Gates(*(report(f"u{number}") for number in range(5)))
+    for _ in range(300):
+        for _ in range(rng.randrange(3)):
+            unit = f"u{rng.randrange(6)}"
+            if rng.random() < 0.05:
+                gates.reports.pop(unit, None)
+                gates.documents.pop(unit, None)
+            else:
+                before = gates.reports.get(unit, report(unit))
+                kv_use, in_flight = rng.choice((None, before.kv_use, 0.5)), rng.randrange(4)
+                gates.reports[unit] = replace(before, kv_use=kv_use, in_flight=in_flight)
+        # Now and then it stands still for longer than the window.
+        gates.write(rng.choice((1, 1, 2, WINDOW, 3 * WINDOW if rng.random() < 0.05 else 1)))
+        gates.read()
+        if not gates.behind:
+            assert gates.known() == gates.reports
+
+
+def test_what_is_invalid_is_ignored_field_by_field() -> None:
+    known = report(in_flight=2, kv_use=0.5, life_age_s=1.0)
+    row = {"in_flight": -1, "kv_use": None, "verdict": "dead", "what": 1, "reason": "so"}
+    changed = changed_report("g1", "u1", row, known, 2.0)
+    assert changed == replace(known, kv_use=None, reason="so", life_age_s=3.0)
+    assert changed_report("g1", "u1", {"unit": "u2"}, known, 0.0) is None
+    assert changed_report("g1", "u1", {"gate": "g3"}, known, 0.0) is None
+    assert changed_report("g1", "u9", {"in_flight": 1}, None, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        b"",
+        b"[]",
+        b"{}",
+        b'{"v":2,"gate":"g1","beat":1,"units":{}}',
+        b'{"v":1,"gate":"g2","beat":1,"units":{}}',
+        b'{"v":1,"gate":"g1","beat":"1","units":{}}',
+        b'{"v":1,"gate":"g1","beat":1,"units":[]}',
+    ],
+)
+def test_what_is_no_beat_of_that_gate_is_none(text: bytes | None) -> None:
+    assert read_beat(text, "g1") is None
+
+
+def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
+    roster = Roster("g2")
+    roster.update(("u1", "g1"), Seen(report(in_flight=5, life_age_s=1.0), 0.0), 10.0)
+    roster.beat("g1", 20.0)
+    assert roster.elsewhere("u1", 20.5).in_flight == 5
+    assert roster.lived_at("u1") == (9.0, "g1")
+    assert roster.gates(20.5) == {"g1"}
+    assert roster.elsewhere("u1", 20.8).in_flight == 0
+
+
+# What a gate reads of others beside their heartbeats.
+
+EXPIRY_S = 0.75
+
+
+class OneWriter:
+    """A Redis in which gate g1 has a heartbeat, and documents of its units; g2 reads them."""
+
+    def __init__(self) -> None:
+        self.counts = {"beats_read": 0, "documents_read": 0, "documents_refused": 0}
+        self.roster = Roster("g2")
+        self.reading = ReportReading(self.roster, lambda: 0.0, EXPIRY_S, self.counts, lambda *_: None)
+        self.documents: dict[str, bytes] = {}
+        self._writer = BeatWriter("g1")
+
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        for gate in gates:
+            yield gate, self._beat, round(1000 * EXPIRY_S)
+
+    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
+        for member in members:
+            yield member, self.documents.get(member.unit), round(1000 * EXPIRY_S * DOCUMENT_BEATS)
+
+    def read(self, *index: IndexEntry) -> None:
+        """At the next heartbeat."""
+        for unit in ("u1", "u2"):
+            self._writer.take(UnitReport(unit, "a", "g1", Verdict.UP, f"http://{unit}"), 0.0)
+        self._beat, _ = self._writer.beat(has_prefixes=False)
+        asyncio.run(self._read(index))
+
+    async def _read(self, index: Iterable[IndexEntry]) -> None:
+        await self.reading.read(cast("RedisCommands", self), set(index))
+
+
+def entry(unit: str, gate: str = "g1") -> IndexEntry:
+    return IndexEntry("a", unit, gate)
+
+
+def read_until_whole() -> OneWriter:
+    redis = OneWriter()
+    for _ in range(2 * DOCUMENT_BEATS):
+        redis.read(entry("u1"), entry("u2"))
+    assert redis.roster.units() == {"u1", "u2"}
+    redis.counts["documents_read"] = 0
+    return redis
+
+
+def test_documents_of_a_gate_with_heartbeats_are_not_read() -> None:
+    redis = read_until_whole()
+    redis.documents["u1"] = written(UnitReport("u1", "a", "g1", Verdict.UP, "http://u1"))
+    redis.read(entry("u1"), entry("u2"))
+    assert redis.counts["documents_read"] == 0
+
+
+def test_the_document_of_a_unit_that_is_not_known_yet_is_read() -> None:
+    redis = read_until_whole()
+    redis.documents["u3"] = written(UnitReport("u3", "a", "g1", Verdict.UP, "http://u3"))
+    redis.read(entry("u1"), entry("u2"), entry("u3"))
+    assert redis.roster.units() == {"u1", "u2", "u3"}
+
+
+def test_an_entry_without_a_document_is_noted_also_when_its_gate_has_a_heartbeat_or_is_the_own_one() -> None:
+    redis = read_until_whole()
+    gone, own = entry("u9"), entry("u8", "g2")
+    for _ in range(3):
+        redis.read(entry("u1"), gone, own)
+    assert (redis.reading.absent[gone], redis.reading.absent[own]) == (3, 3)

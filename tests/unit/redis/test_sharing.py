@@ -1,0 +1,614 @@
+"""What a gate makes of what others tell it: views, prefix caches, refused prompts, shared counters."""
+
+from __future__ import annotations
+
+import math
+import random
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.policies import POLICIES
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.observe.events import EventLog
+from cellgate.proxy.redis.commands import SharedBans, is_ban, read_ban
+from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.sharing import (
+    BEATS,
+    DOCUMENT_MAX,
+    HASHES_A_BEAT,
+    HASHES_MAX,
+    PACE_BEATS,
+    PrefixSharing,
+    Sharing,
+    read,
+    written,
+)
+from cellgate.router.board import Board, Consequence
+from cellgate.router.cost_model import BLOCK_BYTES, RemoteLoad
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.pick import Router
+from cellgate.router.poison import Ban, Bans
+from cellgate.router.queue import FairRules, Queue
+from cellgate.router.unit_state import Lease
+
+VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
+
+
+def seen_by(gate: str, age: float = 0.0, **changes: Any) -> dict[tuple[str, str], Seen]:
+    return {("u1", gate): Seen(replace(VIEW, gate=gate, **changes), age)}
+
+
+def test_ones_own_views_are_no_news() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g1") | seen_by("g2", in_flight=5), 0.0)
+    assert roster.elsewhere("u1", 0.0).in_flight == 5
+
+
+def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2", in_flight=100), 10.0)
+    assert roster.elsewhere("u1", 10.75).in_flight == 100
+    assert roster.elsewhere("u1", 10.76).in_flight == 0
+
+
+def test_the_next_expiry_is_that_of_the_oldest_view_that_counts() -> None:
+    roster = Roster("g1")
+    assert roster.expires_at(0.0) == math.inf
+    roster.answered(seen_by("g2") | seen_by("g3", age=0.25), 10.0)
+    assert roster.expires_at(10.0) == 10.5
+    assert roster.expires_at(10.6) == 10.75
+    assert roster.expires_at(10.8) == math.inf
+
+
+def test_while_redis_is_gone_the_last_view_holds() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2"), 0.0)
+    roster.silent()
+    assert roster.missed(1000.0) == set()
+    assert roster.of("u1", 1000.0) is not None
+
+
+def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2") | seen_by("g3"), 0.0)
+    roster.silent()
+    for beat in range(3):
+        roster.answered({}, 60.0 + beat * 0.25)
+        assert roster.missed(60.0 + beat * 0.25) == set()
+    # One gate has published again, of the other there is still nothing: it is asked, and it is well.
+    roster.answered(seen_by("g2"), 60.75)
+    assert roster.missed(60.75) == {"g3"}
+    assert roster.units() == {"u1"}
+    roster.not_ready({"g3"}, 60.8)
+    assert roster.missed(60.8) == set()
+    assert roster.of("u1", 60.8) is not None
+
+
+def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2"), 0.0)
+    roster.not_ready({"g2"}, 0.1)
+    assert roster.units() == {"u1"}
+    roster.answered({}, 1.0)
+    roster.not_ready({"g2"}, 1.0)
+    assert roster.units() == set()
+
+
+def test_gates_that_are_long_gone_are_forgotten() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2"), 0.0)
+    roster.answered(seen_by("g3"), 60.0)
+    roster.forget(30.0)
+    assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
+    roster.forget(90.0)
+    assert roster.units() == set()
+
+
+def test_what_comes_late_does_not_replace_what_is_newer() -> None:
+    roster = Roster("g1")
+    assert roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
+    assert not roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
+    assert roster.elsewhere("u1", 5.1).in_flight == 2
+
+
+class Gate:
+    """A gate with two units that are UP since 1; now is 10."""
+
+    def __init__(self) -> None:
+        self.board = Board(Rules())
+        units = tuple(Unit(name, "a", f"http://{name}") for name in ("u1", "u2"))
+        self.board.configure(Fleet(units=units), 0.0)
+        for unit in units:
+            self.board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
+        self.roster = Roster("g1")
+        self.consequences: list[Consequence] = []
+        self.sharing = Sharing(self.board, "g1", self.roster, lambda: 10.0, self._observe, {"u1": 0.25}.get)
+
+    def _observe(self, evidence: Evidence) -> None:
+        self.consequences.append(self.board.observe(evidence))
+
+    def hears(self, age_s: float = 0.0, **changes: Any) -> None:
+        seen = Seen(replace(VIEW, **changes), age_s)
+        self.roster.update((seen.report.unit, seen.report.gate), seen, 10.0)
+        self.sharing.heard(seen)
+
+
+def test_another_gates_down_asks_for_a_canary_and_orders_nothing() -> None:
+    gate = Gate()
+    gate.board.open("u1", Ask(), 9.0, retry=False)
+    gate.hears(verdict=Verdict.DOWN, fatal=True, reason="refused")
+    (consequence,) = gate.consequences
+    assert consequence.wants_canary
+    assert consequence.evicted == ()
+    case = gate.board.units["u1"].case
+    assert case.verdict is Verdict.SUSPECT
+    assert case.because is not None
+    assert case.because.reason == "gate g2 reports it as down: refused"
+
+
+def test_any_other_verdict_and_other_peoples_units_are_nothing_to_judge_by() -> None:
+    gate = Gate()
+    for verdict in (Verdict.UP, Verdict.SUSPECT, Verdict.STARTING, Verdict.PROBATION):
+        gate.hears(verdict=verdict)
+    gate.hears(unit="u9", verdict=Verdict.DOWN)
+    assert gate.consequences == []
+
+
+def test_another_gates_proof_of_life_counts_as_of_when_it_was() -> None:
+    gate = Gate()
+    gate.hears(age_s=0.25, life_age_s=0.5)
+    gate.hears(age_s=0.25, life_age_s=3.0, gate="g3")
+    gate.sharing.tick(10.0)
+    assert gate.board.units["u1"].progress_at == 9.25
+    assert gate.board.units["u2"].progress_at == 1.0
+    gate.board.units["u1"].progress_at = 9.5
+    gate.sharing.tick(10.0)
+    assert gate.board.units["u1"].progress_at == 9.5
+
+
+def test_the_gate_that_saw_a_unit_live_last_sends_the_next_canary() -> None:
+    gate = Gate()
+    state = gate.board.units["u1"]
+    assert state.peer_canary_at < state.progress_at
+    gate.hears(age_s=0.25, life_age_s=0.5)
+    gate.sharing.tick(10.0)
+    assert state.peer_canary_at == state.progress_at == 9.25
+    # It was too late, and has a later one of its own now.
+    state.progress_at = 11.5
+    gate.sharing.tick(12.0)
+    assert state.peer_canary_at < state.progress_at
+
+
+@pytest.mark.parametrize(("other", "is_others"), [("g0", True), ("g2", False)])
+def test_of_gates_that_saw_it_at_once_the_first_by_name_does(other: str, is_others: bool) -> None:
+    gate = Gate()
+    state = gate.board.units["u1"]
+    for progress_at in (9.0, 9.9):
+        state.progress_at = progress_at
+        gate.hears(gate=other, age_s=0.0, life_age_s=0.9)
+        gate.sharing.tick(10.0)
+        assert (state.peer_canary_at >= state.progress_at) is is_others
+
+
+def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
+    gate = Gate()
+    gate.hears(age_s=0.0, life_age_s=3.0)
+    gate.sharing.tick(10.0)
+    state = gate.board.units["u1"]
+    assert state.progress_at == 7.0
+    # Its own last sign of life was at 1.
+    assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
+    # The same sign of life, by way of a slower writing.
+    gate.hears(age_s=0.0, life_age_s=2.9, gate="g3")
+    gate.sharing.tick(10.0)
+    assert state.progress_at == 7.0
+    state.progress_at = 8.5
+    assert next(gate.sharing.reports()).life_age_s == 1.5
+
+
+def test_others_requests_add_up() -> None:
+    gate = Gate()
+    gate.hears(in_flight=3, prefilling=1, uncached_tokens=200)
+    gate.hears(in_flight=4, prefilling=9, uncached_tokens=50, gate="g3")
+    gate.hears(in_flight=9, unit="u9")
+    assert gate.sharing.tick(10.0) == {"u1": RemoteLoad(7, 5, 250)}, "never more prompts than requests"
+    assert gate.sharing.tick(11.0) == {}
+
+
+def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_turns() -> None:
+    gate = Gate()
+    asked: list[str] = []
+
+    def count(name: str) -> Callable[[float], float]:
+        def gap_s(_share: float) -> float:
+            asked.append(name)
+            return 0.02
+
+        return gap_s
+
+    for name, state in gate.board.units.items():
+        state.step_times = _Pace(count(name))  # type: ignore[assignment]
+        state.batch = 1.0
+    for _ in range(PACE_BEATS):
+        reports = list(gate.sharing.reports())
+    gate.board.units["u2"].batch = 0.0
+    for _ in range(PACE_BEATS):
+        reports = list(gate.sharing.reports())
+    assert [(report.unit, report.gate, report.itl_s) for report in reports] == [
+        ("u1", "g1", 0.02),
+        ("u2", "g1", 0.02),
+    ]
+    assert [report.ttft_s for report in reports] == [0.25, None]
+    assert sorted(asked) == ["u1", "u1", "u2"]
+
+
+class _Pace:
+    def __init__(self, gap_s: Callable[[float], float]) -> None:
+        self.gap_s = gap_s
+
+    def prefill_s(self, tokens: int) -> float:
+        return tokens / 2000.0
+
+
+def test_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
+    roster = Roster("g0")
+    for gate, errors, degraded in (("g1", 0.75, 0.0), ("g2", 0.0, 0.4)):
+        report = UnitReport(
+            "u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors, drained=gate == "g2"
+        )
+        roster.update(("u1", gate), Seen(report, 0.0), 10.0)
+    assert roster.elsewhere("u1", 10.1) == RemoteLoad(errors=0.75, degraded=0.4, itl_s=0.75, drained=True)
+
+
+# What gates tell each other of prefix caches: what counts, what changes nothing, and what it is good for.
+
+NOW = 1000.0
+UNITS = ("a", "b", "c", "d")
+
+
+class PrefixGate:
+    """One gate before UNITS, all of them up; `others` have told it of each unit."""
+
+    def __init__(self, name: str, *others: str, seed: int = 1, units: tuple[str, ...] = UNITS) -> None:
+        self.name, self.now = name, NOW
+        self.board = Board(Rules())
+        self.board.configure(Fleet(units=tuple(Unit(u, "c", f"http://{u}") for u in units)), NOW)
+        self.roster = Roster(name)
+        self.hear_of_units(*others)
+        self.sharing = PrefixSharing(self.board, name, self.roster, lambda: self.now)
+        queue = Queue(FairRules())
+        self.router = Router(self.board, POLICIES["prefix_affinity"](), random.Random(seed), queue)
+        for unit in units:
+            self.start(unit, "1")
+            self.board.units[unit].up_since = NOW - 1e6
+        self.board.tick(NOW)
+
+    def start(self, unit: str, epoch: str) -> None:
+        for _ in range(3):
+            self.board.observe(
+                Evidence(unit, Sign.GOOD, Strength.STRONG, "canary", "it answers", self.now, epoch=epoch)
+            )
+
+    def hear_of_units(self, *others: str, epoch: str = "") -> None:
+        for other in others:
+            for unit in UNITS:
+                report = UnitReport(unit, "c", other, Verdict.UP, epoch=epoch)
+                self.roster.update((unit, other), Seen(report, 0.0), self.now)
+
+    def send(self, *blocks: int, shown: bool = True) -> str:
+        """A prompt comes, and is answered: where it went."""
+        lease = self.router.pick(asked(*blocks), self.now)
+        assert isinstance(lease, Lease)
+        if shown:
+            lease.commit(self.now + 0.1)
+            self.board.prove(lease)
+        self.board.close(lease, self.now + 0.2)
+        return lease.unit
+
+    def tell(self, other: PrefixGate) -> int | None:
+        document, _ = self.sharing.document()
+        return other.sharing.heard(self.name, document) if document is not None else 0
+
+
+def asked(*blocks: int) -> Ask:
+    size = len(blocks) * BLOCK_BYTES
+    return Ask("m", stream=True, prompt_tokens=size // 4, prompt_bytes=size, blocks=blocks)
+
+
+def prompt(number: int, blocks: int = 40) -> tuple[int, ...]:
+    return tuple(range(1000 * number, 1000 * number + blocks))
+
+
+def test_a_document_is_read_as_it_was_written() -> None:
+    told = {"a": [1, (1 << 60) - 1], "b": [7]}
+    assert read(written("g1", told)) == ("g1", told)
+
+
+def test_who_goes_on_at_another_gate_goes_to_the_unit_that_holds_what_was_said() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1", seed=2)
+    sent = [one.send(*prompt(n)) for n in range(20)]
+    one.tell(other)
+    assert [other.send(*prompt(n), *prompt(500 + n, 2)) for n in range(20)] == sent
+    assert len(set(sent)) > 1
+
+
+def test_without_a_word_of_the_other_gate_chance_decides() -> None:
+    """What the test above would find if nothing was shared."""
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1", seed=2)
+    sent = [one.send(*prompt(n)) for n in range(20)]
+    assert [other.send(*prompt(n), *prompt(500 + n, 2)) for n in range(20)] != sent
+
+
+def test_a_beginning_that_one_gate_has_seen_is_known_at_the_other_before_it_has_come_twice() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1", seed=2)
+    unit = one.send(*prompt(1), *prompt(2))
+    one.tell(other)
+    # The common beginning ends between two steps; what is known of it is two thirds or more.
+    held = other.board.held(other.board.units[unit], (*prompt(1, 40), *prompt(3)))
+    assert 27 <= held <= 40
+
+
+def test_of_a_beginning_that_came_twice_it_is_known_where_it_ends() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1", seed=2)
+    one.send(*prompt(1), *prompt(2))
+    unit = one.send(*prompt(1), *prompt(3))
+    one.tell(other)
+    assert other.board.held(other.board.units[unit], (*prompt(1), *prompt(4))) == 40
+
+
+def test_what_has_shown_nothing_is_not_told() -> None:
+    one = PrefixGate("g1")
+    one.send(*prompt(1), shown=False)
+    assert one.sharing.document() == (None, 0)
+
+
+def test_each_hash_is_told_in_so_many_beats_and_then_no_more() -> None:
+    one = PrefixGate("g1")
+    one.send(*prompt(1))
+    documents = [one.sharing.document() for _ in range(BEATS + 2)]
+    assert [document is not None for document, _ in documents] == [True] * BEATS + [False] * 2
+    assert [new > 0 for _, new in documents] == [True] + [False] * (BEATS + 1)
+
+
+def test_what_one_heartbeat_tells_is_bounded() -> None:
+    one = PrefixGate("g1")
+    for beat in range(3):
+        for number in range(300):
+            one.send(*prompt(300 * beat + number))
+        document, new = one.sharing.document()
+        assert document is not None
+        assert len(document) < 6000
+        assert new == HASHES_A_BEAT
+
+
+def test_a_unit_that_starts_anew_holds_nothing_of_what_was_told_and_nothing_of_it_is_told() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1")
+    unit = one.send(*prompt(1))
+    one.tell(other)
+    state = other.board.units[unit]
+    assert other.board.held(state, prompt(1)) == 40
+    other.start(unit, "2")
+    assert other.board.held(state, prompt(1)) == 0
+    one.start(unit, "2")
+    assert one.sharing.document() == (None, 0)
+
+
+def test_what_is_told_of_another_incarnation_does_not_count() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2")
+    other.hear_of_units("g1", epoch="2")
+    unit = one.send(*prompt(1))
+    assert one.tell(other) == 0
+    assert other.board.held(other.board.units[unit], prompt(1)) == 0
+    other.hear_of_units("g1", epoch="1,other")
+    assert one.tell(other) == 0, "it has been read"
+    one.send(*prompt(2))
+    assert (one.tell(other) or 0) > 0
+
+
+def test_a_unit_that_is_not_configured_any_more_and_comes_back_is_another_one() -> None:
+    one, other = PrefixGate("g1"), PrefixGate("g2", "g1")
+    unit = one.send(*prompt(1))
+    one.tell(other)
+    fleet = Fleet(units=tuple(Unit(u, "c", f"http://{u}") for u in UNITS))
+    other.board.configure(Fleet(units=tuple(u for u in fleet.units if u.name != unit)), NOW)
+    other.board.configure(fleet, NOW)
+    assert other.board.held(other.board.units[unit], prompt(1)) == 0
+
+
+@pytest.mark.parametrize("units", [30, 100])
+def test_of_many_units_the_one_that_another_gate_tells_of_is_looked_at(units: int) -> None:
+    names = tuple(f"u{n}" for n in range(units))
+    one, other = PrefixGate("g1", units=names), PrefixGate("g2", seed=2, units=names)
+    for name in names:
+        other.roster.update((name, "g1"), Seen(UnitReport(name, "c", "g1", Verdict.UP), 0.0), NOW)
+    sent = [one.send(*prompt(n)) for n in range(20)]
+    one.tell(other)
+    assert [other.send(*prompt(n), *prompt(500 + n, 2)) for n in range(20)] == sent
+
+
+def told(**changed: Any) -> bytes:
+    return orjson.dumps({"v": 1, "gate": "g1", "units": {"a": packed(1, 2)}} | changed)
+
+
+def packed(*numbers: int) -> str:
+    return b64encode(b"".join(number.to_bytes(8, "little") for number in numbers)).decode()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        told(v=2),
+        told(gate="g3"),
+        told(gate="g2"),
+        told(gate=None),
+        told(units=[]),
+        told(units=None),
+        told(units={"a": 7}),
+        told(units={"a": "no base64"}),
+        told(units={"a": "é"}),
+        told(units={"a": packed(1)[:-4]}),
+        told(units={"a": packed(1 << 63)}),
+        told(more="x" * DOCUMENT_MAX),
+        b"[" * 1000,
+        b"",
+        b"null",
+        "a text",
+        7,
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(document: Any) -> None:
+    gate = PrefixGate("g2", "g1")
+    assert gate.sharing.heard("g1", document) is None
+    assert len(gate.sharing.remote) == 0
+
+
+def test_of_a_gate_that_tells_of_no_such_unit_nothing_is_taken_over() -> None:
+    gate = PrefixGate("g2")
+    assert gate.sharing.heard("g1", told()) == 0
+    assert PrefixGate("g2", "g1").sharing.heard("g1", told(units={"nobody": packed(1)})) == 0
+
+
+def test_of_one_document_so_much_is_taken_over() -> None:
+    gate = PrefixGate("g2", "g1")
+    units = {name: packed(*range(1, 2000)) for name in UNITS[:2]}
+    assert gate.sharing.heard("g1", told(units=units)) == HASHES_MAX
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.builds(told, units=st.dictionaries(st.sampled_from(UNITS), st.text(max_size=30), max_size=3)),
+        st.recursive(
+            st.none() | st.integers(-9, 9) | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+            ),
+        ).map(lambda found: told(units=found)),
+    )
+)
+def test_whatever_stands_there_reading_it_raises_nothing(document: bytes) -> None:
+    gate = PrefixGate("g2", "g1")
+    gate.sharing.heard("g1", document)
+    assert gate.send(*prompt(1)) in UNITS
+
+
+def test_a_lie_makes_a_unit_cheaper_by_no_more_than_the_prompt() -> None:
+    """And a unit that finds nothing of it is believed less and less."""
+    gate = PrefixGate("g2", "g1")
+    gate.sharing.heard("g1", told(units={"a": packed(*prompt(1))}))
+    costs = gate.board.units["a"].costs
+    for _ in range(100):
+        costs.prefixes.correct(1000.0, 0.0)
+    assert costs.prefixes.trust < 0.01
+
+
+# Refused prompts as gates tell each other of them: what counts, and what changes nothing.
+
+BAN_S = 600.0
+MARK = 0x5F2C8A0D91E4B37A
+GATES = {"g1", "g2"}
+
+
+def shared(gate: str = "g2", ban_s: float = BAN_S) -> tuple[Containment, SharedBans]:
+    none = cast("Any", None)
+    events = EventLog(float, 2, log=lambda _level, _line: None)
+    containment = Containment(Board(Rules()), none, events, lambda: NOW, none, answered=len, ban_s=ban_s)
+    return containment, SharedBans(containment, gate, lambda: NOW)
+
+
+def told_bans(**changed: Any) -> bytes:
+    fields = {
+        "poison": f"{MARK:016x}",
+        "v": 1,
+        "gate": "g1",
+        "model": "m",
+        "units": ["a", "b"],
+        "left_ms": 5000,
+    }
+    return orjson.dumps(fields | changed)
+
+
+def test_a_ban_is_read_as_it_was_written() -> None:
+    here, own = shared("g1")
+    here.bans.add(Ban(MARK, "m", NOW, NOW + 300.0, ("a", "b")))
+    (row,) = own.own()
+    assert is_ban(row.document)
+    there, other = shared("g2")
+    assert other.heard(row.document, GATES)
+    assert there.bans.all() == [Ban(MARK, "m", NOW, NOW + 300.0, ("a", "b"), "g1")]
+    assert other.knows(row.mark)
+    assert other.own() == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        told_bans(gate="a stranger"),
+        told_bans(gate="unknown"),
+        told_bans(gate="g2"),
+        told_bans(gate=None),
+        told_bans(v=2),
+        told_bans(poison="5f2c"),
+        told_bans(poison=7),
+        told_bans(poison="5F2C8A0D91E4B37A"),
+        told_bans(left_ms=-1),
+        told_bans(left_ms="5000"),
+        told_bans(left_ms=1e300),
+        told_bans(left_ms=None),
+        told_bans(units=["x" * 5000]),
+        b"{",
+        b"[]",
+        "text",
+        None,
+    ],
+    ids=repr,
+)
+def test_what_is_forged_or_broken_changes_nothing(document: Any) -> None:
+    here, bans = shared()
+    assert not bans.heard(document, GATES)
+    assert not here.bans.all()
+    assert not here.watchful
+
+
+values = st.integers(-(2**63), 2**63) | st.text() | st.none()
+
+
+@given(st.binary(max_size=200) | st.dictionaries(st.text(max_size=8), values).map(orjson.dumps))
+def test_whatever_stands_there_raises_nothing(document: bytes) -> None:
+    assert read_ban(document) is None
+
+
+def test_no_other_gate_can_have_a_prompt_refused_for_longer_than_this_one_would() -> None:
+    here, bans = shared(ban_s=60.0)
+    assert bans.heard(told_bans(left_ms=10**9), GATES)
+    assert here.bans.all()[0].until == NOW + 60.0
+
+
+def test_a_gate_that_refuses_nothing_refuses_nothing_for_others() -> None:
+    here, bans = shared(ban_s=0.0)
+    assert bans.heard(told_bans(), GATES)
+    assert not here.bans.all()
+
+
+def test_what_is_left_of_a_key_is_what_is_left_of_a_ban() -> None:
+    here, bans = shared()
+    assert bans.heard(told_bans(), GATES, 1500)
+    assert here.bans.all()[0].until == NOW + 1.5
+
+
+def test_bans_are_bounded_and_the_one_that_ends_first_goes() -> None:
+    full: list[int] = []
+    bans = Bans(3, lambda: full.append(1))
+    for number in range(5):
+        assert bans.add(Ban(number, "", NOW, NOW + 100.0 + number))
+    assert [ban.fingerprint for ban in bans.all()] == [2, 3, 4]
+    assert len(full) == 2
+    bans.tick(NOW + 200.0)
+    assert len(bans) == 0

@@ -1,0 +1,709 @@
+"""From a body to an Ask, and the prompt as a chain of hashes."""
+
+from __future__ import annotations
+
+import gzip
+import marshal
+import pickle
+import zlib
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request import body
+from cellgate.proxy.request.body import (
+    ANSWERS_MAX,
+    KEPT,
+    MAX_BLOCKS,
+    MEDIA_BYTES,
+    block_hashes,
+    has_more_nodes,
+    is_large,
+    pieces_of,
+    read_ask,
+    read_large_ask,
+    read_prompt,
+    shape_of_body,
+)
+from cellgate.proxy.request.content_coding import DamagedError, pieces
+from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
+from cellgate.proxy.workers.protocol import ask_out
+from cellgate.router.cost_model import BLOCK_BYTES
+from cellgate.router.nouns import Ask
+
+
+def ask_of(**fields: Any) -> Ask:
+    """The ask of a body with these fields."""
+    ask = read_ask(orjson.dumps(fields), "chat" if "messages" in fields else "completions")
+    assert isinstance(ask, Ask), ask
+    return ask
+
+
+def refusal_of(body: bytes) -> Failure:
+    """Why a body is refused."""
+    failure = read_ask(body)
+    assert isinstance(failure, Failure), failure
+    assert failure.kind is FailureKind.BAD_JSON
+    return failure
+
+
+def test_what_routing_needs_is_read() -> None:
+    ask = ask_of(model="tiny", stream=True, previous_response_id="resp_1", messages=[])
+    assert (ask.model, ask.stream, ask.follows) == ("tiny", True, "resp_1")
+
+
+def test_what_is_not_said_is_not_guessed() -> None:
+    ask = ask_of()
+    assert (ask.model, ask.stream, ask.follows, ask.unit) == (None, False, None, None)
+    assert ask_of(model=None).model is None
+
+
+def test_whether_its_stream_could_be_continued_is_known_from_the_start() -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    assert ask_of(**chat).continuable
+    assert ask_of(prompt="x", stream=True).continuable
+    assert pickle.loads(pickle.dumps(ask_of(**chat))).continuable
+    assert not ask_of(**chat | {"stream": False}).continuable
+    assert ask_of(**chat, tools=[{"type": "function"}]).continuable == OPEN | TOKENS
+    assert ask_of(**chat, logprobs=True, temperature=0).continuable == AGAIN | TOKENS
+    assert not ask_of(**chat, n=2).continuable
+    assert not ask_of(prompt=[1, 2], stream=True).continuable
+
+
+@pytest.mark.parametrize("stream", [1, "true", [], None, {}])
+def test_a_stream_is_asked_for_by_true_alone(stream: object) -> None:
+    assert ask_of(stream=stream).stream is False
+
+
+@pytest.mark.parametrize("follows", [1, True, [], {}])
+def test_what_is_no_id_is_left_to_the_engine(follows: object) -> None:
+    assert ask_of(previous_response_id=follows).follows is None
+
+
+def test_tokens_are_estimated_by_four_bytes_each() -> None:
+    body = orjson.dumps({"prompt": "x" * 4000})
+    ask = read_ask(body)
+    assert isinstance(ask, Ask)
+    assert (ask.prompt_bytes, ask.prompt_tokens, len(ask.blocks)) == (4000, 1000, 7)
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b"", "line 1 column 1 (char 0)"),
+        (b"{", "line 1 column 2 (char 1)"),
+        (b'{"a": 1,\n "b" 2}', "line 2 column 6 (char 14)"),
+        (b'{"a": 1} x', "line 1 column 10 (char 9)"),
+        (b'{"a": "\xff"}', "line 1 column"),
+        (b"[" * 2000, "line 1 column"),
+    ],
+)
+def test_the_position_of_what_does_not_parse_is_named(body: bytes, where: str) -> None:
+    assert where in refusal_of(body).message
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"[]", "an array"),
+        (b'"x"', "a string"),
+        (b"1", "a number"),
+        (b"1.5", "a number"),
+        (b"true", "a boolean"),
+        (b"null", "null"),
+    ],
+)
+def test_what_is_no_object_is_named(body: bytes, kind: str) -> None:
+    assert refusal_of(body).message == f"the body must be a JSON object, not {kind}"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [(1, "a number"), (True, "a boolean"), ([], "an array"), ({}, "an object")]
+)
+def test_a_model_that_is_no_name_is_refused_by_field(model: object, kind: str) -> None:
+    failure = refusal_of(orjson.dumps({"model": model}))
+    assert (failure.message, failure.param) == (f"`model` must be a string, not {kind}", "model")
+
+
+# -- strange shapes ----------------------------------------------------------------------------------------
+
+FIELDS = (
+    *("model", "messages", "prompt", "input", "tools", "stop", "user", "priority", "stream", "max_tokens"),
+    *("previous_response_id", "response_format", "n", "metadata", "cache_salt", "a_field_of_next_year"),
+)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("depth", [250, 253, 254, 255, 256, 300, 1000, LIMITS.json_depth - 1])
+def test_what_is_nested_deeper_than_can_be_written_is_passed_on(field: str, depth: int) -> None:
+    """An engine may take it, and the prompt beside it counts."""
+    for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
+        deep = opened * depth + b"1" + closed * depth
+        body = b'{"stream":true,"messages":[{"role":"user","content":"%b"}],"%b":%b}' % (
+            b"x" * 4000,
+            field.encode(),
+            deep,
+        )
+        ask = read_ask(body)
+        if field == "model":
+            assert isinstance(ask, Failure)
+            assert ask.param == "model"
+        else:
+            assert isinstance(ask, Ask), ask
+            assert ask.prompt_bytes > 4000 or field == "messages"
+
+
+def test_what_is_nested_deeper_than_is_read_is_refused_by_name() -> None:
+    counted = REACHED["json_depth"]
+    deep = b"[" * LIMITS.json_depth + b"]" * LIMITS.json_depth
+    assert "more than 1024 objects and arrays within each other" in refusal_of(b'{"a":%b}' % deep).message
+    assert REACHED["json_depth"] == counted + 1
+
+
+def test_a_body_with_too_many_values_is_refused_by_name() -> None:
+    body = b'{"a":[%b0]}' % (b"0," * LIMITS.json_nodes)
+    counted = REACHED["json_nodes"]
+    failure = read_large_ask(body)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.message) == (FailureKind.BAD_JSON, "the body has more than 2097152 values")
+    assert REACHED["json_nodes"] == counted + 1
+
+
+def test_commas_of_a_text_are_no_values() -> None:
+    table = orjson.dumps({"model": "m", "prompt": 'a,"[{\\",' * LIMITS.json_nodes})
+    ask = read_large_ask(table)
+    assert isinstance(ask, Ask)
+    assert ask.prompt_bytes == 8 * LIMITS.json_nodes
+
+
+def test_a_long_text_is_read_at_once_and_what_has_many_values_is_not() -> None:
+    text = "The quick brown fox, [1] as they say, jumps. " * 20_000
+    assert not is_large(orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}))
+    assert is_large(orjson.dumps({"prompt": "x" * LIMITS.json_bytes_on_loop}))
+    assert is_large(b'{"a":[%b0]}' % (b"0," * LIMITS.json_nodes_on_loop))
+    assert not is_large(b'{"a":[%b0]}' % (b"0," * (LIMITS.json_nodes_on_loop // 2 - 10)))
+
+
+def test_names_without_end_are_refused_or_cut() -> None:
+    long = "x" * 1_000_000
+    failure = refusal_of(orjson.dumps({"model": long}))
+    assert (failure.message, failure.param) == ("`model` is longer than 1024 characters", "model")
+    ask = ask_of(user=long, previous_response_id=long)
+    assert (ask.session, ask.follows) == ("x" * LIMITS.name_chars, None)
+
+
+def marks(body: bytes) -> int:
+    """What `has_more_nodes` counts, the slow way."""
+    count, in_string, escaped = 0, False, False
+    for char in body.decode():
+        if in_string:
+            escaped, in_string = char == "\\" and not escaped, char != '"' or escaped
+        else:
+            in_string = char == '"'
+            count += char in ",[{"
+    return count
+
+
+odd = st.sampled_from(['"', "\\", "\\\\", '\\"', ",", "[", "{", ",,,,,", "\n", "é", "\u0000"])
+texts = st.lists(odd, max_size=6).map("".join)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([0, 1, -1, 1e308, -1e308, 2**64 - 1, True, "", "x", "true", "yes", [], {}, [[]], [{}]])
+    | texts,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(texts | st.sampled_from(FIELDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+parts = st.dictionaries(
+    st.sampled_from(["role", "content", "text", "image_url", "url", "tool_calls"]), values, max_size=3
+)
+messages = st.dictionaries(
+    st.sampled_from(["role", "content", "name"]), values | st.lists(parts, max_size=3), max_size=3
+)
+bodies = st.dictionaries(
+    st.sampled_from(FIELDS), values | st.lists(messages | values, max_size=3), max_size=5
+)
+law = settings(derandomize=True, deadline=None, max_examples=400)
+
+
+@pytest.mark.parametrize("text", [",[{" * 400, 'a \\" b ' * 20 + "," * 400, "\\\\"])
+@pytest.mark.parametrize("strings", [1, 10, 40])
+def test_marks_within_text_are_no_values(text: str, strings: int) -> None:
+    """Text is seen without counting; the values around it count wherever they are."""
+    some = ",".join([f'"{text}"'] * strings).encode()
+    assert not has_more_nodes(b"[%b]" % some, 100)
+    for more in (b"[%b%b]" % (some, b",0" * 100), b"[%b%b]" % (b"0," * 100, some), b"[" * 101 + some):
+        assert has_more_nodes(more, 100)
+
+
+@law
+@given(value=values, at=st.integers(-1, 1))
+def test_values_are_counted_without_a_parse(value: object, at: int) -> None:
+    body = orjson.dumps(value)
+    limit = max(0, marks(body) + at)
+    assert has_more_nodes(body, limit) is (marks(body) > limit)
+
+
+@law
+@given(body=bodies)
+def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> None:
+    found = read_ask(orjson.dumps(body))
+    if isinstance(found, Failure):
+        assert found.kind is FailureKind.BAD_JSON
+        assert found.param == "model"
+        return
+    assert (type(found.stream), type(found.continuable), type(found.session)) == (bool, int, str)
+    assert isinstance(found.priority, int)
+    assert found.prompt_bytes >= 0
+    # As it goes to another process.
+    assert marshal.loads(marshal.dumps(ask_out(found))) == ask_out(found)
+    assert read_ask(orjson.dumps(body)) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": "\\ud800"}',
+        b'{"a": %b}' % (b"9" * 5000),
+        b'{"a": 1e400}',
+        b"\x1f\x8b\x08\x00",
+        b'{"a": "\x00"}',
+        b"--boundary\r\n",
+        b"{" * 1_000_000,
+        b'{"a":' * 1_000_000,
+    ],
+    ids=range(8),
+)
+def test_what_is_no_json_is_refused_with_its_place(body: bytes) -> None:
+    assert "is not valid JSON" in refusal_of(body).message
+
+
+def test_the_last_of_equal_keys_counts() -> None:
+    """As in Python's own parser, which engines use."""
+    ask = read_ask(b'{"model": "a", "model": "b"}')
+    assert isinstance(ask, Ask)
+    assert ask.model == "b"
+
+
+PLAIN = '{"model": "tiny", "prompt": "hi", "stream": true}'
+ODD = {
+    "with a mark": PLAIN.encode("utf-8-sig"),
+    "UTF-16": PLAIN.encode("utf-16"),
+    "UTF-16 without a mark": PLAIN.encode("utf-16-be"),
+    "UTF-32": PLAIN.encode("utf-32"),
+    "NaN": PLAIN[:-1].encode() + b', "temperature": NaN, "top_p": -Infinity}',
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_what_pythons_parser_takes_is_read_like_any_json(body: bytes) -> None:
+    ask = read_ask(body)
+    assert isinstance(ask, Ask)
+    assert (ask.model, ask.stream) == ("tiny", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xef\xbb\xbf{", b"{NaN", b"[" * 2000 + b"NaN", b"\xff\xfe{", b'{"prompt": "\\ud83d", "seed": NaN}'],
+)
+def test_what_no_parser_takes_is_refused_in_the_same_words(body: bytes) -> None:
+    assert isinstance(read_ask(body), Failure)
+
+
+@pytest.mark.parametrize(
+    ("body", "limit", "answers"),
+    [
+        ({"max_tokens": 5}, 5, 1),
+        ({"max_tokens": 5, "n": 40}, 5, 40),
+        ({"max_tokens": 5, "n": 2, "best_of": 6}, 5, 6),
+        ({"max_tokens": 5, "n": 2, "prompt": ["a", "b", "c"]}, 5, 6),
+        ({"max_tokens": 5, "prompt": [1, 2, 3]}, 5, 1),
+        ({"max_tokens": 5, "prompt": []}, 5, 1),
+        ({"text": ["a", "b"], "sampling_params": {"max_new_tokens": 7, "n": 3}}, 7, 6),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 7}}, 7, 1),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 8}}, 8, 1),
+        ({"n": "many", "max_tokens": 5}, 5, 1),
+        ({"n": -3, "max_tokens": 5}, 5, 1),
+        ({"n": True}, 0, 1),
+        ({"n": 10**12}, 0, ANSWERS_MAX),
+        ({"sampling_params": [1]}, 0, 1),
+    ],
+)
+def test_how_many_answers_are_asked_for_and_how_long(body: dict[str, Any], limit: int, answers: int) -> None:
+    ask = read_ask(orjson.dumps(body))
+    assert isinstance(ask, Ask)
+    assert (ask.max_tokens, ask.answers) == (limit, answers)
+
+
+# The prompt as a chain of hashes: what is the same to an engine's prefix cache, and what is not.
+
+prompt_law = settings(derandomize=True, deadline=None, max_examples=150)
+
+Body = dict[str, Any]
+
+words = st.text(max_size=12).flatmap(lambda word: st.integers(1, 120).map(lambda times: word * times))
+prompt_parts = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, words),
+    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, words),
+    st.builds(lambda url: {"type": "input_image", "image_url": url}, words),
+    st.builds(lambda data: {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}, words),
+)
+calls = st.builds(lambda text: [{"id": "1", "function": {"name": "f", "arguments": text}}], words)
+prompt_messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"])},
+    optional={
+        "content": words | st.none() | st.lists(prompt_parts, max_size=3),
+        "tool_calls": calls,
+        "tool_call_id": words,
+    },
+)
+chats = st.fixed_dictionaries(
+    {"model": st.just("m"), "messages": st.lists(prompt_messages, min_size=1, max_size=6)},
+    optional={"tools": st.lists(st.dictionaries(words, words, max_size=2), min_size=1, max_size=2)},
+)
+ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=600)
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """The prompt of a body as one run of bytes."""
+    shape = shape_of_body(body)
+    return b"".join(pieces_of(body, shape.preamble, shape.prompts))
+
+
+def shared(one: Body, other: Body) -> int:
+    """How many blocks two prompts have in common at their beginning."""
+    pairs = zip(read_prompt(one).blocks, read_prompt(other).blocks, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def user(content: object) -> Body:
+    return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+
+# -- laws --------------------------------------------------------------------------------------------------
+
+
+@prompt_law
+@given(chat=chats, more=st.lists(prompt_messages, min_size=1, max_size=3))
+def test_a_message_appended_keeps_every_full_block(chat: Body, more: list[Body]) -> None:
+    longer = chat | {"messages": [*chat["messages"], *more]}
+    blocks = read_prompt(chat).blocks
+    assert read_prompt(longer).blocks[: len(blocks)] == blocks
+    assert shared(chat, longer) == len(blocks)
+
+
+@prompt_law
+@given(start=ids, more=ids)
+def test_token_ids_appended_keep_every_full_block(start: list[int], more: list[int]) -> None:
+    blocks = read_prompt({"prompt": start}).blocks
+    assert len(blocks) == len(start) * 4 // BLOCK_BYTES
+    assert read_prompt({"prompt": start + more}).blocks[: len(blocks)] == blocks
+
+
+@prompt_law
+@given(
+    text=st.binary(min_size=4 * BLOCK_BYTES, max_size=4 * BLOCK_BYTES), at=st.integers(0), seed=st.integers(0)
+)
+def test_a_change_changes_its_block_and_all_later_ones(text: bytes, at: int, seed: int) -> None:
+    at, seed = at % len(text), seed % (1 << 60)
+    changed = text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :]
+    same = [a == b for a, b in zip(block_hashes(text, seed), block_hashes(changed, seed), strict=True)]
+    assert same == [block < at // BLOCK_BYTES for block in range(4)]
+
+
+@prompt_law
+@given(chat=chats, other=words)
+def test_another_model_or_salt_or_template_has_nothing_in_common(chat: Body, other: str) -> None:
+    blocks = read_prompt(chat).blocks
+    for change in ({"model": "m" + other}, {"cache_salt": "s" + other}, {"chat_template": "t" + other}):
+        elsewhere = chat | change
+        if elsewhere != chat:
+            assert not set(blocks) & set(read_prompt(elsewhere).blocks)
+
+
+@prompt_law
+@given(chat=chats)
+def test_the_size_is_that_of_what_is_hashed(chat: Body) -> None:
+    prompt = read_prompt(chat)
+    assert prompt.size == len(canonical(chat))
+    assert len(prompt.blocks) == prompt.size // BLOCK_BYTES
+    assert all(0 <= block < 1 << 60 for block in prompt.blocks)
+    assert prompt == read_prompt(dict(reversed(chat.items())))
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@prompt_law
+@given(
+    body=st.dictionaries(
+        st.sampled_from(["model", "messages", "prompt", "input", "tools", "system", "text", "cache_salt"]),
+        json_values | st.lists(st.dictionaries(st.sampled_from(["role", "content", "text"]), json_values)),
+    )
+)
+def test_no_json_at_all_upsets_it(body: Body) -> None:
+    assert read_prompt(body).size >= 0
+
+
+# -- what counts as the same -------------------------------------------------------------------------------
+
+LONG = "all work and no play " * 100
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"prompt": LONG},
+        {"prompt": [LONG, "another"]},
+        {"prompt": list(range(1000))},
+        {"prompt": [list(range(1000)), [1]]},
+        {"input": LONG, "instructions": "be brief"},
+        {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": LONG}]}]},
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": LONG}]},
+        {"system": [{"type": "text", "text": LONG}], "messages": []},
+        {"text": LONG},
+        {"input_ids": list(range(1000))},
+    ],
+    ids=lambda body: " ".join(body),
+)
+def test_every_api_has_a_prompt(body: Body) -> None:
+    assert len(read_prompt(body).blocks) >= 2
+
+
+def test_what_does_not_reach_the_model_changes_nothing() -> None:
+    plain = user(LONG)
+    dressed = plain | {"stream": True, "temperature": 0.5, "user": "someone", "max_tokens": 7, "tools": []}
+    assert read_prompt(plain) == read_prompt(dressed)
+
+
+def test_text_and_one_part_of_text_are_the_same() -> None:
+    assert read_prompt(user(LONG)) == read_prompt(user([{"type": "text", "text": LONG}]))
+
+
+def test_the_role_is_part_of_the_prompt() -> None:
+    other = {"model": "m", "messages": [{"role": "system", "content": LONG}]}
+    assert shared(user(LONG), other) == 0
+
+
+def test_tools_come_before_the_messages() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
+    one, other = user("a") | {"tools": tools}, user("b") | {"tools": tools}
+    assert shared(one, other) == len(read_prompt(one).blocks) >= 4
+
+
+def test_an_image_is_known_by_its_address_and_weighs_what_its_tokens_do() -> None:
+    def image(url: str, detail: str = "auto") -> Body:
+        return user([{"type": "image_url", "image_url": {"url": url, "detail": detail}}])
+
+    data = "data:image/png;base64," + "A" * 100_000
+    assert read_prompt(image(data)) == read_prompt(image(data, "low"))
+    assert shared(image(data), image(data + "B")) == 0
+    assert MEDIA_BYTES <= read_prompt(image(data)).size < MEDIA_BYTES + 50
+
+
+def test_a_call_of_a_tool_is_part_of_the_prompt() -> None:
+    def called(arguments: str) -> Body:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+
+    empty, full = called("{}"), called('{"a": 1}')
+    assert canonical(empty) != canonical(full)
+
+
+def test_a_prompt_without_end_is_hashed_up_to_a_limit() -> None:
+    prompt = read_prompt({"prompt": "x" * (MAX_BLOCKS + 3) * BLOCK_BYTES})
+    assert (len(prompt.blocks), prompt.size) == (MAX_BLOCKS, (MAX_BLOCKS + 3) * BLOCK_BYTES)
+
+
+def test_what_is_nested_too_deep_to_be_written_is_hashed_as_it_came() -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    data = {"prompt": [deep, "a" * 5000]}
+    body = b'{"prompt": [' + b"[" * 900 + b'"x"' + b"]" * 900 + b', "' + b"a" * 5000 + b'"]}'
+    assert orjson.loads(body) == data
+    prompt, other = read_prompt(data, body), read_prompt({"model": "m"} | data, body)
+    assert (prompt.size, len(prompt.blocks)) == (len(body), len(body) // BLOCK_BYTES)
+    assert not set(prompt.blocks) & set(other.blocks)
+
+
+MANY = LIMITS.prompt_pieces
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        user([{"type": "text", "text": f"part {n}"} for n in range(MANY)]),
+        user("x") | {"messages": [{"role": "user", "content": f"message {n}"} for n in range(MANY)]},
+        {"prompt": [f"text {n}" for n in range(MANY)]},
+        user([{}] * MANY),
+    ],
+    ids=["parts", "messages", "texts", "nothing"],
+)
+def test_what_is_appended_to_more_than_is_looked_at_keeps_every_full_block(chat: Body) -> None:
+    name = "prompt" if "prompt" in chat else "messages"
+    longer = chat | {name: [*chat[name], {"role": "user", "content": LONG}]}
+    counted = REACHED["prompt_pieces"]
+    prompt = read_prompt(chat)
+    assert REACHED["prompt_pieces"] == counted + 1
+    # But for the bracket that ends what is written as it stands.
+    whole = (prompt.size - 3) // BLOCK_BYTES
+    assert whole > 2
+    assert read_prompt(longer).blocks[:whole] == prompt.blocks[:whole]
+    assert read_prompt(longer).size > prompt.size
+
+
+def fingerprint(**changed: Any) -> int:
+    return read_prompt({**user(LONG + "the end"), "model": "m", **changed}).fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"stream": True}, {"user": "another"}, {"seed": 7}, {"temperature": 0.5}, {"max_tokens": 3}],
+    ids=str,
+)
+def test_the_same_prompt_asked_again_has_the_same_fingerprint(changed: Body) -> None:
+    assert fingerprint(**changed) == fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "another"},
+        {"messages": user(LONG + "the End")["messages"]},
+        {"messages": user("The same" + LONG)["messages"]},
+        {"tools": [{"type": "function"}]},
+        {"cache_salt": "x"},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"1": 5}},
+        {f"field {number}": 1 for number in range(LIMITS.fields + 1)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_makes_an_engine_do_other_work_is_part_of_the_fingerprint(changed: Body) -> None:
+    assert fingerprint(**changed) != fingerprint()
+
+
+def test_the_tail_of_a_prompt_too_long_to_be_hashed_in_blocks_is_part_of_its_fingerprint() -> None:
+    prompt = "x" * (MAX_BLOCKS + 3) * BLOCK_BYTES
+    assert len({read_prompt({"prompt": prompt + end}).fingerprint for end in ("", "a", "b")}) == 3
+
+
+def test_images_without_end_are_not_hashed_as_images() -> None:
+    """A small body of thousands would make megabytes."""
+    few, many = ([{"image": str(number)} for number in range(count)] for count in (100, 8000))
+    prompts = [read_prompt({"messages": [{"role": "user", "content": parts}]}) for parts in (few, many)]
+    assert prompts[0].size > 100 * MEDIA_BYTES
+    assert prompts[1].size < 1 << 20
+    # What is appended changes no block before.
+    known = len(prompts[0].blocks) - 1
+    assert prompts[0].blocks[:known] == prompts[1].blocks[:known]
+
+
+# What is kept of the names of bodies: bounded, and the same for each body with these names.
+
+
+def test_bodies_with_the_same_names_have_the_same_shape() -> None:
+    assert shape_of_body({"model": "a", "messages": []}) is shape_of_body({"model": "b", "messages": [1]})
+
+
+def test_the_prompt_is_in_the_order_of_templates_whatever_the_order_of_the_body() -> None:
+    shape = shape_of_body({"prompt": "x", "messages": [], "system": "y", "tools": []})
+    assert (shape.preamble, shape.prompts) == (("tools", "system"), ("messages", "prompt"))
+
+
+def test_of_many_fields_that_nobody_knows_all_are_taken_as_they_are() -> None:
+    few = {f"field {number}": 1 for number in range(LIMITS.fields)}
+    assert shape_of_body({"model": "m", **few}).more == tuple(sorted(few))
+    many = {"model": "m", "last": 1, **few}
+    assert shape_of_body(many).more == tuple(many)
+
+
+def test_the_first_limit_that_is_set_counts() -> None:
+    assert shape_of_body({"max_output_tokens": 1, "max_tokens": 2}).limits == (
+        "max_tokens",
+        "max_output_tokens",
+    )
+
+
+def test_clients_cannot_make_it_keep_more_than_so_much() -> None:
+    before = dict(body._shapes)
+    long = {"x" * 2000: 1}
+    assert shape_of_body(long) is not shape_of_body(long)
+    assert body._shapes == before
+    for number in range(2 * KEPT):
+        shape_of_body({f"name {number}": 1})
+        assert len(body._shapes) <= KEPT
+
+
+# Compressed bodies become what they were, in pieces of bounded size; what is damaged is told as such.
+
+zstd: Any = pytest.importorskip("backports.zstd")
+
+
+def raw(body: bytes) -> bytes:
+    coder = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return coder.compress(body) + coder.flush()
+
+
+CODERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "deflate without a frame": raw,
+    "zstd": zstd.compress,
+}
+plain_bodies = st.one_of(
+    st.binary(max_size=100_000),
+    st.tuples(st.binary(max_size=9), st.integers(0, 50_000)).map(lambda t: t[0] * t[1]),
+)
+
+
+@pytest.mark.parametrize("name", CODERS)
+@given(plain_bodies)
+def test_what_was_compressed_is_what_it_was(name: str, body: bytes) -> None:
+    found = list(pieces(name.split(" ")[0], CODERS[name](body)))
+    assert b"".join(found) == body
+    assert max(map(len, found), default=0) <= LIMITS.decoded_piece_bytes
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+def test_several_members_are_one_body(name: str) -> None:
+    whole = CODERS[name](b"a" * 100_000) + CODERS[name](b"") + CODERS[name](b"b")
+    assert b"".join(pieces(name, whole)) == b"a" * 100_000 + b"b"
+
+
+@pytest.mark.parametrize("name", CODERS)
+@given(st.binary(max_size=50))
+def test_what_is_damaged_or_cut_off_is_told(name: str, noise: bytes) -> None:
+    whole = CODERS[name](bytes(range(256)) * 9)
+    told = noise + whole if noise and name != "deflate without a frame" else whole[: len(whole) // 2]
+    for damaged in (whole[:-1], told, whole + b"\xff\xff"):
+        with pytest.raises(DamagedError):
+            list(pieces(name.split(" ")[0], damaged))
+
+
+def test_a_frame_that_needs_much_memory_is_refused() -> None:
+    options = {int(zstd.CompressionParameter.window_log): 27}
+    coder = zstd.ZstdCompressor(options=options)
+    with pytest.raises(DamagedError):
+        list(pieces("zstd", coder.compress(b"x" * 9_000_000) + coder.flush()))

@@ -1,0 +1,561 @@
+"""What a relay keeps is what its client was shown; large events on their way; token ids."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.http.errors import Failure, FailureKind, error_event
+from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.request.answer_shape import are_idle
+from cellgate.proxy.resume.chat import StreamJoiner
+from cellgate.proxy.resume.eligible import OPEN
+from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.replay import (
+    BEGIN_BYTES,
+    END_CHUNKS,
+    FOLD_BYTES,
+    TAIL_BYTES,
+    EventFilter,
+    ReplayBuffer,
+    plain,
+)
+from cellgate.proxy.resume.transcript import (
+    TokenLog,
+    Transcript,
+    asking,
+    digest_of,
+    gives_ids,
+    without_ids,
+    without_prompt,
+)
+from tests.cost.bench import counted
+from tests.wire.rig import Rig
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "x"}}\n\n'
+COMMENT = b": working\n\n"
+
+
+def event(text: str, *, unit: str = "a", role: str | None = None, finish: str | None = None) -> bytes:
+    delta = ({"role": role} if role else {}) | {"content": text}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + orjson.dumps({"id": unit, "created": 1, "choices": [choice]}) + b"\n\n"
+
+
+WORDS = [" one", " two", " three", ' "four"', " \u20ac"]
+TOKENS = [event(word) for word in WORDS]
+EVENTS = b"".join(TOKENS)
+WHOLE = [*TOKENS, event("", finish="stop"), DONE]
+
+FORMS = {
+    "event for event": b"".join(map(chunk, WHOLE)),
+    "all in a chunk": chunk(b"".join(WHOLE)),
+    "chunks across events": b"".join(
+        chunk(b"".join(WHOLE)[at : at + 50]) for at in range(0, 900, 50) if b"".join(WHOLE)[at : at + 50]
+    ),
+    "comments in between": b"".join(chunk(each) + chunk(COMMENT) for each in WHOLE),
+    "CRLF": b"".join(chunk(each.replace(b"\n", b"\r\n")) for each in WHOLE),
+    "CR": b"".join(chunk(each.replace(b"\n", b"\r")) for each in WHOLE),
+    "a byte order mark": b"".join(map(chunk, [b"\xef\xbb\xbf" + WHOLE[0], *WHOLE[1:]])),
+    "no empty line at the end": b"".join(map(chunk, [*WHOLE[:-1], DONE[:-1]])),
+}
+
+
+class Keeping(Rig):
+    """Begins to keep when there is something to show; `stitch` goes on for another unit."""
+
+    stitch: StreamJoiner | None = None
+    keep: ReplayBuffer | None = None
+    ways = OPEN
+
+    def committed(self, first: bytes, at: float) -> None:
+        super().committed(first, at)
+        if self.keep is None:
+            self.response.read_answer(is_typed=False)
+            self.response.record_replay(self.ways, Transcript)
+        else:
+            assert self.stitch is not None
+            self.attempt.go_on(self.keep, self.stitch)
+
+
+def text_of(body: bytes) -> str:
+    transcript = Transcript()
+    for each in split(body)[0]:
+        if (data := payload(each)) and data != b"[DONE]" and b"error" not in data:
+            transcript.take(orjson.loads(data))
+    return transcript.text
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes, http10: bool) -> None:
+    sent = SSE_HEAD + form
+    for at in range(len(SSE_HEAD), len(sent), 3):
+        rig = Keeping(http10=http10)
+        rig.feed([sent[:at]], close=True)
+        assert not rig.bugs
+        if rig.response.replay is None:
+            assert rig.ends == ["failed"]
+            continue
+        assert rig.ends == ["committed", "failed"]
+        transcript = plain(rig.response.replay)
+        assert (transcript.closed, transcript.unsupported) == (True, "")
+        assert transcript.text == text_of(rig.body())
+        assert "".join(WORDS).startswith(transcript.text)
+
+
+@pytest.mark.parametrize("at", range(1, len(WHOLE) - 1))
+def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
+    for sent in (
+        [*map(chunk, WHOLE[:at]), chunk(ERROR)],
+        [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)],
+    ):
+        rig = Keeping()
+        rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
+        assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
+        assert rig.body() == b"".join(WHOLE[:at])
+        assert rig.response.replay is not None
+        assert plain(rig.response.replay).text == "".join(WORDS[:at])
+
+
+def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
+    assert (rig.shown, rig.failures[0].kind) == (b"", FailureKind.FIRST_EVENT_ERROR)
+
+
+def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
+    assert rig.failures[0].kind is FailureKind.TRUNCATED
+    assert rig.body() == EVENTS
+    whole = Keeping()
+    whole.feed([SSE_HEAD, *map(chunk, WHOLE), LAST_CHUNK])
+    assert whole.ends == ["committed", "done"]
+
+
+LONG = {
+    "a chunk for each": list(map(chunk, TOKENS * 400)),
+    "several in a chunk": [chunk(EVENTS)] * 400,
+    "many in a chunk": [chunk(EVENTS * 40)] * 10,
+    "many, with spaces": [chunk(EVENTS.replace(b'":', b'": ') * 40)] * 10,
+    "many, and a comment": [chunk(EVENTS * 20 + COMMENT + EVENTS * 20)] * 10,
+    "comments in between": [*map(chunk, TOKENS), chunk(COMMENT)] * 400,
+    "CRLF": [chunk(each.replace(b"\n", b"\r\n")) for each in TOKENS * 400],
+    "in pieces": [piece for each in TOKENS * 400 for piece in (chunk(each[:60]), chunk(each[60:]))],
+    "a second role": [
+        *map(chunk, TOKENS * 200),
+        chunk(event("", role="assistant")),
+        *map(chunk, TOKENS * 200),
+    ],
+}
+
+
+@pytest.mark.parametrize("sent", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: bool) -> None:
+    rig = Keeping(http10=http10)
+    rig.feed([SSE_HEAD, *sent])
+    assert rig.response.replay is not None
+    assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
+    transcript = plain(rig.response.replay)
+    assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
+
+
+@pytest.mark.parametrize("sent", [EVENTS, EVENTS.replace(b'":', b'": ')], ids=["dense", "with spaces"])
+def test_many_events_in_a_chunk_are_read_at_once(sent: bytes) -> None:
+    transcript = Transcript(framed=True)
+    transcript.read([chunk(sent)])
+    with counted() as counts:
+        transcript.read([chunk(sent * 200)])
+    assert transcript.text == "".join(WORDS * 201)
+    assert counts.total() < 40 * 200 * len(WORDS)
+
+
+STRANGE = [
+    event("?").replace(b'"content":"?"', other)
+    for other in (b'"tool_calls":[{"index":0}]', b'"content":["a"]', b'"content":7')
+]
+STRANGE += [b'data: {"choices":[7]}\n\n', b'data: {"choices":{}}\n\n', b'data: {"choices":"x"}\n\n']
+STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\n\n"]
+
+
+@pytest.mark.parametrize("other", STRANGE)
+def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
+    assert rig.response.replay is not None
+    assert plain(rig.response.replay).why_not or other == b'data: {"choices":{}}\n\n'
+    assert not rig.bugs
+
+
+def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
+    strange = event("").replace(b'"content":""', b'"reasoning_content":"hm"')
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
+    assert rig.response.replay is not None
+    assert len(rig.response.replay.chunks) == END_CHUNKS
+    assert plain(rig.response.replay).why_not.startswith("its stream has carried reasoning_content, ")
+
+
+@pytest.mark.parametrize("last", [b"", event("", finish="stop"), DONE], ids=["nothing", "finish", "done"])
+def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(last: bytes) -> None:
+    calls = event("").replace(b'"content":""', b'"tool_calls":[{"index":0}]')
+    sent = [event("", role="assistant"), *[calls] * 9, *([last] if last else [])]
+    rig = Keeping()
+    rig.ways = 0
+    rig.feed([SSE_HEAD, *map(chunk, sent)])
+    assert rig.response.replay is not None
+    assert list(rig.response.replay.chunks) == list(map(chunk, sent[-END_CHUNKS:]))
+    rig.feed([LAST_CHUNK])
+    assert rig.ends == ["committed", "done" if last else "failed"]
+    assert [failure.kind for failure in rig.failures] == ([] if last else [FailureKind.TRUNCATED])
+
+
+def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
+    assert rig.response.replay is not None
+    assert not plain(rig.response.replay).closed
+    failure = Failure(FailureKind.CUT, "x")
+    rig.response.break_off(failure)
+    assert rig.body().endswith(b'"finish_reason"\n\n' + error_event(failure))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: bytes) -> None:
+    sent = SSE_HEAD + form.replace(b'"a"', b'"b"') + LAST_CHUNK
+    for at in range(0, len(sent), 3):
+        replay = ReplayBuffer(framed=False)
+        replay.chunks.append(event("zero", role="assistant"))
+        rig = Keeping()
+        rig.keep, rig.stitch = replay, StreamJoiner({}, plain(replay), Tokens(1, 1))
+        rig.response.begun = True
+        rig.feed([sent[:at], sent[at:]])
+        assert (rig.ends, rig.bugs) == (["committed", "done"], [])
+        body = rig.body()
+        assert body.replace(COMMENT, b"") == b"".join(WHOLE)
+        assert plain(replay).text == "zero" + "".join(WORDS)
+
+
+@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_model_says_of_the_end_is_not_the_end(text: str, whole: bool) -> None:
+    rig = Keeping()
+    rig.ways = OPEN if whole else 0
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event(text)]), LAST_CHUNK])
+    assert [failure.kind for failure in rig.failures] == [FailureKind.TRUNCATED]
+
+
+@pytest.mark.parametrize(
+    "end", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE]\r\r", b"data: [DONE]\n", b"data: [DONE]"]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_end_is_known_however_it_is_written_and_framed(end: bytes, whole: bool) -> None:
+    for at in range(len(end)):
+        rig = Keeping()
+        rig.ways = OPEN if whole else 0
+        rig.feed(
+            [
+                SSE_HEAD,
+                *map(chunk, TOKENS),
+                *(chunk(part) for part in (end[:at], end[at:]) if part),
+                LAST_CHUNK,
+            ]
+        )
+        assert rig.ends == ["committed", "done"]
+
+
+def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
+    rig, piece = Keeping(), b"x" * 60_000
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(b'data: {"id":"')])
+    most = 0
+    for _ in range(2 * LIMITS.event_bytes // len(piece)):
+        rig.feed([chunk(piece)])
+        assert rig.response.replay is not None
+        transcript = rig.response.replay._transcript()
+        assert isinstance(transcript, Transcript)
+        most = max(most, len(transcript._tail) + sum(map(len, rig.response.replay.chunks)))
+    assert rig.bugs == []
+    assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
+    assert transcript.why_not == "its stream has carried an event larger than 1048576 bytes"
+    assert len(rig.body()) > LIMITS.event_bytes, "a client gets it all the same"
+
+
+def test_what_was_said_is_held_in_few_pieces_however_many_events_it_came_in() -> None:
+    transcript, events, folds = Transcript(), 1000, 60
+    for _ in range(folds):
+        transcript.read([event("word ") * events])
+    assert len(transcript.shown.text._parts) <= 6
+    assert transcript.text == "word " * folds * events
+
+
+# Large events on their way: whole, or with an honest failure, however they arrive.
+
+KIB = 1024
+BOUNDS = [TAIL_BYTES, 64 * KIB, LIMITS.event_bytes]
+
+
+def large_event(text: str, unit: str = "b") -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return b"data: " + orjson.dumps({"id": unit, "choices": [choice]}) + b"\n\n"
+
+
+EMPTY = len(large_event(""))
+
+
+def stitching() -> EventFilter:
+    """One of a unit that goes on for another."""
+    passage, transcript = EventFilter(), Transcript()
+    transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
+    passage.stitch = StreamJoiner({}, transcript, Tokens(1, 1))
+    return passage
+
+
+def texts(body: bytes) -> list[str]:
+    said = []
+    for each in split(body)[0]:
+        said.append(orjson.loads(payload(each) or b"")["choices"][0]["delta"]["content"])
+    return said
+
+
+def fed(passage: EventFilter, pieces: list[bytes]) -> tuple[bytes, Failure | None]:
+    """What comes of them, up to the first failure."""
+    shown = b""
+    for piece in pieces:
+        events, failure = passage.feed(piece, ended=False)
+        shown += events
+        if failure is not None:
+            return shown, failure
+    return shown, None
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("beside", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("step", [1000, 4096, 16 * KIB, 256 * KIB])
+def test_no_text_vanishes_around_any_bound(bound: int, beside: int, step: int) -> None:
+    words = ["one", "x" * (bound + beside - EMPTY), "three"]
+    sent = b"".join(map(large_event, words))
+    pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+    shown, failure = fed(stitching(), pieces)
+    if failure is None:
+        assert texts(shown) == words
+    else:
+        assert bound == LIMITS.event_bytes
+        assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
+        assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
+    assert fed(EventFilter(), pieces) == (sent, None)
+
+
+@pytest.mark.parametrize("beside", [-1, 0, 1])
+def test_an_event_of_16_kib_may_be_cut_anywhere(beside: int) -> None:
+    words = ["x" * (TAIL_BYTES + beside - EMPTY), "two"]
+    sent = b"".join(map(large_event, words))
+    stitched = stitching()
+    assert stitched.stitch is not None
+    expected = stitched.stitch.feed(sent)
+    # At every byte where something begins or ends, and here and there in between.
+    for at in (*range(100), *range(100, TAIL_BYTES - 100, 53), *range(TAIL_BYTES - 100, len(sent))):
+        assert fed(stitching(), [sent[:at], sent[at:]]) == (expected, None)
+        assert fed(EventFilter(), [sent[:at], sent[at:]]) == (sent, None)
+
+
+def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes_on() -> None:
+    shown, failure = fed(stitching(), [large_event("one"), *[b"data: " + b"x" * 60_000] * 20])
+    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
+
+
+@pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
+def test_what_is_held_before_the_first_event_is_bounded_and_then_shown(kind: bytes) -> None:
+    passage, pieces = EventFilter(), 0
+    begun = passage.begin(kind, ended=False)
+    while begun is None:
+        pieces += 1
+        begun = passage.begin(b"x" * 60_000, ended=False)
+    assert begun == kind + b"x" * 60_000 * pieces
+    assert pieces == LIMITS.event_bytes // 60_000 + 1
+
+
+def test_a_first_event_that_must_be_rewritten_is_not_shown_in_part() -> None:
+    begun = EventFilter(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is FailureKind.NO_MEMORY
+
+
+def test_a_first_event_may_be_as_large_as_any() -> None:
+    large = large_event("x" * (LIMITS.event_bytes - EMPTY))
+    passage = EventFilter()
+    assert passage.begin(large[:-1], ended=False) is None
+    assert passage.begin(large[-1:], ended=False) == large
+    comments = b": ping\n\n" * 10_000
+    passage = EventFilter()
+    assert all(passage.begin(comments, ended=False) is None for _ in range(20))
+    assert passage.is_empty
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_a_first_event_is_held_as_long_as_there_is_memory(has_ids: bool) -> None:
+    large, held = large_event("x" * (8 << 20)), [0]
+
+    def may_hold(size: int) -> bool:
+        held[0] += size
+        return True
+
+    passage = EventFilter(has_ids=has_ids, may_hold=may_hold)
+    pieces = [large[at : at + 1448] for at in range(0, len(large), 1448)]
+    assert {passage.begin(piece, ended=False) for piece in pieces[:-1]} == {None}
+    assert len(large) - 1448 <= held[0] + LIMITS.event_bytes < len(large)
+    assert passage.begin(pieces[-1], ended=False) == large
+
+
+def created(size: int) -> bytes:
+    """How a stream of `/v1/responses` begins whose request had so many bytes of instructions."""
+    response = {"id": "resp_1", "error": None, "instructions": "x" * size}
+    names = ("response.created", "response.in_progress")
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, "response": response}))
+        for name in names
+    )
+
+
+ADDED = b'event: response.output_item.added\ndata: {"type":"response.output_item.added"}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
+
+
+@pytest.mark.parametrize("size", [64 * KIB, 600_000, 4 << 20])
+@pytest.mark.parametrize("step", [1448, 256 * KIB, 1 << 30])
+def test_what_repeats_the_request_is_held_until_the_first_token(size: int, step: int) -> None:
+    passage = EventFilter(is_idle=are_idle, may_hold=lambda _: True)
+    begin = created(size) + ADDED
+    for at in range(0, len(begin), step):
+        assert passage.begin(begin[at : at + step], ended=False) is None
+    assert passage.idle_events == 3
+    assert passage.begin(DELTA, ended=False) == begin + DELTA
+
+
+def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() -> None:
+    large = b"data: " + b"x" * (TAIL_BYTES - 5)
+    for piece in (b"event: error", b'data: {"error": 1}'):
+        assert fed(EventFilter(), [large, piece, b"\n\n"]) == (large + piece + b"\n\n", None)
+    shown, failure = fed(EventFilter(), [large, b'x\n\ndata: {"error": 1}\n\n'])
+    assert (shown, failure and failure.kind) == (large + b"x\n\n", FailureKind.STREAM_ERROR)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_the_end_of_a_large_event_is_found_wherever_it_was_cut(end: bytes) -> None:
+    large = b"data: " + b"x" * TAIL_BYTES
+    for at in range(len(end) + 1):
+        passage = EventFilter()
+        pieces = [large + end[:at], end[at:]]
+        assert fed(passage, pieces) == (large + end, None)
+        assert not passage.in_event
+        assert passage.is_empty
+
+
+def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be() -> None:
+    passage = stitching()
+    strange = large_event("x").replace(b'"content":"x"', b'"audio":{"id":"x"}')
+    shown, failure = fed(passage, [large_event("one") + strange + large_event("two")])
+    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
+    assert isinstance(passage.stitch, StreamJoiner)
+    assert (passage.stitch.transcript.text, passage.stitch.transcript.why_not) == ("zeroone", "")
+
+
+def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:
+    """What is held is put together once, and not with each read."""
+    passage = stitching()
+    passage.feed(b"data: " + b"x" * 500_000, ended=False)
+    held = passage._tail[0]
+    for _ in range(100):
+        passage.feed(b"x", ended=False)
+    assert passage._tail[0] is held
+
+
+def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
+    aborted = b'data: {"id":"b","choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
+    shown, failure = EventFilter().feed(large_event("one") + aborted, ended=False)
+    assert (shown, failure and failure.kind) == (large_event("one"), FailureKind.ABORTED)
+    begun = EventFilter().begin(aborted, ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is FailureKind.ABORTED
+
+
+def test_no_more_of_a_beginning_is_held_than_is_looked_at_in_one_turn() -> None:
+    """Whatever memory there is: a first event of 100 MB would keep all others waiting for half a second."""
+    passage, piece = EventFilter(may_hold=lambda _: True), b"x" * (1 << 16)
+    assert passage.begin(b"data: ", ended=False) is None
+    held = 6
+    while (begun := passage.begin(piece, ended=False)) is None:
+        held += len(piece)
+    assert isinstance(begun, bytes)
+    assert held <= BEGIN_BYTES < len(begun) == held + len(piece)
+
+
+# Token ids: asked for, kept beside the text, and never shown to a client who did not ask.
+
+FIRST = (
+    b'data: {"id":"a","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+    b'"finish_reason":null}],"prompt_token_ids":[1,22,333],"prompt_text":null}\n\n'
+)
+TOKEN = (
+    b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"x \\"token_ids\\":[7]"},"logprobs":null,'
+    b'"finish_reason":null,"token_ids":[44,5]}]}\n\n'
+)
+
+
+def test_a_request_asks_for_them_in_front_of_its_own_fields() -> None:
+    asked = asking(b' {"model": "m", "stream": true}')
+    assert orjson.loads(asked) == {"return_token_ids": True, "model": "m", "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "gives"),
+    [
+        ("vllm", "0.32.0", True),
+        ("vllm", "0.11.0rc2", True),
+        ("vllm", "1.0", True),
+        ("vllm", "0.10.2", False),
+        ("vllm", "", False),
+        ("vllm", "dev", False),
+        ("sglang", "0.5.23", False),
+    ],
+)
+def test_only_engines_that_are_known_to_give_them_are_asked(engine: str, version: str, gives: bool) -> None:
+    assert gives_ids(engine, version) is gives
+
+
+def test_the_client_gets_the_bytes_that_it_would_have_got() -> None:
+    shown = without_ids(FIRST + TOKEN)
+    assert b'"prompt_token_ids":null,"prompt_text":null' in shown
+    assert b'"finish_reason":null,"token_ids":null}]' in shown
+    assert orjson.loads(shown.split(b"\n\n")[1][6:])["choices"][0]["delta"]["content"] == 'x "token_ids":[7]'
+    assert without_ids(shown) == shown
+
+
+def test_the_ids_of_a_prompt_are_kept_as_a_digest_whatever_their_spelling() -> None:
+    kept = without_prompt(FIRST)
+    document = orjson.loads(kept.strip()[6:])
+    assert document["prompt_token_ids"] == digest_of([1, 22, 333])
+    assert without_prompt(FIRST.replace(b",22,", b", 22, ")) == kept
+    assert digest_of([1, 22, 333]) != digest_of([12, 2, 333])
+
+
+def test_those_of_the_answer_are_kept_as_numbers_read_from_bytes_or_objects() -> None:
+    log = TokenLog()
+    assert b'"token_ids":null' in log.pull(TOKEN)
+    assert log.ids.tolist() == [44, 5]
+    for event in (without_prompt(FIRST), TOKEN):
+        document = orjson.loads(event.strip()[6:])
+        log.take(document)
+        assert "token_ids" not in document["choices"][0]
+    assert (log.prompt, log.ids.tolist()) == (digest_of([1, 22, 333]), [44, 5, 44, 5])
+
+
+@pytest.mark.parametrize("ids", ["abc", [1, "2"], [-1], {"a": 1}, [1.5]])
+def test_what_are_no_ids_is_left_to_be_found_strange(ids: object) -> None:
+    log, document = TokenLog(), {"choices": [{"token_ids": ids}]}
+    log.take(document)
+    assert (log.ids.tolist(), document) == ([], {"choices": [{"token_ids": ids}]})

@@ -1,0 +1,693 @@
+"""Where the router sends requests: loads that every fleet has, adapters, sampling, slow start."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from cellgate.policies import POLICIES
+from cellgate.proxy.control.explain import dry_run
+from cellgate.router.backlog import Backlog, Job
+from cellgate.router.board import Board
+from cellgate.router.cost import COSTS, Seats
+from cellgate.router.cost_model import SURE, Usage
+from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
+from cellgate.router.nouns import (
+    Ask,
+    Cell,
+    Evidence,
+    Fleet,
+    Load,
+    Models,
+    Refusal,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+)
+from cellgate.router.pick import Bounds, Router, find_candidates
+from cellgate.router.queue import ANY, FairRules, Pools, Queue, Ticket
+from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Sampler
+from cellgate.router.unit_state import EVICT_SHARE, LOAD_S, Adapters, Lease
+
+NOW = 100.0
+SYSTEM = tuple(range(1, 33))
+TOKENS_S = 14_000.0
+
+
+def unit(name: str, cell: str = "c", models: tuple[str, ...] = ("m",), **rest: float) -> Unit:
+    return replace(Unit(name, cell, f"http://{name}:1", models), **rest)  # type: ignore[arg-type]
+
+
+def router_of(*units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | None = None) -> Router:
+    """Units that are UP, of a known speed."""
+    board = Board(Rules(slow_start_s=0.001))
+    board.configure(Fleet(cells, units), NOW - 10.0)
+    for each in units:
+        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+        costs = board.units[each.name].costs
+        costs.rates.prefill_tokens_s.guess(TOKENS_S)
+        costs.rates.steps.guess(0.008, 0.015)
+        costs.rates.followed = SURE
+    board.tick(NOW)
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(rules or FairRules()))
+
+
+def unknown(*units: Unit) -> Router:
+    """Units that are UP, of which nothing is known but their weights."""
+    board = Board(Rules(slow_start_s=0.001))
+    board.configure(Fleet((), units), NOW - 10.0)
+    for each in units:
+        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+    board.tick(NOW)
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+
+
+def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
+    lease = router.pick(ask, now)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def asks(count: int, **fields: int) -> list[Ask]:
+    """Prompts of 4,300 tokens that all begin with the same 4,096, and end as no other."""
+    return [
+        Ask("m", True, 4300, prompt_bytes=17_200, blocks=(*SYSTEM, 1000 + n), **fields)  # type: ignore[arg-type]
+        for n in range(count)
+    ]
+
+
+# -- a prompt that everybody shares ------------------------------------------------------------------------
+
+
+def test_a_beginning_that_all_share_is_computed_on_every_unit_and_not_waited_for_on_one() -> None:
+    """Long answers, 16 a second: who charges the beginning to each of them fills two units of four."""
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    router.board.answer_lengths.learn("m", 800)
+    for number, ask in enumerate(asks(96)):
+        now = NOW + number / 16
+        lease = pick(router, ask, now)
+        lease.commit(now + 0.02)
+        router.board.tick(now + 0.03)
+    counts = [len(state.leases) for state in router.board]
+    assert min(counts) >= 18, counts
+    assert max(counts) <= 30, counts
+
+
+def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    router.board.answer_lengths.learn("m", 50)
+    turns = [tuple(range(100 * talk, 100 * talk + 40 + turn)) for turn in range(6) for talk in range(8)]
+    homes: dict[int, set[str]] = {}
+    for number, blocks in enumerate(turns):
+        now = NOW + number
+        lease = pick(router, Ask("m", True, 5000, prompt_bytes=512 * len(blocks), blocks=blocks), now)
+        lease.commit(now + 0.1)
+        router.board.close(lease, now + 0.9)
+        homes.setdefault(blocks[0], set()).add(lease.unit)
+    assert all(len(units) == 1 for units in homes.values()), homes
+    assert len(set.union(*homes.values())) > 1, "and not all on one"
+
+
+# -- what is learnt of a unit -------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_seat_is_not_learnt_as_slow_prefill() -> None:
+    """Four seats, answers of a second, and always six who wait."""
+    step_times, backlog, now = StepTimes(), Backlog(), 0.0
+    step_times.rates.prefill_tokens_s.guess(TOKENS_S)
+    waiting: list[int] = []
+    running: list[tuple[float, int]] = []
+    for key in range(300):
+        backlog.open(
+            key, Job(1400, 1400, now, now, not backlog.batch or backlog.batch < backlog.peak_batch), now
+        )
+        waiting.append(key)
+        while len(waiting) > 6 or (waiting and len(running) < 4):
+            if len(running) == 4:
+                now, gone = running.pop(0)
+                backlog.close(gone, now)
+            now += 0.1
+            done = backlog.show(first := waiting.pop(0), now)
+            assert done is not None
+            step_times.prefilled(done)
+            running.append((now + 1.0, first))
+    assert step_times.rates.prefill_tokens_s.value > 0.8 * TOKENS_S
+
+
+def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
+    def report(running: int, waiting: int, kv_use: float = 0.2) -> Load:
+        return Load("u", 1.0, running=running, waiting=waiting, kv_use=kv_use)
+
+    seats = Seats()
+    for load in (report(3, 9), report(9, 3), report(40, 2)):
+        seats.learn(load)
+    assert seats.limit == float("inf"), "it is computing prompts, and more run each time"
+    for _ in range(2):
+        seats.learn(report(64, 5))
+    assert seats.limit == 64
+    seats.learn(report(70, 0))
+    assert seats.limit == float("inf"), "it takes more, after all"
+    for _ in range(5):
+        seats.learn(report(20, 5))
+    assert seats.limit == float("inf"), "it has had more, so those that wait are being computed"
+    for _ in range(5):
+        seats.learn(report(64, 5, kv_use=0.99))
+    assert seats.limit == float("inf"), "they wait for KV cache"
+
+
+def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed() -> None:
+    answers = AnswerLengths()
+    for _ in range(50):
+        answers.learn("chat", 800)
+        answers.learn("embed", 0)
+    assert answers.expected("chat") == 800
+    assert answers.expected("chat", limit=16) == 16
+    assert answers.expected("embed") == 1
+    assert 300 < answers.expected("never seen") < 500
+    for number in range(2 * MODELS_MAX):
+        answers.learn(f"model-{number}", 10)
+    assert answers.expected("chat") == 800
+    assert len(answers._means) <= MODELS_MAX
+
+
+# -- trying units -------------------------------------------------------------------------------------------
+
+
+def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
+    """All units are measured, and this one is slower than what was guessed of all."""
+    for state in router.board:
+        state.costs.rates.prefill_tokens_s.seen = state.costs.rates.steps.seen = 10
+    rates = router.board.units[name].costs.rates
+    rates.prefill_tokens_s.value = tokens_s
+    rates.steps.base_s = step_s
+    router.board.forecast(NOW)
+
+
+def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
+    """At a low rate every unit is idle; by the clock alone the slow one would get as many as the others."""
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    slow(router, "u3", TOKENS_S / 4, 0.032)
+    counts, ask = Counter[str](), Ask("m", True, 1000, prompt_bytes=4000)
+    for number in range(400):
+        now = NOW + 5.0 * number
+        lease = pick(router, ask, now)
+        counts[lease.unit] += 1
+        router.board.close(lease, now + 1.0)
+    assert 0 < counts["u3"] <= 400 * SHARE, counts
+
+
+def test_nobody_waits_for_the_unit_that_seems_best_while_an_idle_one_is_worth_a_try() -> None:
+    router = router_of(unit("a"), unit("b"))
+    slow(router, "b", TOKENS_S / 20, 0.2)
+    ask = Ask("m", True, 1000, prompt_bytes=4000)
+    while isinstance(router.pick(ask._replace(unit="a"), NOW + 5.0), Lease):
+        pass
+    assert router.pick(ask, NOW + 5.01) is Refusal.FULL, "b answers later"
+    router._explorer.budget_s = 60.0
+    assert pick(router, ask, NOW + 5.02).unit == "b"
+
+
+def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
+    """Where the turns of two sessions go that were begun on u1 and u2, while u0 has nothing to do."""
+    went = Counter[str]()
+    for turn in range(count):
+        for number in (1, 2):
+            now = NOW + 3.0 * turn + number
+            blocks = tuple(range(1000 * number, 1000 * number + 16 + turn // 8))
+            ask = Ask("m", True, 128 * len(blocks), prompt_bytes=512 * len(blocks), blocks=blocks)
+            lease = pick(router, ask if turn else ask._replace(unit=f"u{number}"), now)
+            went[lease.unit] += 1
+            lease.commit(now + 0.1)
+            router.board.close(lease, now + 0.5)
+    return went
+
+
+def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_were_fast() -> None:
+    """To compute a long prompt again costs more than all that can be learnt by it."""
+    router = router_of(*(unit(f"u{n}") for n in range(3)))
+    slow(router, "u0", TOKENS_S / 2.5, 0.012)
+    assert turns_of_two_sessions(router, 80) == {"u1": 80, "u2": 80}
+    assert router._explorer.budget_s > 2.0, "more than a prompt is worth"
+    assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
+
+
+def picks_in_turn(router: Router, count: int, every_s: float = 0.5) -> list[str]:
+    """The units that requests get that come one after the other."""
+    units = []
+    for number in range(count):
+        now = NOW + every_s * number
+        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
+        units.append(lease.unit)
+        router.board.close(lease, now + 0.1)
+    return units
+
+
+def test_a_unit_that_seems_slow_for_its_weight_is_tried_at_once_and_once() -> None:
+    """The budget would allow it after some hundred requests."""
+    router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
+    tried = picks_in_turn(router, 100)
+    assert tried.count("b") == 1
+    assert "b" in tried[:2]
+
+
+def test_a_unit_that_is_known_to_be_slow_is_not_tried_for_nothing_because_of_its_weight() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
+    slow(router, "b", TOKENS_S / 20, 0.2)
+    router.board.units["b"].last_lease_at = NOW - 3.0
+    assert "b" not in picks_in_turn(router, 50)
+
+
+def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured() -> None:
+    router = unknown(*(unit(f"u{n}", weight=weight) for n, weight in enumerate((4.0, 0.5, 1.0))))
+    for state in router.board:
+        for _ in range(20):
+            state.costs.rates.prefilled(4096, 4096 / TOKENS_S)
+            state.costs.rates.steps.learn(0.008, 8.0)
+    router.board.tick(NOW + 2.0)
+    for number in range(60):
+        pick(router, Ask("m", True, 100, prompt_bytes=400), NOW + 2.0 + 0.001 * number)
+    assert all(18 <= state.in_flight <= 22 for state in router.board), [s.in_flight for s in router.board]
+
+
+# -- what is learnt before, and without, an answer's end ----------------------------------------------------
+
+
+def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b"))
+    a, b = router.board.units.values()
+    for name in ("a", "b"):
+        lease = router.board.open(name, Ask("m", True, 100, prompt_bytes=400), NOW, retry=False)
+        lease.commit(NOW + 0.01)
+    router.board.tick(NOW + 0.5)
+    for state in (a, b):
+        state.gaps_ms[19] += 200
+        state.batch = 1.0
+    router.board.tick(NOW + 1.5)
+    assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
+    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+    router.board.tick(NOW + 3.0)
+    assert a.costs.rates.steps.seen == 1, "streams that end say it better"
+
+
+def plain_answers(router: Router, name: str, took_s: float, tokens: int, count: int = 30) -> None:
+    """Plain answers of a unit, one after the other."""
+    state = router.board.units[name]
+    for number in range(count):
+        now = NOW + 10.0 * number
+        ask = Ask("m", False, 1000, prompt_bytes=4000, max_tokens=max(tokens, 1))
+        lease = router.board.open(name, ask, now, retry=False)
+        router.board.tick(now + 0.5 * took_s)
+        lease.commit(now + took_s)
+        router.board.close(lease, now + took_s)
+        state.costs.last_plain = lease, Usage(1000, tokens), now + took_s
+        other = router.board.open(name, ask, now + took_s, retry=False)
+        router.board.tick(now + took_s + 0.01)
+        router.board.close(other, now + took_s + 0.01)
+
+
+def test_plain_answers_of_one_token_show_that_a_weight_is_wrong() -> None:
+    router = unknown(unit("a", weight=4.0), unit("b"))
+    a, b = router.board.units.values()
+    assert a.costs.forecast.tokens_s == 4.0 * b.costs.forecast.tokens_s
+    for name in ("a", "b"):
+        plain_answers(router, name, took_s=0.08, tokens=0)
+    router.board.forecast(NOW + 1000.0)
+    assert a.costs.forecast.tokens_s == b.costs.forecast.tokens_s
+    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+
+
+def test_plain_answers_teach_steps_as_long_as_no_stream_does() -> None:
+    router = unknown(unit("a"), unit("b"))
+    a, b = router.board.units.values()
+    a.costs.rates.followed = SURE
+    for name in ("a", "b"):
+        plain_answers(router, name, took_s=10.0, tokens=200)
+    assert not a.costs.rates.steps.seen
+    assert b.costs.rates.steps.at(1.0) == pytest.approx(10.0 / 200, rel=0.1)
+
+
+def test_a_plain_answer_without_usage_or_of_few_tokens_teaches_nothing() -> None:
+    router = unknown(unit("a"))
+    state = router.board.units["a"]
+    for usage in (None, Usage(1000, 3)):
+        lease = router.board.open("a", Ask("m", False, 1000, prompt_bytes=4000), NOW, retry=False)
+        lease.commit(NOW + 1.0)
+        router.board.close(lease, NOW + 1.0)
+        state.costs.last_plain = lease, usage, NOW + 1.0
+        state.costs.learn_plain()
+        assert state.costs.last_plain is None
+    assert not state.costs.rates.steps.seen
+    assert not state.costs.rates.plain_tokens_s.seen
+
+
+def test_no_unit_of_another_cell_is_tried() -> None:
+    cells = (Cell("near"), Cell("far", spill_s=5.0))
+    router = router_of(unit("a", "near"), unit("b", "far"), cells=cells)
+    for number in range(100):
+        now = NOW + 10.0 * number
+        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
+        assert lease.unit == "a"
+        router.board.close(lease, now + 1.0)
+
+
+def test_who_has_a_deadline_is_served_by_whoever_can_make_it() -> None:
+    router = router_of(unit("fast"), unit("slow"))
+    slow(router, "slow", TOKENS_S / 100, 0.008)
+    ask = Ask("m", True, 4000, prompt_bytes=16_000)
+    for number in range(240):
+        now = NOW + 5.0 * number
+        lease = pick(router, ask._replace(deadline_at=now + 1.0), now)
+        assert lease.unit == "fast"
+        router.board.close(lease, now + 0.5)
+
+
+def test_the_few_idle_units_of_a_hundred_are_found_before_anybody_is_refused() -> None:
+    router = router_of(*(unit(f"u{n}", max_in_flight=64) for n in range(100)))
+    for number in range(94):
+        for _ in range(6):
+            router.board.open(f"u{number}", Ask("m", True, 20_000, prompt_bytes=80_000), NOW, retry=False)
+    router.board.tick(NOW + 0.1)
+    for _ in range(50):
+        ask = Ask("m", True, 1000, prompt_bytes=4000, deadline_at=NOW + 2.1)
+        lease = pick(router, ask, NOW + 0.1)
+        assert int(lease.unit[1:]) >= 94
+        router.board.close(lease, NOW + 0.1)
+
+
+# -- one queue a pool ---------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_one_model_keeps_nobody_waiting_for_another() -> None:
+    rules = FairRules(limit=4, max_wait_s=5.0)
+    router = router_of(unit("a", max_in_flight=1), unit("b", models=("n",)), rules=rules)
+    pick(router, Ask("m"))
+    for _ in range(4):
+        assert router.pick(Ask("m"), NOW) is Refusal.FULL
+        assert isinstance(
+            router.wait(Ask("m", prompt_tokens=10**6), NOW, frozenset(), print), Ticket | Refusal
+        )
+    assert router.drain_s("m") > 0.0
+    assert router.drain_s("n") == 0.0
+    for _ in range(20):
+        assert pick(router, Ask("n")).unit == "b"
+
+
+def test_a_full_queue_turns_nobody_away_for_whom_there_is_room() -> None:
+    router = router_of(unit("a"), unit("b", max_in_flight=1), rules=FairRules(limit=0))
+    lease = router.wait(Ask("m"), NOW, frozenset(), print)
+    assert isinstance(lease, Lease)
+    assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print, must_wait=True), Refusal)
+
+
+def test_pools_are_units_that_serve_models_in_common() -> None:
+    pools = Pools([("a", frozenset("xy")), ("b", frozenset("z")), ("c", frozenset("y"))])
+    assert pools.of("x") == pools.of("y") == "a"
+    assert pools.of("z") == "b"
+    assert (pools.of(None), pools.of("?")) == (ANY, ANY)
+    assert (pools.has("a", "c"), pools.has("a", "b"), pools.has(ANY, "b")) == (True, False, True)
+    joined = Pools([("a", frozenset("x")), ("b", frozenset("z")), ("c", frozenset())])
+    assert joined.of("x") == joined.of("z") == joined.of("?") == joined.of(None)
+
+
+def test_retries_that_wait_draw_on_the_budget() -> None:
+    router = router_of(unit("a", max_in_flight=1))
+    lease = pick(router, Ask("m"))
+    told: list[Lease | Refusal] = []
+    tickets = [router.wait(Ask("m"), NOW, frozenset(), told.append, retry=True) for _ in range(3)]
+    assert router.queue.retries == 3
+    assert isinstance(tickets[0], Ticket)
+    router.queue.remove(tickets[0])
+    assert router.queue.retries == 2
+    router.board.close(lease, NOW + 0.1)
+    router.serve_waiting(NOW + 0.1)
+    assert (router.queue.retries, router.board.retries_in_flight) == (1, 1)
+
+
+def test_what_is_charged_for_a_sequence_more_is_never_nothing() -> None:
+    assert COSTS.sequence_share > 0.0
+
+
+# LoRA adapters: which unit a request for one goes to, and what loading it costs.
+
+ANSWER_S = 4.0
+BASES = {"poet": "base", "clerk": "base", "cook": "base"}
+
+
+def adapters(*used: str, places: int = 2) -> Adapters:
+    """A unit that has served requests for these adapters, one after another."""
+    made = Adapters()
+    made.set_bases(BASES)
+    made.report(frozenset(), places, has_foreign=False)
+    for name in used:
+        made.open(name)
+        made.close(name)
+    return made
+
+
+def adapter_router(*listed: tuple[str, ...]) -> Router:
+    """Units that are UP and list the base model and these adapters."""
+    board = Board(Rules(slow_start_s=0.001))
+    units = tuple(Unit(f"u{n}", "c", f"http://u{n}:1") for n in range(len(listed)))
+    board.configure(Fleet(units=units), NOW - 10.0)
+    for unit, names in zip(units, listed, strict=True):
+        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+        board.set_models(Models(unit.name, ("base", *names), NOW, dict.fromkeys(names, "base")))
+        board.report(Load(unit.name, NOW, adapter_places=2))
+    board.tick(NOW)
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+
+
+def pick_for(router: Router, model: str) -> Lease:
+    lease = router.pick(Ask(model, True, 100, prompt_bytes=400), NOW)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+@pytest.mark.parametrize(
+    ("used", "model", "seconds"),
+    [
+        ((), "base", 0.0),
+        ((), "poet", LOAD_S),
+        (("poet",), "poet", 0.0),
+        (("poet",), "clerk", LOAD_S),
+        (("poet", "clerk"), "poet", 0.0),
+        (("poet", "clerk"), "cook", LOAD_S * (1 + EVICT_SHARE)),
+        # The one that was not used for longest has made room for the last.
+        (("poet", "clerk", "cook"), "poet", LOAD_S * (1 + EVICT_SHARE)),
+        (("poet", "clerk", "poet", "cook"), "poet", 0.0),
+    ],
+)
+def test_loading_an_adapter_costs_and_replacing_another_costs_more(
+    used: tuple[str, ...], model: str, seconds: float
+) -> None:
+    assert adapters(*used).cost_s(model, ANSWER_S) == seconds
+
+
+def test_who_needs_a_place_that_requests_keep_waits_as_long_as_an_answer_takes() -> None:
+    unit = adapters()
+    for name in ("poet", "poet", "clerk"):
+        unit.open(name)
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S
+    unit.close("poet")
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S
+    unit.close("poet")
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE)
+
+
+def test_adapters_that_requests_of_others_use_are_loaded() -> None:
+    unit = adapters()
+    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=True)
+    assert unit.cost_s("poet", ANSWER_S) == 0.0
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S
+
+
+def test_a_report_without_requests_of_others_shows_only_what_the_gate_knows_better() -> None:
+    unit = adapters("poet", "clerk")
+    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=False)
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE)
+
+
+def test_nothing_is_loaded_after_a_restart() -> None:
+    unit = adapters("poet")
+    unit.forget()
+    assert unit.cost_s("poet", ANSWER_S) == LOAD_S
+
+
+def test_an_adapter_that_is_not_listed_any_more_is_not_loaded() -> None:
+    unit = adapters("poet", "clerk")
+    unit.set_bases({"clerk": "base", "cook": "base"})
+    assert unit.loaded() == ["clerk"]
+
+
+def test_requests_of_one_adapter_stay_together_and_those_of_another_go_elsewhere() -> None:
+    router = adapter_router(("poet", "clerk"), ("poet", "clerk"))
+    first = pick_for(router, "poet")
+    assert {pick_for(router, "poet").unit for _ in range(8)} == {first.unit}
+    assert router.board.units[first.unit].adapters.loaded() == ["poet"]
+
+
+def test_a_load_is_worth_it_where_the_queue_is_long() -> None:
+    """The adapter is loaded on one unit, which has many requests: the other one loads it, too."""
+    router = adapter_router(("poet",), ("poet",))
+    router.board.answer_lengths.learn("poet", 400)
+    assert {pick_for(router, "poet").unit for _ in range(64)} == {"u0", "u1"}
+
+
+def test_an_adapter_is_asked_of_the_units_that_list_it_only() -> None:
+    router = adapter_router((), ("poet",))
+    assert {pick_for(router, "poet").unit for _ in range(4)} == {"u1"}
+    assert {pick_for(router, "base").unit for _ in range(8)} == {"u0", "u1"}
+    assert router.pick(Ask("singer"), NOW) is Refusal.UNKNOWN_MODEL
+
+
+def test_an_explanation_says_what_the_adapter_costs() -> None:
+    router = adapter_router(("poet",), ("poet",))
+    loaded = pick_for(router, "poet").unit
+    found = dry_run(router, Ask("poet", True, 100, prompt_bytes=400), NOW, random.Random(1))
+    assert {each.unit_state.unit.name: each.adapter_s for each in found.units} == {
+        loaded: 0.0,
+        ({"u0", "u1"} - {loaded}).pop(): LOAD_S,
+    }
+
+
+def test_units_of_one_base_model_are_peers_whatever_adapters_they_list() -> None:
+    router = adapter_router(("poet",), ("clerk",))
+    assert {state.base_models() for state in router.board} == {frozenset({"base"})}
+
+
+# Which units are looked at where there are many, and what that costs.
+
+
+def board_of(count: int) -> Board:
+    """Units that are UP and serve m; every fifth serves rare as well."""
+    board = Board(Rules(slow_start_s=0.001))
+    units = tuple(
+        Unit(f"u{n}", "c", f"http://u{n}:1", ("m", "rare") if n % 5 == 0 else ("m",)) for n in range(count)
+    )
+    board.configure(Fleet(units=units), 0.0)
+    for unit in units:
+        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", 0.0))
+    return board
+
+
+def shortlist_of(board: Board) -> Sampler:
+    return Sampler(board, random.Random(1))
+
+
+@pytest.fixture(scope="module")
+def many() -> Board:
+    """Five hundred units, of a board on which nothing happens any more."""
+    return board_of(500)
+
+
+def test_few_units_are_all_looked_at() -> None:
+    assert shortlist_of(board_of(LOOK_AT_ALL)).of(Ask("m"), NOW) is None
+
+
+def test_of_many_a_few_are_drawn_and_never_the_same(many: Board) -> None:
+    sampler = shortlist_of(many)
+    drawn = Counter(name for _ in range(500) for name in sampler.of(Ask("m"), NOW) or ())
+    assert sum(drawn.values()) == 500 * SAMPLE
+    assert len(drawn) == 500
+    assert max(drawn.values()) < 5 * SAMPLE
+
+
+def test_only_who_serves_the_model_is_drawn(many: Board) -> None:
+    sampler = shortlist_of(many)
+    for _ in range(50):
+        assert all(int(name[1:]) % 5 == 0 for name in sampler.of(Ask("rare"), NOW) or ())
+
+
+def test_an_ask_that_one_unit_alone_can_answer_looks_there(many: Board) -> None:
+    assert shortlist_of(many).of(Ask("m", unit="u7"), NOW) == ("u7",)
+
+
+def test_who_got_the_beginning_of_a_prompt_is_among_them(many: Board) -> None:
+    sampler = shortlist_of(many)
+    sampler.record(Ask("m", blocks=(1, 2, 3)), "u77")
+    sampler.record(Ask("m", blocks=(1, 9)), "u78")
+    for _ in range(20):
+        assert "u77" in (sampler.of(Ask("m", blocks=(1, 2, 3, 4, 5)), NOW) or ())
+
+
+def test_units_that_come_up_are_drawn_soon() -> None:
+    board = board_of(500)
+    sampler = shortlist_of(board)
+    for name in [f"u{n}" for n in range(30, 500)]:
+        board.drain(name, drained=True)
+    assert len(sampler.of(Ask("m"), NOW) or ()) <= 30
+    for name in [f"u{n}" for n in range(30, 500)]:
+        board.drain(name, drained=False)
+    drawn = {name for _ in range(99) for name in sampler.of(Ask("m"), NOW + RENEWED_S) or ()}
+    assert len(drawn) > 400
+
+
+@pytest.mark.alone
+def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
+    board = board_of(500)
+    router = Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+    asks = [Ask("m", stream=True, prompt_bytes=2000, blocks=(n, n + 1)) for n in range(1000)]
+    began_s = time.process_time()
+    leases = [router.pick(ask, NOW) for ask in asks]
+    pick_us = 1e6 * (time.process_time() - began_s) / len(asks)
+    print(f"a pick among 500 units: {pick_us:.0f} us of CPU")
+    assert all(isinstance(lease, Lease) for lease in leases)
+    # By chance alone the fullest of 500 units would have 8 or 9 of 1000 requests.
+    assert max(state.in_flight for state in board) <= 4
+    # The budget is 150 us on a machine of its own.
+    assert pick_us < 1000.0
+
+
+# Which requests a unit gets that has just come up.
+
+STARTED_AT = 1000.0
+ASK = Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)
+NEVER_BY_CHANCE = 0.99
+"""A chance with which a unit in slow start is no candidate."""
+
+
+@pytest.fixture
+def board() -> Board:
+    """`a` and `b` have been up for long, `new` came up now."""
+    board = Board(Rules())
+    units = tuple(Unit(name, "c", f"http://{name}:1", ("m",)) for name in ("a", "b", "new"))
+    board.configure(Fleet((), units), 0.0)
+    for name, at in (("a", 1.0), ("b", 1.0), ("new", STARTED_AT)):
+        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", at))
+    board.tick(STARTED_AT)
+    return board
+
+
+def considered(board: Board) -> set[str]:
+    """Who is a candidate for an ask to which chance gives no unit in slow start."""
+    found = find_candidates(board, ASK, STARTED_AT, (), Bounds(backlog_s=10.0), chance=NEVER_BY_CHANCE)
+    return {row.unit for row in found.rows}
+
+
+def send(board: Board, *names: str) -> None:
+    for name in names:
+        board.open(name, ASK, STARTED_AT, retry=False)
+
+
+def test_while_another_unit_is_idle_it_is_considered_by_chance_only(board: Board) -> None:
+    assert considered(board) == {"a", "b"}
+    send(board, "a")
+    assert considered(board) == {"a", "b"}
+
+
+def test_it_gets_one_request_at_a_time_while_all_others_have_some(board: Board) -> None:
+    send(board, "a", "b")
+    assert considered(board) == {"a", "b", "new"}
+    send(board, "new")
+    assert considered(board) == {"a", "b"}
+
+
+def test_one_that_cools_off_gets_none_even_so(board: Board) -> None:
+    send(board, "a", "b")
+    board.units["new"].cool_until = STARTED_AT + 1.0
+    assert considered(board) == {"a", "b"}

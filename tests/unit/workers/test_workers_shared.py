@@ -1,0 +1,519 @@
+"""Workers: who accepts, what a session settles, frames between processes, and who is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.proxy.admission.limits import DoorCounts, LimitedDispatcher, LimitLedger, UsageRecord
+from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
+from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.turns import accept_queue
+from cellgate.proxy.observe.log import Finished
+from cellgate.proxy.request.ports import PickRequest
+from cellgate.proxy.workers.control_process import WorkerSession, WorkerTotals
+from cellgate.proxy.workers.protocol import (
+    Frames,
+    Message,
+    ToControl,
+    ToWorker,
+    ask_in,
+    ask_out,
+    failure_in,
+    failure_out,
+    framed,
+    request_out,
+)
+from cellgate.proxy.workers.remote import BoardReplica, BoardUpdates, fleet_in, fleet_out
+from cellgate.proxy.workers.supervisor import (
+    CONTROL,
+    CONTROL_STILL_S,
+    LATE_S,
+    WORKER_STILL_S,
+    Child,
+    ControlStart,
+    Supervisor,
+)
+from cellgate.proxy.workers.worker import STUCK_MS, Page, SharedEntrance
+from cellgate.router.board import Board
+from cellgate.router.nouns import (
+    Ask,
+    Cell,
+    Evidence,
+    Fleet,
+    KvEvents,
+    Load,
+    Node,
+    Role,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
+
+NOW = 1000.0
+
+
+def accept(page: Page, workers: int, waiting: int = 1) -> list[int]:
+    """How many of those that wait each worker takes, one worker after the other, until none waits."""
+    taken = [0] * workers
+    while waiting:
+        for worker in range(workers):
+            share = min(waiting, page.share(worker, waiting, NOW))
+            for _ in range(share):
+                page.take(worker)
+            taken[worker] += share
+            waiting -= share
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("clients", "waiting", "taken"),
+    [
+        ([0, 0], 10, [5, 5]),
+        ([0, 0, 0], 9, [3, 3, 3]),
+        ([0, 0], 1, [1, 0]),
+        ([3, 3], 3, [2, 1]),
+        ([10, 2], 3, [0, 3]),
+        ([10, 2], 12, [2, 10]),
+        ([0, 100, 0], 10, [5, 0, 5]),
+        ([7, 5, 6], 0, [0, 0, 0]),
+        ([4], 6, [6]),
+    ],
+)
+def test_those_that_wait_make_the_numbers_of_clients_equal(
+    clients: list[int], waiting: int, taken: list[int]
+) -> None:
+    page = Page(len(clients))
+    for worker, count in enumerate(clients):
+        page.note(worker, count, NOW)
+    assert accept(page, len(clients), waiting) == taken
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 200))
+def test_nobody_is_left_waiting_and_nobody_is_ahead_by_more_than_one(
+    clients: list[int], waiting: int
+) -> None:
+    page = Page(len(clients))
+    for worker, count in enumerate(clients):
+        page.note(worker, count, NOW)
+    taken = accept(page, len(clients), waiting)
+    after = [count + more for count, more in zip(clients, taken, strict=True)]
+    assert sum(taken) == waiting
+    assert all(count <= min(after) + 1 for count, more in zip(after, taken, strict=True) if more)
+
+
+def test_all_shares_that_are_taken_at_the_same_moment_are_no_more_than_those_that_wait() -> None:
+    page = Page(3)
+    for worker, count in enumerate((4, 0, 7)):
+        page.note(worker, count, NOW)
+    assert sum(page.share(worker, 20, NOW) for worker in range(3)) <= 20
+
+
+def test_any_of_equals_may_take_the_only_one_that_waits() -> None:
+    page = Page(2)
+    for worker in range(2):
+        page.note(worker, 3, NOW)
+    assert [page.share(worker, 1, NOW) for worker in range(2)] == [1, 1]
+
+
+def test_who_does_not_accept_is_waited_for_by_nobody() -> None:
+    page = Page(2)
+    page.note(0, 5, NOW)
+    assert page.share(0, 1, NOW) == 1
+    page.note(1, 0, NOW)
+    assert page.share(0, 1, NOW) == 0
+    page.leave(1)
+    assert page.share(0, 1, NOW) == 1
+
+
+def test_who_is_stuck_gets_none_until_it_moves_again() -> None:
+    page = Page(2)
+    page.note(0, 5, NOW)
+    page.note(1, 0, NOW)
+    later = NOW + (STUCK_MS + 1) / 1000
+    page.note(0, 5, later)
+    assert page.share(0, 10, later) == 10
+    page.note(1, 0, later)
+    assert page.share(0, 1, later) == 0
+
+
+def test_for_how_long_a_process_has_stood_still() -> None:
+    page = Page(2)
+    for process in (-1, 0, 1):
+        assert page.still_s(process, NOW) is None
+        page.beat(process, NOW + process)
+    assert [page.still_s(process, NOW + 5.0) for process in (-1, 0, 1)] == [6.0, 5.0, 4.0]
+    # Its clock may have been read a moment later.
+    assert page.still_s(1, NOW) == 0.0
+    page.await_beat(0)
+    assert page.still_s(0, NOW) is None
+    # The milliseconds begin again after 49 days.
+    page.beat(0, 2**32 / 1000 - 1.0)
+    assert page.still_s(0, 2**32 / 1000 + 1.0) == 2.0
+    assert page.still_s(-1, NOW) == 1.0
+    assert page.share(0, 1, NOW) == 1, "it is apart from who takes the next"
+
+
+# Workers that share a listener: who accepts those that wait on it, and when.
+
+HERE = Address("127.0.0.1", 0)
+FEW_TURNS = 8
+
+
+class Worker:
+    """One that accepts on its own copy of the listener. `clients` are those it has."""
+
+    def __init__(self, page: Page, number: int) -> None:
+        self.clients: list[asyncio.Protocol] = []
+        loop = asyncio.get_running_loop()
+        self.entrance = SharedEntrance(loop, self._connection, page, number, lambda: len(self.clients), print)
+
+    def _connection(self) -> asyncio.Protocol:
+        self.clients.append(asyncio.Protocol())
+        return self.clients[-1]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as made:
+        made.setblocking(False)
+        yield made
+
+
+def arrive(stack: ExitStack, listener: socket.socket, clients: int) -> None:
+    """So many clients connect, and wait."""
+    for _ in range(clients):
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+
+
+def test_how_many_wait_on_a_listener(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        assert accept_queue(listener) == 0
+        arrive(stack, listener, 7)
+        assert accept_queue(listener) == 7
+        listener.accept()[0].close()
+        assert accept_queue(listener) == 6
+
+
+def test_of_a_socket_that_is_no_tcp_it_is_taken_for_one(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/socket")
+        other.listen()
+        assert accept_queue(other) == 1
+
+
+def clients_of_each(listener: socket.socket, had: Sequence[int], waiting: int) -> list[int]:
+    """So many wait when workers that had so many clients begin to accept: what each has a few turns later."""
+
+    async def played() -> list[int]:
+        page = Page(len(had))
+        crew = [Worker(page, number) for number in range(len(had))]
+        with ExitStack() as stack:
+            arrive(stack, listener, waiting)
+            for worker, count in zip(crew, had, strict=True):
+                worker.clients += [asyncio.Protocol() for _ in range(count)]
+                await worker.entrance.open(HERE, [listener.dup()], None, 0)
+            for _ in range(FEW_TURNS):
+                await asyncio.sleep(0)
+            counts = [len(worker.clients) for worker in crew]
+            for worker in crew:
+                worker.entrance.close()
+            return counts
+
+    return asyncio.run(played())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
+    listener: socket.socket, workers: int
+) -> None:
+    assert clients_of_each(listener, [0] * workers, 30) == [30 // workers] * workers
+
+
+def test_who_has_more_clients_leaves_those_that_wait_to_the_other(listener: socket.socket) -> None:
+    assert clients_of_each(listener, [5, 0], 3) == [5, 3]
+
+
+# Frames: what is said arrives as it was said, however the bytes are cut.
+
+PLAIN: Any = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+MESSAGES: Any = st.lists(st.lists(PLAIN, min_size=1).map(tuple), min_size=1)
+FLEET = Fleet(
+    (Cell("c", weight=2.0, spill_s=1.0),),
+    (Unit("a", "c", "http://a:1", ("m",), engine="vllm"), Unit("b", "c", "http://b:1", weight=0.5)),
+)
+
+
+@given(st.lists(MESSAGES), st.data())
+def test_messages_arrive_whole_and_in_order_however_they_are_cut(
+    frames: list[list[Message]], data: st.DataObject
+) -> None:
+    stream, reader = b"".join(map(framed, frames)), Frames()
+    heard: list[Message] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        heard += reader.feed(stream[:size])
+        stream = stream[size:]
+    assert heard == [message for frame in frames for message in frame]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1?"])
+def test_what_is_no_frame_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"frame|marshal"):
+        list(Frames().feed(data))
+
+
+@given(st.lists(st.integers(0, 2**60 - 1), max_size=40).map(tuple))
+def test_an_ask_arrives_as_it_was(blocks: tuple[int, ...]) -> None:
+    ask = Ask("m", stream=True, prompt_bytes=7, blocks=blocks, deadline_at=inf, continuable=True)
+    assert ask_in(ask_out(ask)) == ask
+
+
+@pytest.mark.parametrize(
+    "failure", [Failure(FailureKind.FULL, "no", retry_after_s=3), Failure(FailureKind.CUT, "x", "p")]
+)
+def test_a_failure_arrives_as_it_was(failure: Failure) -> None:
+    assert failure_in(failure_out(failure)) == failure
+
+
+def test_a_fleet_arrives_as_it_was() -> None:
+    assert fleet_in(fleet_out(FLEET)) == FLEET
+
+
+def test_a_fleet_is_sent_without_what_only_the_control_process_needs() -> None:
+    unit = Unit("a", "c", "http://a:1", nodes=(Node("n", Role.LEADER),), kv_events=KvEvents("vllm"))
+    assert framed([fleet_out(Fleet(FLEET.cells, (unit,)))])
+    assert fleet_in(fleet_out(Fleet(FLEET.cells, (unit,)))).units == (Unit("a", "c", "http://a:1"),)
+
+
+def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
+    board, replica = Board(Rules()), BoardReplica(Rules())
+    board.configure(FLEET, 0.0)
+    assert replica.take_fleet(1, fleet_out(FLEET), 0.0) == []
+    updates = BoardUpdates(board)
+    assert replica.take_units(updates.units(0.0)) == []
+    assert updates.units(1.0) == []
+    board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "one token", 2.0))
+    board.report(Load("a", 2.0, running=3, waiting=1, kv_use=0.5))
+    (told,) = updates.units(2.0)
+    assert replica.take_units([told]) == []
+    state = replica.board.units["a"]
+    assert (state.case.verdict, state.case.since, state.is_usable()) == (Verdict.UP, 2.0, True)
+    assert state.load == Load("a", 2.0, running=3, waiting=1, kv_use=0.5)
+    assert state.has_room(2.0, 0.0)
+    assert state.models == {"m"}
+    board.drain("a", drained=True)
+    (told,) = updates.units(2.0)
+    replica.take_units([told])
+    assert not state.is_usable()
+    # When a unit last showed life is told apart, for that changes all the time.
+    assert updates.lives() == [("a", 2.0), ("b", 0.0)]
+    board.units["a"].progress_at = 3.0
+    assert (updates.units(3.0), updates.lives()) == ([], [("a", 3.0)])
+
+
+def test_what_is_told_of_a_unit_that_is_not_there_is_dropped() -> None:
+    board, empty = Board(Rules()), BoardReplica(Rules())
+    board.configure(FLEET, 0.0)
+    assert empty.take_units(BoardUpdates(board).units(0.0)) == []
+    assert not empty.board.units
+
+
+def test_units_that_have_gone_down_are_told_apart_once() -> None:
+    board, replica = Board(Rules()), BoardReplica(Rules())
+    board.configure(FLEET, 0.0)
+    replica.take_fleet(1, fleet_out(FLEET), 0.0)
+    board.observe(Evidence("a", Sign.BAD, Strength.FATAL, "agent", "gone", 1.0))
+    known = BoardUpdates(board).units(1.0)
+    assert [state.unit.name for state in replica.take_units(known)] == ["a"]
+    assert replica.take_units(known) == []
+
+
+# A worker's session at the control process: which requests it settles, of those that the worker reports.
+
+AT = 1_751_328_000.0
+TOKENS = 100
+BUSY = Failure(FailureKind.NO_UNIT, "no unit")
+
+
+class Control:
+    """A control process with a key that has 1000 tokens a minute, and one session. It has no unit."""
+
+    def __init__(self, **limits: int) -> None:
+        self.bills: list[UsageRecord] = []
+        self.ledger = LimitLedger(lambda: AT, DoorCounts(frozenset), lambda bill, _: self.bills.append(bill))
+        tenant = TenantRules("t")
+        rules = LimitRules(tokens_per_minute=1000, **limits)
+        self.ledger.take(KeyRing({b"": Key("k", tenant, limits=rules)}, {"t": tenant}))
+        inner: Any = Mock()
+        inner.acquire.return_value = BUSY
+        control: Any = SimpleNamespace(
+            plane=Mock(),
+            dispatcher=inner,
+            asked=LimitedDispatcher(inner, self.ledger),
+            ledger=self.ledger,
+            reports=Mock(),
+            knows_all=True,
+        )
+        self.shared = control
+        self.session = WorkerSession(control, 0, WorkerTotals(), Mock())
+        self.link = self.session.link = Mock()
+
+    def ask(self, number: int) -> bool:
+        """Whether the limit has room for one more request."""
+        request = PickRequest(Ask(model="m", tenant="t"), 0, charge=("k", TOKENS, 0, AT + number))
+        self.session.hear((ToControl.ACQUIRE, number, request_out(request)))
+        if not self.shared.knows_all:
+            return True
+        message: tuple[Any, ...] = self.link.send.call_args[0][0]
+        assert message[0] == ToWorker.REFUSED
+        return bool(message[2][0] == BUSY.kind.value)
+
+    def settle(self, number: int, used: int = 0) -> None:
+        """The worker says that one is over."""
+        bill = UsageRecord("r", "k", "t", "m", "m", "chat", 499, AT + number, TOKENS, 0, used, 0, True)
+        self.session.hear((ToControl.SETTLED, *bill))
+
+    def used(self) -> int:
+        """Tokens of the limit."""
+        ((_, meter),) = self.ledger.meters()
+        return meter.spent
+
+
+def test_a_request_that_was_charged_gets_back_what_it_did_not_use() -> None:
+    control = Control()
+    assert [control.ask(number) for number in range(3)] == [True] * 3
+    control.settle(0)
+    control.settle(1, used=30)
+    assert control.used() == TOKENS + 30
+    assert len(control.bills) == 2
+
+
+def test_one_that_left_before_it_was_charged_gets_nothing_back() -> None:
+    """Its worker cannot know that: it may have been cancelled while leases of all workers were collected."""
+    control = Control()
+    control.ask(0)
+    control.shared.knows_all = False
+    control.ask(1)
+    control.session.hear((ToControl.CANCEL, 1))
+    control.settle(1)
+    assert control.used() == TOKENS
+    assert control.bills == []
+
+
+def test_one_that_an_earlier_control_process_has_charged_has_what_it_used() -> None:
+    control = Control(in_flight=1)
+    assert control.ask(0)
+    control.settle(7, used=30)
+    assert control.used() == TOKENS + 30
+    assert [bill.prompt_tokens for bill in control.bills] == [30]
+    # It gives back no place that another one has.
+    assert not control.ask(1)
+
+
+def test_a_worker_that_ends_gives_the_places_back_that_its_requests_have() -> None:
+    control = Control(in_flight=2)
+    assert [control.ask(0), control.ask(1), control.ask(2)] == [True, True, False]
+    control.settle(0)
+    control.session.vacate()
+    assert [control.ask(3), control.ask(4), control.ask(5)] == [True, True, False]
+
+
+def test_the_record_of_a_request_that_has_ended_at_a_worker_is_whole() -> None:
+    control = Control()
+    control.session.hear((ToControl.FINISHED, "chat", 200, "u1", 0.5, 1.5, 10, 20))
+    (record,) = control.shared.reports.finished.call_args[0]
+    assert record == Finished(*record)
+    assert (record.route, record.status, record.unit, record.bytes_out, record.rank) == (
+        "chat",
+        200,
+        "u1",
+        20,
+        None,
+    )
+
+
+# Which processes are killed because they stand still, and which are not.
+
+
+async def never(_: ControlStart) -> int:
+    raise AssertionError("nothing is started here")
+
+
+class Scene:
+    """A supervisor with a control process and two workers that began at 0 and were alive at NOW."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.killed: list[int] = []
+        monkeypatch.setattr(os, "kill", self._kill)
+        settings = Settings(Fleet(), workers=2)
+        self.supervisor: Any = Supervisor(settings, lambda: settings, {}, None, never)
+        self.page = self.supervisor._page
+        for number in (CONTROL, 0, 1):
+            line = socket.socket()
+            line.close()
+            self.supervisor._children[number] = Child(number, 100 + number, line, 0.0)
+            self.page.beat(number, NOW)
+
+    def _kill(self, pid: int, number: int) -> None:
+        assert number == signal.SIGKILL
+        self.killed.append(pid - 100)
+
+    def look(self, now: float) -> list[int]:
+        """Who is killed at that time."""
+        self.supervisor._replace_still(now)
+        killed, self.killed = self.killed, []
+        return killed
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    scene = Scene(monkeypatch)
+    yield scene
+    for each in (scene.supervisor._selector, scene.supervisor._woken, scene.supervisor._waker):
+        each.close()
+
+
+def test_the_control_process_is_given_less_time_than_a_worker_and_each_is_killed_once(scene: Scene) -> None:
+    assert scene.look(NOW + CONTROL_STILL_S) == []
+    assert scene.look(NOW + CONTROL_STILL_S + 0.1) == [CONTROL]
+    assert scene.look(NOW + CONTROL_STILL_S + 0.2) == []
+    scene.page.beat(CONTROL, NOW + WORKER_STILL_S)
+    scene.page.beat(1, NOW + 1.0)
+    assert scene.look(NOW + WORKER_STILL_S + 0.1) == [0]
+
+
+def test_who_has_only_begun_has_time_to_begin(scene: Scene) -> None:
+    scene.page.await_beat(CONTROL)
+    for worker in (0, 1):
+        scene.page.beat(worker, NOW + 1.0)
+    scene.supervisor._children[CONTROL].began_at = NOW
+    assert scene.look(NOW + LATE_S) == []
+    assert scene.look(NOW + LATE_S + 0.1) == [CONTROL]
+
+
+def test_after_the_supervisor_was_held_up_itself_all_have_their_time_anew(scene: Scene) -> None:
+    scene.supervisor._judges_from = NOW + 10.0
+    assert scene.look(NOW + 9.9) == []
+    assert scene.look(NOW + 10.0) == [CONTROL]
+
+
+def test_who_is_ending_is_not_looked_at(scene: Scene) -> None:
+    scene.supervisor._end_by = NOW + 100.0
+    assert scene.look(NOW + 99.0) == []
