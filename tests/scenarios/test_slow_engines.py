@@ -17,7 +17,7 @@ from tests.sim.timing import Timing
 ONE_SLOT = Timing(0.05, step_s=0.2, max_running=1, prefill_tokens_per_s=200.0)
 
 
-@pytest.mark.parametrize("seed", seeds((*range(1, 12), 25)))
+@pytest.mark.parametrize("seed", seeds((*range(1, 12), 25, 166)))
 def test_engines_of_any_speed_that_are_well_are_left_alone(seed: int) -> None:
     assert not well(seed)
 
@@ -27,9 +27,12 @@ def test_engines_of_any_speed_that_hang_are_found(seed: int) -> None:
     assert not hangs(seed)[2]
 
 
-def test_a_canary_on_its_way_does_not_keep_a_unit_in_that_is_seen_to_stand_still() -> None:
-    """It was sent with the patience of a unit that is well: 2.9 s, on an engine with steps of 0.8 s."""
-    assert hangs(7)[0] < 3.1
+@pytest.mark.parametrize(("seed", "within_s"), [(7, 3.1), (191, 6.0), (354, 3.0)])
+def test_no_hang_is_found_later_than_what_was_seen_of_the_unit_explains(seed: int, within_s: float) -> None:
+    """7: a canary with the patience of a unit that is well is on its way. 191: an engine that is always full
+    has never shown a prompt alone. 354: an agent says so of the only unit.
+    """
+    assert hangs(seed)[0] < within_s
 
 
 @pytest.mark.parametrize("seed", seeds((4, 0, 6)))
