@@ -298,7 +298,8 @@ class CostModel:
         backlog, rates, price = self.backlog, self.rates, self._price
         bytes_per_token = rates.bytes_per_token.value
         left = tokens = ask.prompt_bytes / bytes_per_token
-        cached, record, (answer_tokens, shared, charged) = 0.0, 0, expected
+        cached, record = 0.0, 0
+        answer_tokens, shared, charged = expected
         if held:
             cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
             left -= cached

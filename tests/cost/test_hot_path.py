@@ -1,6 +1,6 @@
 """What a request and a chunk of a stream may cost: bytecodes, with everything on that is by default.
 
-A change that makes one of them 5 % dearer fails here. Who has a good reason raises the budget and says why;
+A change that makes one of them 2 % dearer fails here. Who has a good reason raises the budget and says why;
 who makes one cheaper lowers it.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from tests.cost.bench import Bench, Cost, counted
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
 
-MARGIN = 1.05
+MARGIN = 1.02
 TIMES = 40
 
 pytestmark = pytest.mark.skipif(
@@ -66,10 +66,10 @@ def carried_long(bench: Bench) -> Cost:
 
 
 MEASURES: dict[Callable[[Bench], Cost], float] = {
-    plain: 5980,
-    begun: 5245,
-    carried: 127.2,
-    carried_long: 164.2,
+    plain: 6070,
+    begun: 5325,
+    carried: 131.0,
+    carried_long: 169.0,
 }
 """Each with its budget, in bytecodes of CPython 3.11."""
 

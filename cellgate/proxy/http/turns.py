@@ -70,10 +70,11 @@ class ReadScheduler:
 
     def has_room(self, cost: int) -> bool:
         """Whether something else that costs so much may be done in this turn; it counts then."""
-        if self._left <= 0:
+        left = self._left
+        if left <= 0:
             return False
-        self._left -= cost
-        if self._left <= 0 and not self._is_due:
+        self._left = left = left - cost
+        if left <= 0 and not self._is_due:
             self._is_due = True
             self._soon(self._next_turn)
         return True

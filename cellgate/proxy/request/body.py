@@ -148,16 +148,14 @@ def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
 def prompt_in(data: dict[str, Any], shape: BodyShape, body: bytes) -> tuple[tuple[int, ...], int, int]:
     """The fields of the same, of a body whose shape is known."""
     model = data.get("model")
-    start = seed = xxh3_64_intdigest(model.encode() if isinstance(model, str) else b"")
-    more = b""
+    seed = xxh3_64_intdigest(model.encode() if isinstance(model, str) else b"")
     try:
         text = b"".join(pieces_of(data, shape.preamble, shape.prompts))
+        more = more_of(data, shape.more) if shape.more else b""
         if shape.rendering:
             seed = seed_of(data, shape.rendering)
-        if shape.more:
-            more = more_of(data, shape.more)
     except TypeError:
-        text, seed = body, start
+        text, more = body, b""
     blocks = block_hashes(text, seed)
     fingerprint = xxh3_64_intdigest(text[len(blocks) * BLOCK_BYTES :], blocks[-1] if blocks else seed)
     if more:

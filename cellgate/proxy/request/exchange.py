@@ -46,8 +46,9 @@ _MAY_RETURN = (FailureKind.ABORTED, FailureKind.TRANSFER_FAILED, FailureKind.PRE
 class Selection:
     """The selection for one request, with a body of `size` bytes.
 
-    `history` has the units that failed, `failure` what the last of them did; the other fields are those of
-    PickRequest.
+    `history` has the units that failed, `failure` what the last of them did; `avoid` are units that refuse
+    such requests: they get it only where no other is there; `given` is what was found, until it is used. The
+    other fields are those of PickRequest.
     """
 
     __slots__ = (
@@ -77,12 +78,10 @@ class Selection:
         self._turned_away = 0
         self.ask = _NO_ASK
         self.avoid: tuple[str, ...] = ()
-        """Units that refuse such requests: they get it only where no other is there."""
         self.charge: Charge | None = None
         self.explain_since = 0.0
         self.failure: Failure | None = None
         self.given: Lease | Failure | None = None
-        """What was found, until it is used."""
         self.history = _NO_ATTEMPTS
         self.units: tuple[str | None, ...] | None = None
 

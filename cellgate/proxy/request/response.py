@@ -394,17 +394,20 @@ class Response:
         out = self._framed(body) if body else b""
         if not self.begun:
             out = self._head_bytes() + out
-        lacks_end = False
-        if ended and self.replay is not None:
-            reader = self.reader
-            # Without a reader all that has come was a part of a text.
-            lacks_end = not reader.is_whole() if reader is not None else self.is_read and self._first != b""
-        if ended and not lacks_end and self._framing is CHUNKED:
+        is_whole = not ended or self.replay is None or self._has_whole()
+        if ended and is_whole and self._framing is CHUNKED:
             out += last_chunk(trailers) if trailers else LAST_CHUNK
         if out:
             self.sent += len(out)
             self._client.send(out)
-        return not lacks_end
+        return is_whole
+
+    def _has_whole(self) -> bool:
+        """Whether nothing is missing of a stream that ends here."""
+        if self.reader is not None:
+            return self.reader.is_whole()
+        # All that has come was a part of a text.
+        return not self.is_read or not self._first
 
     @property
     def repeats(self) -> bool:
@@ -602,7 +605,7 @@ class Response:
         """End the response: all is written; the connection serves its next request, or closes."""
         self.over = True
         request = self._request
-        now, observers = self.now(), self.observers
+        now = self.now()
         record = Finished(
             request_id=self.request_id.decode(),
             peer=self._client.peer,
@@ -624,7 +627,7 @@ class Response:
             rank=self.rank,
         )
         self._host.finished(record)
-        for observer in observers:
+        for observer in self.observers:
             observer.over(record, now)
         self._client.finish(request, keep_alive=not self.closes)
 

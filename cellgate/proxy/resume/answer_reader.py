@@ -104,8 +104,8 @@ class AnswerReader:
         self.told: dict[str, Any] | None = None
         self._others = self._other_bytes = 0
         """Events that did more than add to a text."""
-        self._sample = begun[:-2].rpartition(b"\n\n")[2]
-        """An event that only added to a text."""
+        self._sample = begun
+        """What ends with an event that only added to a text."""
         self._begin = self._end = b""
         """What the latest event that only added to a text has before that, and behind."""
         self.ends = ends
@@ -228,7 +228,8 @@ class AnswerReader:
 
     def text_bytes(self, size: int, events: int, framing: int) -> int:
         """How many of `size` bytes of so many events are text, if each has `framing` more; 0: unknown."""
-        document = object_of(payload(self._sample) or b"")
+        sample = self._sample.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+        document = object_of(payload(sample) or b"")
         if document is None:
             return 0
         role = _delta_of(document).get("role")
@@ -237,7 +238,7 @@ class AnswerReader:
             - 2
             + (len(b'"role":"",%b' % role.encode()) if isinstance(role, str) else 0)
         )
-        frame = len(self._sample) + 2 - besides + framing
+        frame = len(sample) + 2 - besides + framing
         return size - self._other_bytes - self._others * framing - (events - self._others) * frame
 
     # -- large events --------------------------------------------------------------------------------------
