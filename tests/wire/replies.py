@@ -24,8 +24,24 @@ class MalformedError(Exception):
     """What came is no HTTP/1.1 reply."""
 
 
+class Fields:
+    """What a head has in its lines."""
+
+    fields: list[tuple[str, str]]
+
+    def all(self, name: str) -> list[str]:
+        """All values of a field."""
+        return [value for key, value in self.fields if key.lower() == name]
+
+    def get(self, name: str) -> str | None:
+        """The value of a field that must not stand twice."""
+        values = self.all(name)
+        assert len(values) <= 1, f"{name} stands {len(values)} times"
+        return values[0] if values else None
+
+
 @dataclass
-class Reply:
+class Reply(Fields):
     """One reply as a client saw it. `whole` is False when it was cut, and the client could tell.
 
     `chunks` are the sizes of the chunks it came in, None where it was not chunked.
@@ -39,16 +55,6 @@ class Reply:
     trailers: list[tuple[str, str]] = field(default_factory=list)
     interim: list[int] = field(default_factory=list)
     whole: bool = False
-
-    def all(self, name: str) -> list[str]:
-        """All values of a field."""
-        return [value for key, value in self.fields if key.lower() == name]
-
-    def get(self, name: str) -> str | None:
-        """The value of a field that must not stand twice."""
-        values = self.all(name)
-        assert len(values) <= 1, f"{name} stands {len(values)} times"
-        return values[0] if values else None
 
     @property
     def json(self) -> Any:

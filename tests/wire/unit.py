@@ -7,6 +7,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from tests.wire.replies import Fields
+
 PATIENCE_S = 5.0
 PAUSE_S = 0.02
 """Long enough for bytes to be read on their own."""
@@ -33,7 +35,7 @@ STREAM = SSE_HEAD + b"".join(map(chunk, TOKENS)) + LAST_CHUNK
 """A whole stream as engines write it: each event a chunk."""
 
 
-class Received:
+class Received(Fields):
     """One request as it reached the unit, and the means to answer it."""
 
     def __init__(self, head: bytes, connection: Connection) -> None:
@@ -42,16 +44,6 @@ class Received:
         self.fields = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
         self.body = b""
         self.connection = connection
-
-    def all(self, name: str) -> list[str]:
-        """All values of a field."""
-        return [value for key, value in self.fields if key.lower() == name]
-
-    def get(self, name: str) -> str | None:
-        """The value of a field that must not stand twice."""
-        values = self.all(name)
-        assert len(values) <= 1, f"{name} stands {len(values)} times"
-        return values[0] if values else None
 
     def write(self, data: bytes) -> None:
         """Write bytes of the reply, unless the gate is gone."""

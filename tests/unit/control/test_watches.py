@@ -411,13 +411,17 @@ def test_a_prompt_whose_gate_was_killed_goes_to_another_one() -> None:
     assert tried == [{"u1", "u2"}, {"u1"}]
 
 
+def containment(board: Board) -> Containment:
+    """One that never picks a unit; now is 100."""
+    events, nobody = EventLog(float, 2, log=lambda _level, _line: None), cast("Any", None)
+    return Containment(board, nobody, events, lambda: 100.0, nobody, answered=lambda _: 9, ban_s=1.0)
+
+
 def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> None:
     """But the request goes to no third unit."""
     board, now = Board(Rules()), 100.0
     board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "abc")), now)
-    events = EventLog(float, 2, log=lambda _level, _line: None)
-    nobody = cast("Any", None)
-    contained = Containment(board, nobody, events, lambda: now, nobody, answered=lambda _: 9, ban_s=1.0)
+    contained = containment(board)
     ask = Ask(fingerprint=7)
     tried: list[str] = []
     for name in "ab":
@@ -438,9 +442,7 @@ def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> Non
 def test_many_requests_of_one_prompt_at_one_unit_that_was_given_up_all_go_to_another() -> None:
     board, now = Board(Rules()), 100.0
     board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "ab")), now)
-    events = EventLog(float, 2, log=lambda _level, _line: None)
-    nobody = cast("Any", None)
-    contained = Containment(board, nobody, events, lambda: now, nobody, answered=lambda _: 9, ban_s=1.0)
+    contained = containment(board)
     ask = Ask(fingerprint=7)
     leases = [board.open("a", ask, now, retry=False) for _ in range(4)]
     for lease in leases:

@@ -49,29 +49,12 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.outliers import Outlier
 from cellgate.router.queue import FairRules, Queue
+from tests.unit.observe.test_access_log import DONE as LOGGED
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
 B1 = Unit("b1", "b", "http://127.0.0.1:8103")
-DONE = Finished(
-    request_id="req-1",
-    peer="192.0.2.1:5",
-    method="POST",
-    path="/v1/chat/completions",
-    route="generate",
-    model="tiny",
-    status=200,
-    code="",
-    unit="a1",
-    outcome=Outcome.OK,
-    attempts=1,
-    continued=0,
-    ttft_s=0.2,
-    duration_s=1.5,
-    events=12,
-    bytes_in=100,
-    bytes_out=900,
-)
+DONE = LOGGED._replace(ttft_s=0.2, events=12, bytes_in=100, bytes_out=900)
 
 
 def make(*units: Unit) -> tuple[Metrics, Board]:
