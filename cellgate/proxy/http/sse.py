@@ -118,6 +118,11 @@ def is_preamble(data: bytes) -> bool:
     )
 
 
+def repeats_request(event: bytes) -> bool:
+    """Whether an event, a large one, begins as those that repeat what a client has sent."""
+    return _PREAMBLE.match(event) is not None
+
+
 def is_error(data: bytes) -> bool:
     """True when an event in `data` reports an engine's failure.
 

@@ -24,7 +24,7 @@ from cellgate.proxy.observe.log import guarded
 from cellgate.proxy.request.answer_shape import AnswerShape, are_idle, status_in
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token
-from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffer, are_whole
+from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffer, are_whole, edges
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
@@ -292,6 +292,7 @@ class Attempt:
             return what_status(response.status, body)
         if response.is_events:
             # A stream that goes on has shown work, or what nobody understands.
+            body = edges(body)
             is_over = ended or status_in(body) > 0 or b'"error"' in body
             return shape.why_doubtful(body, is_events=True, streams=True) if is_over else ""
         if not ended or head is None or b"content-encoding" in head.content_lines:

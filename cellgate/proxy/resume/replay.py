@@ -41,6 +41,15 @@ def are_whole(events: bytes) -> bool:
     )
 
 
+def edges(events: bytes, behind: int = 0) -> bytes:
+    """What is looked at of whole events: all, or if there is a large one, the begin, and the end with what
+    came `behind` it. That looks like the same events with less text.
+    """
+    end = EDGE_BYTES + behind
+    is_large = len(events) > max(LIMITS.event_bytes, EDGE_BYTES + end)
+    return events[:EDGE_BYTES] + events[-end:] if is_large else events
+
+
 class EventRewriter(Protocol):
     """Writes the events of a unit that resumes a stream as if the first unit had sent them.
 
@@ -54,7 +63,9 @@ class EventRewriter(Protocol):
 
 
 BEGIN_BYTES = 9 << 20
-"""More of a beginning is shown as it comes: to look at so much takes 0.1 s, in which others wait."""
+"""More of a beginning is shown as it comes: to pass on so much takes 50 ms, in which others wait."""
+EDGE_BYTES = 64 << 10
+"""So much is looked at of the begin and of the end of a large event."""
 FLOW_BYTES = 4096
 """An event that grows by so much is on its way, however long it takes."""
 
@@ -130,16 +141,18 @@ class EventFilter:
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
+        # What is large has come in many reads: it ends in this one.
+        seen = edges(events, len(body))
         # Usually the first bytes are data.
-        if events and (self._preamble or events.startswith(b"data:") or carries_data(events)):
-            if is_error(events):
-                return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
-            if not self._preamble:
-                events = without_comments(events)
-            if not (is_preamble(events) or self._are_idle(events)):
+        if events and (self._preamble or events.startswith(b"data:") or carries_data(seen)):
+            if is_error(seen):
+                return _reported(seen, FailureKind.FIRST_EVENT_ERROR, "began with")
+            if not self._preamble and seen is events:
+                events = seen = without_comments(events)
+            if not (is_preamble(seen) or self._are_idle(seen)):
                 return self._held(events)
             self._preamble.append(events)
-            self.idle_events += events.count(b"\n\n")
+            self.idle_events += seen.count(b"\n\n")
         if ended:
             if self._preamble and self._is_idle is not None:
                 return self._held(b"")
@@ -157,7 +170,7 @@ class EventFilter:
     def _held(self, events: bytes) -> bytes:
         """All of the beginning, with these events at its end."""
         preamble, self._preamble = self._preamble, []
-        return b"".join((*preamble, events, self._flush()))
+        return b"".join((*preamble, events, self._flush())) if preamble or self._tail else events
 
     def _has_room(self) -> bool:
         """Whether there is memory for what is held."""
@@ -199,7 +212,8 @@ class EventFilter:
             before = self._before
             events += self._flush()
             self._before, self.in_event = before, True
-        good, failure = before_error(events), None
+        is_large = len(events) > LIMITS.event_bytes and not is_error(edges(events))
+        good, failure = events if is_large else before_error(events), None
         if len(good) < len(events):
             failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
         elif self._size > self._room and not self._has_room():

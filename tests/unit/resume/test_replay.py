@@ -483,6 +483,19 @@ def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
     assert begun.kind is FailureKind.ABORTED
 
 
+def test_of_a_large_event_its_edges_tell_what_it_is() -> None:
+    passage, large = EventFilter(is_idle=are_idle, may_hold=lambda _: True), created(4 << 20)
+    for at in range(0, len(large), 1 << 16):
+        assert passage.begin(large[at : at + (1 << 16)], ended=False) is None
+    assert passage.begin(event("one"), ended=False) == large + event("one")
+    failed = b'data: {"error": {"message": "' + b"x" * (2 << 20) + b'"}}\n\n'
+    passage = EventFilter(may_hold=lambda _: True)
+    assert passage.begin(failed[:-2], ended=False) is None
+    begun = passage.begin(failed[-2:], ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is FailureKind.FIRST_EVENT_ERROR
+
+
 def test_no_more_of_a_beginning_is_held_than_is_looked_at_in_one_turn() -> None:
     """Whatever memory there is: a first event of 100 MB would keep all others waiting for half a second."""
     passage, piece = EventFilter(may_hold=lambda _: True), b"x" * (1 << 16)
