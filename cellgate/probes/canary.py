@@ -295,9 +295,8 @@ _LISTS = (("/api/ps", "models"), ("/running", "running"))
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
 _UNANSWERED = "unanswered"
-"""Note: since when canaries in a row have had no answer."""
+"""Note: since when canaries in a row have had no answer; and when the last one was sent."""
 _ASKED = "asked"
-"""Note: when the last one was sent."""
 _OUTRUN = "outrun"
 """Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
@@ -455,8 +454,8 @@ def canary_timeout_s(context: ProbeContext) -> float:
         # It has stalled for the limit, and its own counters say so.
         return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
     # Those in a row without an answer have waited together.
-    is_next = is_suspect or (_timeouts(context) > 0 and context.progress_at < context.notes[_ASKED])
-    silent_s = min(context.stall_limit_s * (0.5 if is_next else 1.0), _WAITS_MAX_S)
+    is_next = _timeouts(context) > 0 and context.progress_at < context.notes[_ASKED]
+    silent_s = min(context.stall_limit_s * (0.5 if is_suspect or is_next else 1.0), _WAITS_MAX_S)
     load = context.load
     sees = load is not None and (load.sighted or _has_nothing_to_do(context))
     # Else the requests of others are unknown: a canary may have to wait for them.
@@ -468,10 +467,11 @@ def canary_timeout_s(context: ProbeContext) -> float:
 
 
 def late_at(context: ProbeContext, doubted_at: float) -> float:
-    """When a canary on its way to a unit in doubt since then is late: as one that is sent now; but those in a
-    row without an answer, of a unit that is seen to stand still, have waited together.
+    """When a canary on its way to a unit that came into doubt then is late: as one that was sent then; but
+    those in a row without an answer, of a unit that is seen to stand still, have waited together.
     """
-    since: float = context.notes.get(_UNANSWERED, doubted_at) if context.is_seen_still else doubted_at
+    still, notes = context.is_seen_still, context.notes
+    since: float = notes.get(_UNANSWERED, -inf) if still else max(notes.get(_ASKED, -inf), doubted_at)
     return max(since, context.progress_at) + canary_timeout_s(context)
 
 

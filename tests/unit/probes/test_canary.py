@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Reply, Trouble
-from cellgate.probes.canary import BLIND_IDLE, REFUSED_MAX_S, Canary, canary_timeout_s
+from cellgate.probes.canary import BLIND_IDLE, REFUSED_MAX_S, Canary, canary_timeout_s, late_at
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
 from tests.patient import Answer, FakePatient, look, reply
@@ -268,6 +268,15 @@ def test_the_next_one_waits_half_as_long_where_nothing_has_moved_since_the_last(
     assert canary_timeout_s(context) == 3.5
     context.progress_at = context.now_s
     assert canary_timeout_s(context) == 7.0
+
+
+def test_a_canary_on_its_way_is_late_as_one_sent_with_the_doubt_and_no_sooner_than_its_own_time() -> None:
+    context = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, verdict=Verdict.SUSPECT, load=SIGHTED)
+    sent_at = context.now_s
+    fly(context)
+    timeout_s = canary_timeout_s(context)
+    assert late_at(context, doubted_at=sent_at + 3.0) == sent_at + 3.0 + timeout_s
+    assert late_at(context, doubted_at=sent_at - 60.0) == sent_at + timeout_s
 
 
 def test_a_unit_that_shows_no_steps_gets_twice_the_time_while_it_may_have_work() -> None:
