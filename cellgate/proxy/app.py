@@ -68,6 +68,7 @@ from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.models import choice_of
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.telemetry import send_metrics, trace
+from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -436,6 +437,7 @@ class App:
             plane.now,
             random.Random(),
             lambda: choice_of(self._settings.models, self._settings.fallback),
+            "" if settings.keys is not None else ADDRESS,
         )
         return AdminView(
             board=plane.board,

@@ -55,6 +55,11 @@ class Entry(Generic[T]):
         return self.payer, self.tenant
 
 
+def priorities(payer: str, priority: int) -> tuple[int, int]:
+    """What a priority counts as among the asks of a payer, and among all."""
+    return (priority, 0) if payer.startswith(ADDRESS) else (0, priority)
+
+
 @dataclass(slots=True, eq=False)
 class Tenant(Generic[T]):
     """One tenant's places, in their order, and what it may spend."""
@@ -262,7 +267,7 @@ class FairQueue(Generic[T]):
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
-        own, priority = (priority, 0) if payer.startswith(ADDRESS) else (0, priority)
+        own, priority = priorities(payer, priority)
         due = (own, self.rules.due_at(tokens, now), self._entered)
         entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer)
         # An ask that would be in time even as the last needs no position.

@@ -25,7 +25,7 @@ from cellgate.router.learning import FIRST_BYTES_PER_TOKEN
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
 from cellgate.router.pick import Bounds, Router, adapter_s, find_candidates
 from cellgate.router.prefill_decode import Weighed
-from cellgate.router.queue import Entry
+from cellgate.router.queue import Entry, priorities
 from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -188,17 +188,19 @@ def _waits(router: Router, ask: Ask, now: float, best: UnitCost, size: int) -> t
         router.board.tokens_s(pool),
     )
     tokens = max(int(best.prompt_tokens - best.cached_tokens), 1)
+    own, priority = priorities(ask.payer, ask.priority)
     expires_at = min(now + rules.max_wait_s, ask.deadline_at)
     entry: Entry[None] = Entry(
         None,
         ask.tenant,
-        ask.priority,
+        priority,
         tokens,
         size,
         now,
         expires_at,
         None,
-        (0, rules.due_at(tokens, now), 1 << 62),
+        (own, rules.due_at(tokens, now), 1 << 62),
+        ask.payer,
     )
     wait_s = fair.wait_s(entry, tokens_s)  # type: ignore[arg-type]
     if now + wait_s > expires_at and router.board.is_sure_of(pool):
@@ -241,7 +243,7 @@ _WHY_NOT = {
 
 class RoutingExplain:
     """Explains what would happen to a request now. `now` is the gate's clock; `rng` replaces the gate's own
-    random numbers.
+    random numbers; `payer` is who would pay for it.
     """
 
     def __init__(
@@ -253,8 +255,10 @@ class RoutingExplain:
         now: Callable[[], float],
         rng: random.Random,
         models: Callable[[], ModelChoice | None] = lambda: None,
+        payer: str = "",
     ) -> None:
         self._models = models
+        self._payer = payer
         self._router = router
         self._stored = stored
         self._routing_headers = RoutingHeaders(headers)
@@ -282,7 +286,7 @@ class RoutingExplain:
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
             ask = self._routing_headers.apply(ask, lines, self._now())
         if isinstance(ask, Ask):
-            ask = self._stored.bind(self._named(ask))
+            ask = self._stored.bind(self._named(ask)._replace(payer=self._payer))
         if isinstance(ask, Failure):
             return ask
         tried = [name for name in query.get("tried", "").split(",") if name]

@@ -180,6 +180,15 @@ def test_nobody_overtakes_those_who_wait_but_those_who_have_tried() -> None:
     assert look(router, tried=["u1"]).refusal is None
 
 
+def test_a_priority_counts_among_all_only_where_a_key_gives_it() -> None:
+    router = router_of(1)
+    fill(router, "u0")
+    router.wait(PROMPT._replace(payer="address 192.0.2.1"), NOW, frozenset(), lambda _: None)
+    first = PROMPT._replace(priority=-100)
+    assert look(router, first).wait_s == 0.0
+    assert look(router, first._replace(payer="address ")).wait_s != 0.0
+
+
 def test_a_full_queue_and_a_deadline_that_cannot_be_met_refuse() -> None:
     router = router_of(2, rules=FairRules(limit=0, backlog_s=100.0))
     fill(router, "u0", "u1")
