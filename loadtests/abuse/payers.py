@@ -228,6 +228,8 @@ PAYERS = [
         "unread-slots",
         f"{SLOTS} streams of the neighbour's units, read at a byte a second",
         unread_slots,
+        # As much as the gate keeps for each, and the kernel.
+        megabytes=SLOTS * 0.6,
         requests=SLOTS * 20,
     ),
     Abuse("lies", "headers by which others would be harmed", lies, requests=120),

@@ -147,7 +147,14 @@ def _models(count: int, length: int) -> Callable[[], bytes]:
 
 
 STREAMS = [
-    Abuse("unread-streams", f"{UNREAD} streams that nobody reads", unread, requests=UNREAD * 4),
+    Abuse(
+        "unread-streams",
+        f"{UNREAD} streams that nobody reads",
+        unread,
+        # As much as the gate keeps for each, and the kernel; of half of them the gate keeps nothing more.
+        megabytes=UNREAD * 0.6,
+        requests=UNREAD * 4,
+    ),
     Abuse("slow-readers", "streams read at a byte a second", read_slowly),
     Abuse("leave-in-stream", "100 clients leave in the middle of a stream", read_and_leave, megabytes=6.4),
     Abuse("dying-prompt", "a prompt on which units drop the connection", dying_prompt, answers=UNIT_ANSWERED),
