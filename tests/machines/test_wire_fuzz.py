@@ -376,11 +376,12 @@ def is_honest(reply: Reply, record: Finished) -> bool:
     if reply.chunks is None and reply.get("content-length") is None:
         # Delimited by close, and the simulated network has no way to reset a connection on purpose.
         return True
+    # An engine may have told of its failure by itself, and then ended its stream in good order.
+    has_told = b'data: {"error":' in reply.body
     if outcome is Outcome.UNIT_ERROR and record.attempts > 1 and reply.whole:
         # No answer under 200 that a client wanted, and no other unit had a better one: it is shown as it is.
-        return b"data: " not in reply.body
-    # An engine may have told of its failure by itself, and then ended its stream in good order.
-    return not reply.whole or (outcome is Outcome.STREAM_ERROR and b'data: {"error":' in reply.body)
+        return has_told or b"data: " not in reply.body
+    return not reply.whole or (outcome is Outcome.STREAM_ERROR and has_told)
 
 
 def text_of(reply: Reply) -> bytes:
