@@ -153,6 +153,42 @@ async def test_without_another_unit_the_unit_has_its_say(status: int) -> None:
         assert (reply.status, reply.body, reply.whole) == (status, b'{"error": {"x": 1}}', True)
 
 
+TOLD = {
+    "TGI": b'data: {"error": "Input validation error: too long", "error_type": "validation"}\n\n',
+    "TGI, chat": b'data: {"error": {"message": "too long", "http_status_code": 422}}\n\n',
+    "Triton": b'data: {"error": "bad words are too long"}\n\n',
+    "Ollama": b'data: {"error": {"message": "invalid format", "type": "api_error", "code": null}}\n\n',
+    "a code in words": b'data: {"error": {"message": "long", "code": "context_length_exceeded"}}\n\n',
+    "a code": b'data: {"error": {"message": "long", "code": 400}}\n\n',
+    "a named event": b'event: error\ndata: {"type": "error", "error": {"message": "long"}}\n\n',
+    "CRLF": b'data: {"error": "too long"}\r\n\r\n',
+    "before the end": b'data: {"error": "too long"}\n\ndata: [DONE]\n\n',
+    "llama.cpp, older": b'error: {"code": 400, "message": "too long"}\n\n',
+}
+
+
+@pytest.mark.parametrize("cut", [0, 12, 1000])
+@pytest.mark.parametrize("units", [1, 3])
+@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD)
+@simulated
+async def test_a_mistake_told_under_200_reaches_its_client_as_every_unit_tells_it(
+    told: bytes, units: int, cut: int
+) -> None:
+    pieces = [piece for piece in (told[:cut], told[cut:]) if piece]
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        for piece in pieces:
+            request.write(chunk(piece))
+            await asyncio.sleep(0.1 * (cut != 0))
+        request.write(LAST_CHUNK)
+
+    async with stage(*[play] * units) as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.ask(chat())
+            assert (reply.status, reply.body, reply.whole) == (200, told, True)
+
+
 FIRST = b"".join(TOKENS[:2])
 BEGUN = SSE_HEAD + b"".join(map(chunk, TOKENS[:2]))
 STREAM_CUT: dict[str, Script] = {

@@ -166,14 +166,16 @@ def before_error(data: bytes) -> bytes:
     return data
 
 
-def _reports_error(event: bytes) -> bool:
-    if is_aborted(event):
-        return True
+def tells_error(event: bytes) -> bool:
+    """Whether one event tells an error, whoever's mistake it is."""
     if b"error" not in event:
         return False
-    data = payload(event) or b""
     is_named = any(line[:6] == b"event:" and line[6:].strip() in _ERRORS for line in event.splitlines())
-    return (is_named or _ERROR.match(data) is not None) and _CLIENTS.search(data) is None
+    return is_named or _ERROR.match(payload(event) or b"") is not None
+
+
+def _reports_error(event: bytes) -> bool:
+    return is_aborted(event) or (tells_error(event) and _CLIENTS.search(payload(event) or b"") is None)
 
 
 def without_comments(data: bytes) -> bytes:

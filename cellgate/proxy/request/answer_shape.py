@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from cellgate.probes.engines import GENERATED
-from cellgate.proxy.http.sse import payload, split
+from cellgate.proxy.http.sse import payload, split, tells_error
 
 _ANY = re.compile(rb"\S")
 
@@ -150,9 +150,7 @@ def loops(answer: bytes) -> bool:
 
 
 def _errs(events: bytes) -> bool:
-    return b'"error"' in events and any(
-        _ERROR.match(payload(event) or b"") is not None for event in split(events)[0]
-    )
+    return b"error" in events and any(map(tells_error, split(events)[0]))
 
 
 def _nothing(body: bytes, *, is_events: bool) -> str:

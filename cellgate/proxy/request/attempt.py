@@ -315,7 +315,7 @@ class Attempt:
                 and status_in(body) < 500
             ):
                 # It may be the client's mistake.
-                return body
+                return passage.begun_with(ended=conn.reply.ended)
             self._give_up(conn, begun)
             return None
         if begun is None and body:
@@ -398,7 +398,12 @@ class Attempt:
             or not body.endswith(b"\n\n")
             or (passage is not None and passage.stitch is not None)
         ):
-            self._reframe(data, body, conn)
+            if self.doubt:
+                # Nobody says anything better: it is shown as it is.
+                response.replay = None
+                self._show(data, body, None, conn)
+            else:
+                self._reframe(data, body, conn)
         else:
             # It was checked already.
             self._show(data, body, None, conn)

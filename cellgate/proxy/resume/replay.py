@@ -146,6 +146,7 @@ class EventFilter:
         # Usually the first bytes are data.
         if events and (self._preamble or events.startswith(b"data:") or carries_data(seen)):
             if is_error(seen):
+                self._preamble.append(events)
                 return _reported(seen, FailureKind.FIRST_EVENT_ERROR, "began with")
             if not self._preamble and seen is events:
                 events = seen = without_comments(events)
@@ -153,6 +154,9 @@ class EventFilter:
                 return self._held(events)
             self._preamble.append(events)
             self.idle_events += seen.count(b"\n\n")
+        elif events.startswith(b"error:"):
+            # As older llama.cpp tells one.
+            self._preamble.append(events)
         if ended:
             if self._preamble and self._is_idle is not None:
                 return self._held(b"")
@@ -166,6 +170,11 @@ class EventFilter:
             self.idle_at = now
         if grown < 0 or grown >= FLOW_BYTES:
             self._grown_from = self._size
+
+    def begun_with(self, *, ended: bool) -> bytes:
+        """The whole events of a beginning that failed."""
+        preamble, self._preamble = self._preamble, []
+        return b"".join(preamble) + (self._flush() if ended else b"")
 
     def _held(self, events: bytes) -> bytes:
         """All of the beginning, with these events at its end."""
