@@ -10,8 +10,8 @@ from pathlib import Path
 from loadtests.kit.gate import Program
 
 ROOT = Path(__file__).resolve().parents[1]
-STANDS_FOR = "7588722de383bb99785fe23e57407770e43bf62b"
-"""While nothing has been released: the last commit before control plane and data plane were divided."""
+STANDS_FOR = "47e7db1cc8481360de0e860bfd4a77305974a2b5"
+"""While nothing has been released: a commit whose gates have the heartbeat that this version's look for."""
 
 
 def name() -> str:

@@ -113,6 +113,17 @@ def _other_image(scene: Scene) -> Iterator[None]:
         scene.agents.restart(follower, IMAGE)
 
 
+def _refusing(scene: Scene) -> AbstractContextManager[object]:
+    return _hurt(scene.units[0], "answers", spare_canaries=1)
+
+
+@contextmanager
+def _strangers(scene: Scene) -> Iterator[None]:
+    """Somebody asks again and again for a model that nobody serves."""
+    with asking(scene.gate.url, 1, model="none"):
+        yield
+
+
 def _broken_streams(scene: Scene) -> AbstractContextManager[object]:
     return _hurt(scene.units[0], "in_stream_error", after_tokens=4)
 
@@ -192,6 +203,12 @@ def _until_verdict(scene: Scene, unit: SimUnit, verdict: str) -> None:
 SHARED = (
     Fault("a follower of one of three units is frozen", _wedge, _names("WedgeFound UnitDown Continuations")),
     Fault("a unit goes down and back three times", _flaps, _names("UnitFlapping"), _names("WedgeFound")),
+    Fault(
+        "a unit refuses what others serve",
+        _refusing,
+        _names("UnitRefuses"),
+        _names("UnitDown UnitFlapping WedgeFound"),
+    ),
     Fault("a unit is much slower than its cell", _slow, _names("UnitSlow"), _names("UnitFlapping"), users=9),
 )
 ALONE = (
@@ -215,6 +232,7 @@ CROWDED = (
         _names("QueueGrowing"),
         _names("NoCapacity"),
     ),
+    Fault("a client asks for what there is not", _strangers, _names("ClientErrors")),
     Fault("the gate runs out of descriptors", _no_descriptors, _names("OwnTrouble"), users=0),
 )
 POISONED = (

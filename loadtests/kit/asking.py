@@ -13,13 +13,15 @@ PAUSE_S = 0.05
 
 
 @contextmanager
-def asking(url: str, users: int, *, tokens: int = 100, spread_s: float = 0.0) -> Iterator[list[bool]]:
-    """Inside, so many users ask for `tokens` at a time, one more of them every `spread_s`; whether each
-    request got its whole answer.
+def asking(
+    url: str, users: int, *, tokens: int = 100, spread_s: float = 0.0, model: str = "sim"
+) -> Iterator[list[bool]]:
+    """Inside, so many users ask `model` for `tokens` at a time, one more of them every `spread_s`; whether
+    each request got its whole answer.
     """
     over = threading.Event()
     message = {"role": "user", "content": "Hello"}
-    body = {"model": "sim", "stream": True, "max_tokens": tokens, "messages": [message]}
+    body = {"model": model, "stream": True, "max_tokens": tokens, "messages": [message]}
     answers: list[bool] = []
 
     def use(number: int) -> None:
