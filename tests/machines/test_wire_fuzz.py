@@ -378,10 +378,10 @@ def is_honest(reply: Reply, record: Finished) -> bool:
         return True
     # An engine may have told of its failure by itself, and then ended its stream in good order.
     has_told = b'data: {"error":' in reply.body
-    if outcome is Outcome.UNIT_ERROR and record.attempts > 1 and reply.whole:
+    if outcome is Outcome.UNIT_ERROR and reply.whole and (has_told or record.attempts > 1):
         # No answer under 200 that a client wanted, and no other unit had a better one: it is shown as it is.
         return has_told or b"data: " not in reply.body
-    return not reply.whole or (outcome is Outcome.STREAM_ERROR and has_told)
+    return not reply.whole or (outcome in (Outcome.STREAM_ERROR, Outcome.CLIENT_ERROR) and has_told)
 
 
 def text_of(reply: Reply) -> bytes:
