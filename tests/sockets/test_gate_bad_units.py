@@ -121,6 +121,14 @@ async def test_before_the_commit_the_gate_answers_502_when_there_is_no_other_uni
         await here.unit.connections[0].until_gone()
 
 
+@pytest.mark.parametrize("name", ["ends without an event", "ends after comments"])
+@live
+async def test_a_prompt_for_which_units_end_their_streams_empty_is_not_banned(name: str) -> None:
+    async with stage(*[BEFORE_COMMIT[name]] * 3) as here, here.client() as client:
+        for _ in range(3):
+            assert (await client.ask(chat())).error["code"] == "garbage"
+
+
 @live
 async def test_nobody_is_asked_twice_when_all_units_are_bad() -> None:
     scripts = [BEFORE_COMMIT[name] for name in ("not HTTP", "closes at once", "begins with an error")]

@@ -246,11 +246,15 @@ class ReplyReader:
 
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
-        if not self.has_head or self.ended or self.length is not None or self._coding:
+        if not self.has_head or self.ended or self.marks_its_end():
             return False
         self.ended = True
         self.keep_alive = False
         return True
+
+    def marks_its_end(self) -> bool:
+        """Whether it has a length or is chunked, so that the end of the connection is not its end."""
+        return self.length is not None or bool(self._coding)
 
     def close(self) -> None:
         """Nothing more comes."""

@@ -28,6 +28,7 @@ _ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*(?!null\b|""|\{\s*\})')
 _CODE = re.compile(rb'"(?:code|status|status_code|http_status_code)"\s*:\s*"?([45]\d\d)\b')
 _ENDS = (b"}", b"]")
 REPEATS = "one token again and again"
+NO_TOKEN = "a stream without a token"
 EVENTS_ONLY, COMMENTS_ONLY = "events without a token", "comments without a token"
 ENDLESS = (REPEATS, EVENTS_ONLY, COMMENTS_ONLY)
 """What is wrong with streams that may go on for ever."""
@@ -158,7 +159,7 @@ def _nothing(body: bytes, *, is_events: bool) -> str:
     if is_events:
         if _errs(body):
             return "an error in the stream"
-        return "a stream without a token" if are_idle(body) else ""
+        return NO_TOKEN if are_idle(body) else ""
     if not body.strip():
         return "an empty body"
     try:

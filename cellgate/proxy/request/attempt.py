@@ -21,7 +21,7 @@ from cellgate.proxy.http.sse import ABORT, before_error, carries_data, is_aborte
 from cellgate.proxy.http.turns import has_unacked
 from cellgate.proxy.http.unit import EVENT_ENDS, Pool, UnitConnection
 from cellgate.proxy.observe.log import guarded
-from cellgate.proxy.request.answer_shape import AnswerShape, are_idle, status_in
+from cellgate.proxy.request.answer_shape import NO_TOKEN, AnswerShape, are_idle, status_in
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token
 from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffer, are_whole, edges
@@ -316,13 +316,25 @@ class Attempt:
             ):
                 # It may be the client's mistake.
                 return passage.begun_with(ended=conn.reply.ended)
-            self._give_up(conn, begun)
+            if begun.kind is FailureKind.CLOSED_EARLY and conn.reply.marks_its_end():
+                self._ends_empty(begun.message, conn)
+            else:
+                self._give_up(conn, begun)
             return None
         if begun is None and body:
             passage.note_idle(self._response.now())
         if begun is not None and passage.stitch is not None and conn.reply.ended and are_idle(begun):
-            return None if self._owner.doubts("a stream without a token", begun) else begun
+            return None if self._owner.doubts(NO_TOKEN, begun) else begun
         return begun
+
+    def _ends_empty(self, reason: str, conn: UnitConnection) -> None:
+        """A stream has ended in good order, with no event: nobody has died of it, and another unit may say
+        the same.
+        """
+        if self.shape is not None and self._owner.doubts(NO_TOKEN, b""):
+            self.over, self._conn = True, None
+        else:
+            self._give_up(conn, Failure(FailureKind.GARBAGE, reason))
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
         """Whether all that was received shows nothing yet: it is held, and at its end it has failed."""
