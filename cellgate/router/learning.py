@@ -446,7 +446,8 @@ class StepTimes:
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
         self._pace_s = self._shared_pace_s = self._alone_pace_s = self._bound_pace_s = 0.0
-        self._idle_pace_s = self._longest_wait_s = self.answer_token_s = 0.0
+        self._idle_pace_s = self._longest_wait_s = 0.0
+        self.answer_token_s = 0.0
         """Seconds for each token of the slowest recent plain answer, with its prompt; 0: none was seen."""
 
     def mark(self, now: float) -> None:

@@ -86,6 +86,14 @@ LOOK_S = 0.4
 """How often the file is looked at: revocation takes at most a second."""
 
 
+async def _end(task: asyncio.Task[None] | None) -> None:
+    """Cancel it, and wait until it has ended."""
+    if task is not None:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
 class KeyFollower:
     """Follows the file at `path`. `take` gets its keys, `refused` a line for each of its mistakes."""
 
@@ -112,10 +120,7 @@ class KeyFollower:
 
     async def close(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await _end(self._task)
 
     async def _follow(self) -> None:
         while True:
@@ -641,10 +646,7 @@ class WebTokens:
 
     async def close(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await _end(self._task)
 
     async def _follow(self) -> None:
         while True:

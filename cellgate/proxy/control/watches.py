@@ -506,11 +506,10 @@ class RefusedWatch:
             task = asyncio.get_running_loop().create_task(self._check(state, found, target, body))
             self._checks[found.unit] = task
             task.add_done_callback(lambda _: self._checks.pop(found.unit, None))
+        elif found.is_sure and checked[1]:
+            self._tell_of(state, found)
         elif found.is_sure:
-            if checked[1]:
-                self._tell_of(state, found)
-            else:
-                self._take_out(state, found, target, body)
+            self._take_out(state, found, target, body)
 
     def tick(self, now: float) -> None:
         """Try the units that are out."""
