@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
@@ -31,7 +31,7 @@ from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from cellgate.router.outliers import Outlier
-from tests.aws import REGION, Balancer, make_balancer, pretend_credentials
+from tests.aws import REGION, make_balancer, pretend_credentials
 
 LINE = re.compile(rb"up ready ([1-9]\d?|100)% maxconn:[1-9]\d*\n|drain\n|down #[ -~]{0,80}\n")
 RULES = Rules(slow_start_s=10.0)
@@ -60,42 +60,29 @@ def said(on: Board, name: str, now: float = LATE) -> bytes:
     return ReplyFormatter().line(name, unit_reply(on.units[name], now, on), 1)
 
 
-def test_a_unit_in_good_order() -> None:
-    assert said(board(unit("a")), "a") == b"up ready 100% maxconn:32\n"
-
-
-def test_a_unit_that_has_just_come_up_gets_more_and_more() -> None:
-    here = board(unit("a", weight=2.0))
-    assert [said(here, "a", at).split()[2] for at in (0.1, 5.0, 10.0)] == [b"10%", b"50%", b"100%"]
-
-
-def test_a_slow_unit_weighs_less() -> None:
-    here = board(unit("a"))
-    here.units["a"].outlier = Outlier(0.4)
-    assert said(here, "a") == b"up ready 60% maxconn:32\n"
-
-
-def test_a_suspected_unit_comes_last_but_is_in() -> None:
-    here = board(unit("a"))
-    tell(here, "a", Sign.BAD)
-    assert said(here, "a") == b"up ready 1% maxconn:32\n"
-
-
-def test_a_unit_that_is_down_or_not_proven_says_why() -> None:
-    here = board(unit("a"))
-    tell(here, "a", Sign.BAD, Strength.FATAL)
-    assert said(here, "a") == b"down #down: no token in 2 s (source canary)\n"
+def test_a_unit_is_told_as_it_is() -> None:
+    """Well, slow, suspected (which comes last, but is in), down, not proven; drained, whatever else is so."""
+    here = board(*map(unit, "abcd"))
+    here.units["b"].outlier = Outlier(0.4)
+    tell(here, "c", Sign.BAD)
+    tell(here, "d", Sign.BAD, Strength.FATAL)
+    assert [said(here, name) for name in "abcd"] == [
+        b"up ready 100% maxconn:32\n",
+        b"up ready 60% maxconn:32\n",
+        b"up ready 1% maxconn:32\n",
+        b"down #down: no token in 2 s (source canary)\n",
+    ]
+    for name in "ad":
+        here.drain(name, drained=True)
+        assert said(here, name) == b"drain\n"
     fresh = Board(RULES)
     fresh.configure(Fleet(units=(unit("b"),)), 0.0)
     assert said(fresh, "b") == b"down #starting: no probe has answered yet\n"
 
 
-def test_a_drained_unit_is_drained_whatever_else_is_so() -> None:
-    here = board(unit("a"))
-    here.drain("a", drained=True)
-    assert said(here, "a") == b"drain\n"
-    tell(here, "a", Sign.BAD, Strength.FATAL)
-    assert said(here, "a") == b"drain\n"
+def test_a_unit_that_has_just_come_up_gets_more_and_more() -> None:
+    here = board(unit("a", weight=2.0))
+    assert [said(here, "a", at).split()[2] for at in (0.1, 5.0, 10.0)] == [b"10%", b"50%", b"100%"]
 
 
 def test_whatever_was_said_the_next_good_word_takes_it_back() -> None:
@@ -123,22 +110,11 @@ def test_the_gate_is_what_its_usable_units_are() -> None:
 
 def test_small_changes_are_not_worth_a_word() -> None:
     speaker = ReplyFormatter()
-
-    def weight(percent: int) -> int:
-        line = speaker.line("a", AgentReply(ServerState.UP, percent, 32), 1)
-        return int(line.split()[2].rstrip(b"%"))
-
-    assert [weight(p) for p in (80, 84, 76, 74, 78, 96, 99, 100, 97)] == [
-        80,
-        80,
-        80,
-        74,
-        74,
-        96,
-        96,
-        100,
-        100,
+    lines = [
+        speaker.line("a", AgentReply(ServerState.UP, percent, 32), 1)
+        for percent in (80, 84, 76, 74, 78, 96, 99, 100, 97)
     ]
+    assert b" ".join(line.split()[2] for line in lines) == b"80% 80% 80% 74% 74% 96% 96% 100% 100%"
 
 
 def test_each_load_balancer_gets_its_part_of_the_places() -> None:
@@ -162,16 +138,12 @@ def test_every_line_is_one_that_haproxy_understands(
         assert LINE.fullmatch(speaker.line("a", AgentReply(stand, percent, places, reason), balancers))
 
 
-def test_load_balancers_are_counted_by_address_and_name() -> None:
+def test_load_balancers_are_counted_by_address_and_name_and_bounded() -> None:
     seen = Balancers()
     for who in ("10.0.0.1 ", "10.0.0.2 ", "10.0.0.1 ", "10.0.0.2 lb2"):
         seen.asked("gate", who, 0.0)
     assert (seen.count("gate", SEEN_S), seen.count("a", SEEN_S)) == (3, 1)
     assert seen.count("gate", SEEN_S + 0.1) == 1
-
-
-def test_the_load_balancers_that_are_counted_are_bounded() -> None:
-    seen = Balancers()
     seen.asked("b", "10.0.0.1 ", 0.0)
     for number in range(3 * LIMITS.balancers):
         seen.asked("a", f"10.0.0.{number} ", 0.0)
@@ -184,13 +156,6 @@ def test_the_load_balancers_that_are_counted_are_bounded() -> None:
 ROLE = Path(__file__).parents[3] / "deploy" / "ingress" / "alb-role.json"
 LATER = 1000.0
 """Long after slow start."""
-
-
-@pytest.fixture
-def balancer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Balancer]:
-    pretend_credentials(monkeypatch)
-    with mock_aws():
-        yield make_balancer()
 
 
 class Gate:
@@ -221,80 +186,62 @@ class Gate:
 ALL = ("u0", "u1", "u2", "u3")
 
 
-@pytest.mark.parametrize("default", [False, True])
-def test_the_weight_follows_what_the_units_can_do(balancer: Balancer, *, default: bool) -> None:
-    gate = Gate(balancer.listener if default else balancer.rule, balancer.own)
-    gate.units(*ALL, are=Sign.GOOD)
-    assert balancer.weights(default=default) == [100, 100]
-    assert not gate.events.last()
-    gate.units("u1", are=Sign.BAD)
-    assert balancer.weights(default=default) == [75, 100]
-    assert gate.events.last()[-1]["line"].endswith(": 100 -> 75, 3 of 4 units are usable")
-    gate.units("u0", "u2", "u3", are=Sign.BAD)
-    assert balancer.weights(default=default) == [0, 100]
-    assert gate.metrics() == {"cellgate_alb_weight": 0, "cellgate_alb_failures_total": 0}
-
-
-def test_the_last_group_with_a_weight_keeps_one(balancer: Balancer) -> None:
-    Gate(balancer.rule, balancer.other).units(*ALL, are=Sign.GOOD).units(*ALL, are=Sign.BAD)
-    Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units(*ALL, are=Sign.BAD)
-    assert balancer.weights() == [1, 0]
-
-
-def test_a_gate_that_knows_nothing_yet_or_is_stopping_changes_nothing(balancer: Balancer) -> None:
-    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.BAD)
-    assert balancer.weights() == [100, 100]
-    gate.units(*ALL, are=Sign.GOOD)
-    gate.stopping = True
-    gate.units(*ALL, are=Sign.BAD)
-    assert balancer.weights() == [100, 100]
-
-
-def test_a_weight_that_somebody_overwrote_is_set_again(balancer: Balancer) -> None:
-    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
-    groups = [{"TargetGroupArn": group, "Weight": 100} for group in (balancer.own, balancer.other)]
-    actions = [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]
-    balancer.api.modify_rule(RuleArn=balancer.rule, Actions=actions)
-    gate.units(are=Sign.GOOD)
-    assert balancer.weights() == [75, 100]
-
-
-def test_a_refusal_is_counted_and_the_weight_stays(
-    balancer: Balancer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = orchestrators.client(orchestrators.ELB, REGION)
-
-    def refuse(**_: object) -> None:
-        denied = {"Error": {"Code": "AccessDenied", "Message": "no"}}
-        raise ClientError(denied, "ModifyRule")
-
-    said: list[str] = []
-    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.log_line", lambda _level, line: said.append(line))
-    monkeypatch.setattr(real, "modify_rule", refuse)
-    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: real)
-    gate = Gate(balancer.rule, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
-    gate.units("u2", are=Sign.BAD)
-    assert balancer.weights() == [100, 100]
-    assert gate.metrics()["cellgate_alb_failures_total"] == 2
-    [line] = said
-    assert "allow elasticloadbalancing:ModifyRule" in line
-    assert "the weight stays as it is" in line
-
-
-def test_the_rights_in_deploy_are_exactly_those_that_are_used(
-    balancer: Balancer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: set[str] = set()
+@mock_aws()
+def test_the_weight_follows_what_the_units_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a rule and in a default action; with exactly the rights that deploy/ gives."""
+    pretend_credentials(monkeypatch)
+    balancer, used = make_balancer(), set[str]()
     real = orchestrators.client(orchestrators.ELB, REGION)
     real.meta.events.register(
         "before-call.elastic-load-balancing-v2",
         lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),
     )
     monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: real)
-    for place in (balancer.rule, balancer.listener):
-        Gate(place, balancer.own).units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
+    for default, place in ((True, balancer.listener), (False, balancer.rule)):
+        Gate(place, balancer.own).units(*ALL, are=Sign.BAD)
+        assert balancer.weights(default=default) == [100, 100], "who knows nothing yet changes nothing"
+        gate = Gate(place, balancer.own).units(*ALL, are=Sign.GOOD)
+        assert balancer.weights(default=default) == [100, 100]
+        assert not gate.events.last()
+        gate.units("u1", are=Sign.BAD)
+        assert balancer.weights(default=default) == [75, 100]
+        assert gate.events.last()[-1]["line"].endswith(": 100 -> 75, 3 of 4 units are usable")
+        gate.stopping = True
+        gate.units("u0", "u2", "u3", are=Sign.BAD)
+        assert balancer.weights(default=default) == [75, 100], "nor does who is stopping"
+        gate.stopping = False
+        gate.units(are=Sign.BAD)
+        assert balancer.weights(default=default) == [0, 100]
+        assert gate.metrics() == {"cellgate_alb_weight": 0, "cellgate_alb_failures_total": 0}
     policy = json.loads(ROLE.read_text())
     assert used == {action for statement in policy["Statement"] for action in statement["Action"]}
+    groups = [{"TargetGroupArn": group, "Weight": 100} for group in (balancer.own, balancer.other)]
+    actions = [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]
+    balancer.api.modify_rule(RuleArn=balancer.rule, Actions=actions)
+    gate.units(are=Sign.GOOD)
+    assert balancer.weights() == [0, 100], "what somebody overwrote is set again"
+    Gate(balancer.rule, balancer.other).units(*ALL, are=Sign.GOOD).units(*ALL, are=Sign.BAD)
+    assert balancer.weights() == [0, 1], "the last group with a weight keeps one"
+
+
+def test_a_refusal_is_counted_and_the_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def describe_rules(self, **_: object) -> dict[str, Any]:
+            groups = [{"TargetGroupArn": group, "Weight": 100} for group in "ab"]
+            return {"Rules": [{"Actions": [{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}]}]}
+
+        def modify_rule(self, **_: object) -> None:
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ModifyRule")
+
+    said: list[str] = []
+    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.log_line", lambda _level, line: said.append(line))
+    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: Refusing())
+    gate = Gate("rule", "a").units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
+    gate.units("u2", are=Sign.BAD)
+    assert gate.metrics() == {"cellgate_alb_weight": 100, "cellgate_alb_failures_total": 2}
+    [line] = said
+    assert "allow elasticloadbalancing:ModifyRule" in line
+    assert "the weight stays as it is" in line
 
 
 def test_other_actions_and_stickiness_stay() -> None:
