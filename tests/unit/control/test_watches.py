@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -90,6 +92,11 @@ def _no_way(state: UnitState) -> Any:
 
 
 def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None:
+    """A silence that goes on is held against it once for each limit; one without requests is left alone."""
+    scene = Round()
+    scene.unit_state().answered_at = NOW + 50.0
+    scene.stall_watch.tick(NOW + 50.0, 0.0)
+    assert (scene.asked, scene.flips) == ([], [])
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.stall_watch.tick(NOW + 0.75, 0.0)
@@ -98,15 +105,10 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     assert scene.verdict() is Verdict.SUSPECT
     (flip,) = scene.flips
     assert flip.evidence.reason == "stalled for 1.0 s with 1 requests in flight; the limit is 1.0 s"
-    assert scene.asked == [("a", Canary.name, EngineMetrics.name), ("a", Readiness.name)]
-
-
-def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -> None:
-    scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
-    for quarter in range(4, 13):
-        scene.stall_watch.tick(NOW + quarter / 4, 0.0)
     doubted = "a", Canary.name, EngineMetrics.name
+    assert scene.asked == [doubted, ("a", Readiness.name)]
+    for quarter in range(5, 13):
+        scene.stall_watch.tick(NOW + quarter / 4, 0.0)
     assert scene.asked == [doubted, ("a", Readiness.name), doubted, doubted]
 
 
@@ -120,44 +122,27 @@ def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
     assert scene.asked == [("a", EngineMetrics.name)]
 
 
-def test_a_unit_without_requests_is_left_alone() -> None:
-    scene = Round()
-    scene.unit_state().answered_at = NOW + 50.0
-    scene.stall_watch.tick(NOW + 50.0, 0.0)
-    assert (scene.asked, scene.flips) == ([], [])
-
-
 def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
+    """Good news counts meanwhile, and bad news again when the lag is over; nor does it hold a silence that it
+    slept through against the unit.
+    """
     scene = Round()
-    scene.stall_watch.tick(NOW, LAG_S + 0.01)
-    scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S - 0.01)
-    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.UP, 1)
-    reason = scene.unit_state().last_evidence[None, Canary.name].reason
-    assert reason == "seen; not counted, because the gate lagged"
-    scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
-    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
-
-
-def test_good_news_counts_while_the_gate_lags() -> None:
+    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
+    scene.stall_watch.tick(NOW + 10.0, 9.75)
+    assert scene.verdict() is Verdict.UP
     scene = Round()
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW)
     scene.stall_watch.tick(NOW, LAG_S + 0.01)
     scene.observe("a", Sign.GOOD, Strength.STRONG, NOW + 0.1)
     assert scene.verdict() is Verdict.UP
-
-
-def test_bad_news_counts_again_when_the_lag_is_over() -> None:
-    scene = Round()
-    scene.stall_watch.tick(NOW, LAG_S + 0.01)
+    scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S - 0.01)
+    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.UP, 1)
+    reason = scene.unit_state().last_evidence[None, Canary.name].reason
+    assert reason == "seen; not counted, because the gate lagged"
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S)
-    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.SUSPECT, 0)
-
-
-def test_a_silence_that_the_gate_slept_through_is_not_held_against_the_unit() -> None:
-    scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
-    scene.stall_watch.tick(NOW + 10.0, 9.75)
-    assert scene.verdict() is Verdict.UP
+    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.SUSPECT, 1)
+    scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
+    assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
 
 
 def test_lag_is_told_and_not_on_every_tick() -> None:
@@ -187,25 +172,7 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
 
 
 def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_recovered() -> None:
-    scene = Round(units=3)
-    for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
-        scene.unit_state(name).gaps_ms[gap_ms] += 200
-        scene.unit_state(name).batch = 1000.0
-    now = NOW
-    for _ in range(5):
-        scene.stall_watch.tick(now, 0.0)
-        now += COMPARE_S
-    assert scene.told() == ["degraded"]
-    assert "a token takes 2.0 times as long there as on the other units of cell c" in scene.last_line()
-    assert "its share of requests falls by 50%" in scene.last_line()
-    scene.unit_state("a").gaps_ms[19] += 2000
-    for _ in range(5):
-        scene.stall_watch.tick(now, 0.0)
-        now += COMPARE_S
-    assert scene.told() == ["degraded", "recovered"]
-
-
-def test_speeds_are_not_compared_on_every_tick() -> None:
+    """Speeds are not compared on every tick."""
     scene = Round(units=3)
     for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
         scene.unit_state(name).gaps_ms[gap_ms] += 200
@@ -213,6 +180,15 @@ def test_speeds_are_not_compared_on_every_tick() -> None:
     for quarter in range(int(2 * COMPARE_S * 4)):
         scene.stall_watch.tick(NOW + quarter / 4, 0.0)
     assert scene.unit_state("a").outlier == (0.0, 2)
+    for number in range(2, 5):
+        scene.stall_watch.tick(NOW + number * COMPARE_S, 0.0)
+    assert scene.told() == ["degraded"]
+    assert "a token takes 2.0 times as long there as on the other units of cell c" in scene.last_line()
+    assert "its share of requests falls by 50%" in scene.last_line()
+    scene.unit_state("a").gaps_ms[19] += 2000
+    for number in range(5, 10):
+        scene.stall_watch.tick(NOW + number * COMPARE_S, 0.0)
+    assert scene.told() == ["degraded", "recovered"]
 
 
 def test_troubles_of_the_gates_own_are_counted_and_told_now_and_then() -> None:
@@ -229,83 +205,41 @@ def test_troubles_of_the_gates_own_are_counted_and_told_now_and_then() -> None:
 # What is kept of split requests: as much as there are units, however long the gate runs.
 
 
-class Site:
-    """A gate whose units come and go, on a clock."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.board = Board(Rules())
-        events: Any = self
-        self.watch = LinkWatch(self.board, events, lambda: self.now)
-
-    def add(self, *_: object) -> None:
-        """An event."""
-
-    def have(self, *names: str) -> None:
-        units = tuple(Unit(name, "c", f"http://{name}") for name in names)
-        self.board.configure(Fleet(units=units), self.now)
-
-
-def test_units_that_are_gone_are_not_counted_for_ever() -> None:
-    site = Site()
+def test_units_that_are_gone_are_not_counted_for_ever_and_orphans_are_forgotten() -> None:
+    """Also where nobody reads the metrics."""
+    board, now = Board(Rules()), [0.0]
+    watch = LinkWatch(board, SimpleNamespace(add=lambda *_: None), lambda: now[0])  # type: ignore[arg-type]
     for number in range(50):
-        site.have("p", f"d{number}")
-        site.watch.apply(SplitStep(TRANSFERRED, "p", f"d{number}", tokens=1, seconds=0.1))
-    assert list(site.watch.pairs) == [("p", "d49")]
-    assert site.watch.steps == {("p", "d49", TRANSFERRED): 1}
-
-
-def test_orphans_are_forgotten_also_where_nobody_reads_the_metrics() -> None:
-    site = Site()
-    site.have("p", "d")
+        units = tuple(Unit(name, "c", f"http://{name}") for name in ("p", f"d{number}"))
+        board.configure(Fleet(units=units), now[0])
+        watch.apply(SplitStep(TRANSFERRED, "p", f"d{number}", tokens=1, seconds=0.1))
+    assert list(watch.pairs) == [("p", "d49")]
+    assert watch.steps == {("p", "d49", TRANSFERRED): 1}
     for _ in range(100):
-        site.watch.apply(SplitStep(ORPHANED, "p", "d"))
-        site.now += ORPHAN_S / 2
-    assert len(site.watch._orphaned_at) <= 3
+        watch.apply(SplitStep(ORPHANED, "p", "d49"))
+        now[0] += ORPHAN_S / 2
+    assert len(watch._orphaned_at) <= 3
 
 
 # One event for units that fail together, once it is known which.
 
 
-class Told:
-    """Keeps what is added."""
-
-    def __init__(self) -> None:
-        self.actions: list[Action] = []
-
-    def add(self, action: Action) -> None:
-        self.actions.append(action)
-
-
-def watch(found: Board) -> tuple[FateWatch, Told]:
-    told = Told()
-    return FateWatch(found, told), told  # type: ignore[arg-type]
-
-
 def test_a_switch_is_named_once_when_its_last_unit_has_been_down_for_a_while() -> None:
-    found = board(a=("z/s1",), b=("z/s1",), c=("z/s1",), d=("z/s2",))
-    look, told = watch(found)
+    """And again when it is lost again."""
+    found, told = board(a=("z/s1",), b=("z/s1",), c=("z/s1",), d=("z/s2",)), list[Action]()
+    watch = FateWatch(found, SimpleNamespace(add=told.append))  # type: ignore[arg-type]
     fall(found, "a", "b")
     for now in range(5):
-        look.tick(float(now))
-    assert told.actions == [], "one unit under it works"
-    fall(found, "c")
-    for now in range(5, 30):
-        look.tick(float(now))
-    assert [action.kind for action in told.actions] == ["shared_fate"]
-    assert told.actions[0].detail.startswith("all 3 units with a node under z/s1 are DOWN: a, b, c;")
-
-
-def test_a_switch_that_is_lost_again_is_named_again() -> None:
-    found = board(a=("z/s1",), b=("z/s1",), c=("z/s2",))
-    look, told = watch(found)
-    for begin in (0, 100):
-        fall(found, "a", "b")
-        for now in range(begin, begin + 10):
-            look.tick(float(now))
-        rise(found, "a", "b")
-        look.tick(float(begin + 20))
-    assert len(told.actions) == 2
+        watch.tick(float(now))
+    assert told == [], "one unit under it works"
+    for begin in (5, 100):
+        fall(found, "a", "b", "c")
+        for now in range(begin, begin + 25):
+            watch.tick(float(now))
+        rise(found, "a", "b", "c")
+        watch.tick(float(begin + 40))
+    assert [action.kind for action in told] == ["shared_fate"] * 2
+    assert told[0].detail.startswith("all 3 units with a node under z/s1 are DOWN: a, b, c;")
 
 
 # How much of the comparison of stacks is done in one turn of the loop.
@@ -384,81 +318,78 @@ def test_a_unit_that_goes_while_stacks_are_compared_is_forgotten(monkeypatch: py
 
 # What containment keeps of units does not outlive them; and what dies with a gate.
 
-PASSED = Evidence("", Sign.GOOD, Strength.STRONG, "canary", "one token", 1.0)
+PASSED = Evidence("", Sign.GOOD, Strength.STRONG, "canary", "one token", NOW)
+PROMPT = Ask(fingerprint=7)
+
+
+class Contained:
+    """Containment of these units, by name their address; it never picks one, and its time is 100."""
+
+    def __init__(self, **urls: str) -> None:
+        self.tried: list[set[str]] = []
+        self.board = Board(Rules())
+        self.have(**urls)
+        events, nobody = EventLog(float, 2, log=lambda _level, _line: None), cast("Any", None)
+        self.all = Containment(
+            self.board, self.pick, events, lambda: NOW, nobody, answered=lambda _: 9, ban_s=1.0
+        )
+
+    def have(self, **urls: str) -> None:
+        self.board.configure(
+            Fleet(units=tuple(Unit(*unit) for unit in ((n, "a", urls[n]) for n in urls))), NOW
+        )
+
+    def pick(self, *given: Any, **_: Any) -> Refusal:
+        self.tried.append(set(given[2]))
+        return Refusal.FULL
+
+    def broke(self, name: str, kind: FailureKind, tokens: int = 0, *, given_up: bool = True) -> None:
+        """A request of prompt 7 that ran there."""
+        lease = self.board.open(name, PROMPT, NOW, retry=False)
+        lease.evicted = lease.unit_state.fell_unseen = given_up
+        self.all.broke(lease, kind, tokens, tokens)
 
 
 def test_a_prompt_whose_gate_was_killed_goes_to_another_one() -> None:
     """A router reaches u1 and u2 by way of one gate: with it both are lost, and that is one death."""
-    board, now = Board(Rules()), 100.0
-    places = {"u1": "http://gate", "u2": "http://gate", "u3": "http://other"}
-    board.configure(Fleet(units=tuple(Unit(name, "a", url) for name, url in places.items())), now)
-    for state in board:
-        board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "one token", now))
-    tried: list[set[str]] = []
-
-    def pick(*given: Any, **_: Any) -> Refusal:
-        tried.append(set(given[2]))
-        return Refusal.FULL
-
-    events = EventLog(float, 2, log=lambda _level, _line: None)
-    contained = Containment(board, pick, events, lambda: now, lambda _: None, answered=lambda _: 0, ban_s=1.0)
-    ask = Ask(fingerprint=7)
+    contained = Contained(u1="http://gate", u2="http://gate", u3="http://other")
+    for name in ("u1", "u2", "u3"):
+        contained.board.observe(replace(PASSED, unit=name))
     for name in ("u1", "u2"):
-        lease = board.open(name, ask, now, retry=False)
-        contained.broke(lease, FailureKind.CLOSED_EARLY, 0, 0)
-    assert contained.bans.find(7, now) is None
-    contained.pick(ask, ("u1",), evicted=True, retry=False)
-    assert tried == [{"u1", "u2"}, {"u1"}]
-
-
-def containment(board: Board) -> Containment:
-    """One that never picks a unit; now is 100."""
-    events, nobody = EventLog(float, 2, log=lambda _level, _line: None), cast("Any", None)
-    return Containment(board, nobody, events, lambda: 100.0, nobody, answered=lambda _: 9, ban_s=1.0)
+        contained.broke(name, FailureKind.CLOSED_EARLY, given_up=False)
+    assert contained.all.bans.find(7, NOW) is None
+    contained.all.pick(PROMPT, ("u1",), evicted=True, retry=False)
+    assert contained.tried == [{"u1", "u2"}, {"u1"}]
 
 
 def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> None:
     """But the request goes to no third unit."""
-    board, now = Board(Rules()), 100.0
-    board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "abc")), now)
-    contained = containment(board)
-    ask = Ask(fingerprint=7)
-    tried: list[str] = []
+    contained, tried = Contained(a="http://a", b="http://b", c="http://c"), list[str]()
     for name in "ab":
-        assert not contained.bars(ask, tried)
-        lease = board.open(name, ask, now, retry=False)
-        lease.evicted = lease.unit_state.fell_unseen = True
-        contained.broke(lease, FailureKind.EVICTED, 0, 0)
+        assert not contained.all.bars(PROMPT, tried)
+        contained.broke(name, FailureKind.EVICTED)
         tried.append(name)
-    assert contained.bars(ask, tried)
-    assert contained.failure(ask, tried).kind is FailureKind.EVICTED
-    assert contained.bans.find(7, now) is None
-    assert not contained.bars(ask, ()), "whoever asks the same again is not refused"
-    contained.tick(now + 1000.0)
-    assert not contained.bars(ask, tried)
-    assert not contained.watchful
+    assert contained.all.bars(PROMPT, tried)
+    assert contained.all.failure(PROMPT, tried).kind is FailureKind.EVICTED
+    assert contained.all.bans.find(7, NOW) is None
+    assert not contained.all.bars(PROMPT, ()), "whoever asks the same again is not refused"
+    contained.all.tick(NOW + 1000.0)
+    assert not contained.all.bars(PROMPT, tried)
+    assert not contained.all.watchful
 
 
 def test_many_requests_of_one_prompt_at_one_unit_that_was_given_up_all_go_to_another() -> None:
-    board, now = Board(Rules()), 100.0
-    board.configure(Fleet(units=tuple(Unit(name, "a", f"http://{name}") for name in "ab")), now)
-    contained = containment(board)
-    ask = Ask(fingerprint=7)
-    leases = [board.open("a", ask, now, retry=False) for _ in range(4)]
-    for lease in leases:
-        lease.evicted = lease.unit_state.fell_unseen = True
-        contained.broke(lease, FailureKind.CUT, 5, 5)
-    assert not contained.bars(ask, ("a",))
-    assert not contained.bars(ask, ("b",))
+    contained = Contained(a="http://a", b="http://b")
+    for _ in range(4):
+        contained.broke("a", FailureKind.CUT, 5)
+    assert not contained.all.bars(PROMPT, ("a",))
+    assert not contained.all.bars(PROMPT, ("b",))
 
 
 def test_a_thousand_units_that_came_and_went_leave_nothing() -> None:
-    board = Board(Rules())
-    events = EventLog(float, 2, log=lambda _level, _line: None)
-    nobody = cast("Any", None)
-    contained = Containment(board, nobody, events, float, nobody, answered=len, ban_s=1.0)
+    contained = Contained()
     for number in range(1000):
         name = f"pod-{number}"
-        board.configure(Fleet(units=(Unit(name, "a", f"http://{name}"),)), 0.0)
-        contained.flipped(Flip(name, "a", Verdict.STARTING, Verdict.UP, 1.0, PASSED))
-    assert sizes(contained)["Containment._answered_before"] == 1
+        contained.have(**{name: f"http://{name}"})
+        contained.all.flipped(Flip(name, "a", Verdict.STARTING, Verdict.UP, 1.0, PASSED))
+    assert sizes(contained.all)["Containment._answered_before"] == 1
