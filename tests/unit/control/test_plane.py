@@ -62,6 +62,7 @@ class Shown:
 
 
 def test_each_tick_publishes_and_the_page_is_written_once_a_second() -> None:
+    """What changes without units is seen on the next tick."""
     shown = Shown()
     shown.observe(Sign.BAD, Strength.FATAL)
     shown.page.tick(AT + 0.25)
@@ -70,21 +71,6 @@ def test_each_tick_publishes_and_the_page_is_written_once_a_second() -> None:
     shown.page.tick(AT + RENDER_S)
     assert len(shown.pages) == 3
     assert not shown.is_ready
-
-
-def test_a_change_is_published_once_at_the_end_of_the_turn() -> None:
-    shown = Shown()
-    shown.observe(Sign.BAD, Strength.FATAL)
-    shown.page.changed()
-    shown.page.changed()
-    assert len(shown.later) == 1
-    shown.later[0]()
-    assert not shown.is_ready
-    shown.page.changed()
-    assert len(shown.later) == 2
-
-
-def test_what_changes_without_units_is_seen_on_the_next_tick() -> None:
     shown = Shown()
     shown.full = True
     shown.page.tick(AT + 0.25)
@@ -94,7 +80,16 @@ def test_what_changes_without_units_is_seen_on_the_next_tick() -> None:
     assert shown.body["panic"]
 
 
-def test_a_stopping_gate_is_not_ready() -> None:
+def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() -> None:
+    shown = Shown()
+    shown.observe(Sign.BAD, Strength.FATAL)
+    shown.page.changed()
+    shown.page.changed()
+    assert len(shown.later) == 1
+    shown.later[0]()
+    assert not shown.is_ready
+    shown.page.changed()
+    assert len(shown.later) == 2
     shown = Shown()
     shown.page.stopping = True
     shown.page.publish()
@@ -127,21 +122,15 @@ class Pool:
         return found
 
 
-def test_one_unit_fewer_is_asked_for_once() -> None:
-    pool = Pool(4)
-    assert pool.view()["desired_units"] == 3
+@pytest.mark.parametrize(("units", "desired"), [(4, 3), (2, 1)])
+def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, desired: int) -> None:
+    pool = Pool(units)
+    assert pool.view()["desired_units"] == desired
     pool.board.drain("u0", drained=True)
     found = pool.view()
-    assert found["desired_units"] == 3
+    assert found["desired_units"] == desired
     assert found["wait_p90_s"]["fewer"] is None
     assert found["wait_p90_s"]["now"] is not None
-
-
-def test_of_two_units_the_last_one_stays() -> None:
-    pool = Pool(2)
-    assert pool.view()["desired_units"] == 1
-    pool.board.drain("u0", drained=True)
-    assert pool.view()["desired_units"] == 1
 
 
 # What `/explain` answers: the question read as a request is, and the answer in words.
@@ -168,30 +157,11 @@ def test_candidates_come_with_each_term_in_seconds() -> None:
     found = explain(router_of(2), model="m", prompt_tokens="1000")
     assert (found["decision"], found["unit"], found["reason"]) == ("sent", "u1", "unit u1 ranks first")
     first = found["units"][0]
-    assert (first["unit"], first["candidate"], first["why_not"], first["has_room"]) == (
-        "u1",
-        True,
-        None,
-        True,
-    )
-    assert (first["prompt_tokens"], first["cached_tokens"], first["in_flight"]) == (1000, 0, 0)
+    names = ("unit", "candidate", "why_not", "has_room", "prompt_tokens", "cached_tokens", "in_flight")
+    assert [first[name] for name in names] == ["u1", True, None, True, 1000, 0, 0]
     assert first["cost"]["prefill_s"] == 0.5
-    assert list(first["cost"]) == [
-        "total_s",
-        "queue_s",
-        "prefill_s",
-        "decode_s",
-        "beside_s",
-        "kv_s",
-        "seat_s",
-        "line_s",
-        "evict_s",
-        "shared_s",
-        "error_s",
-        "doubt_s",
-        "far_s",
-        "latency_s",
-    ]
+    terms = "total queue prefill decode beside kv seat line evict shared error doubt far latency"
+    assert list(first["cost"]) == [f"{term}_s" for term in terms.split()]
     # It is for JSON, as it is.
     assert orjson.loads(orjson.dumps(found)) == found
 
@@ -213,12 +183,8 @@ def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
 
 
 def test_parameters_stand_for_header_lines() -> None:
-    found = explain(router_of(), model="m", session="s", tenant="t", priority="-3")
-    assert {name: found["ask"][name] for name in ("session", "tenant", "priority")} == {
-        "session": "s",
-        "tenant": "t",
-        "priority": -3,
-    }
+    asked = explain(router_of(), model="m", session="s", tenant="t", priority="-3")["ask"]
+    assert (asked["session"], asked["tenant"], asked["priority"]) == ("s", "t", -3)
     late = explain(router_of(), model="m", prompt_tokens="4000", ttft_ms="10")
     assert (late["decision"], late["unit"]) == ("refused", None)
     assert late["reason"].startswith("429: it could not be answered before its deadline")
@@ -268,10 +234,7 @@ def test_what_else_may_decide_is_noted() -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        (
-            {"prompt_token": "1"},
-            "'prompt_token' is not a parameter; the parameters are: model, prompt_tokens, ",
-        ),
+        ({"prompt_token": "1"}, "'prompt_token' is not a parameter; the parameters are: model, "),
         ({"prompt_tokens": "-1"}, "prompt_tokens: expected an integer from 0 to 100000000, found '-1'"),
         ({"prompt_tokens": "²"}, "prompt_tokens: expected an integer"),
         ({"priority": "high"}, "x-priority: expected an integer"),
@@ -281,9 +244,6 @@ def test_what_else_may_decide_is_noted() -> None:
 )
 def test_a_question_that_makes_no_sense_is_told_so(query: dict[str, str], says: str) -> None:
     assert mistake(query).startswith(says)
-
-
-def test_a_body_that_makes_no_sense_is_told_so() -> None:
     assert "not valid JSON" in mistake({}, b"{")
     assert mistake({"model": "m"}, b"{}").startswith("'model' is not a parameter")
 
@@ -301,44 +261,26 @@ def test_the_header_of_an_answer_has_what_was_reckoned() -> None:
 # Requests that follow a stored response go to the unit that has it, or nowhere.
 
 
-def stored() -> StoredResponses:
-    """Of a board with two units; `resp_1` is of u1."""
-    responses = StoredResponses(router_of(2).board)
-    responses.made("resp_1", "u1")
-    return responses
-
-
 def test_a_request_goes_to_the_unit_that_has_what_it_follows() -> None:
-    asked = stored().bind(Ask(follows="resp_1"))
+    """One that is down is a 409, one that has left a 404, which is news once; only so many are kept."""
+    board = router_of(2).board
+    responses = StoredResponses(board)
+    responses.made("resp_1", "u1")
+    asked = responses.bind(Ask(follows="resp_1"))
     assert isinstance(asked, Ask)
     assert asked.unit == "u1"
-
-
-def test_a_unit_that_has_left_is_a_404_and_one_that_is_down_a_409() -> None:
-    responses = stored()
-    board = responses._board
     board.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp", "refused", NOW))
     away = responses.bind(Ask(follows="resp_1"))
     assert isinstance(away, Failure)
     assert (away.kind, away.kind.row.status) == (FailureKind.RESPONSE_AWAY, 409)
     responses.made("resp_2", "c")
+    responses.made("resp_3", "c")
     gone = responses.bind(Ask(follows="resp_2", unit=""))
     assert isinstance(gone, Failure)
     assert (gone.kind, gone.kind.row.status) == (FailureKind.RESPONSE_GONE, 404)
     assert "c made response resp_2" in gone.message
-
-
-def test_it_is_news_once_for_each_unit() -> None:
-    responses = stored()
-    responses.made("resp_2", "c")
-    responses.made("resp_3", "c")
-    lost = [Ask(follows="resp_2"), Ask(follows="resp_3")]
-    assert [responses.newly_lost(ask) for ask in lost] == ["c", ""]
-    assert responses.newly_lost(Ask(follows="resp_unknown")) == ""
-
-
-def test_only_so_many_are_remembered() -> None:
-    responses = stored()
+    follows = ("resp_2", "resp_3", "resp_unknown")
+    assert [responses.newly_lost(Ask(follows=each)) for each in follows] == ["c", "", ""]
     for number in range(RESPONSES_KEPT):
         responses.made(f"resp_more_{number}", "u0")
     forgotten = responses.bind(Ask(follows="resp_1"))
@@ -431,7 +373,8 @@ def test_a_unit_that_goes_on_has_to_show_work_first(deed: Deed, path: str, is_kn
     assert stage.state.is_usable()
 
 
-def test_an_engine_that_refuses_changes_nothing_and_the_error_says_what_to_do() -> None:
+def test_an_engine_that_refuses_changes_nothing_and_one_that_does_not_answer_stays_drained() -> None:
+    """The error says what to do."""
     stage = Stage()
     stage.reply = Reply(404, {}, b'{"detail":"Not Found"}')
     refusal = stage.refusal("pause")
@@ -439,25 +382,18 @@ def test_an_engine_that_refuses_changes_nothing_and_the_error_says_what_to_do() 
     assert "POST /pause: HTTP 404" in str(refusal)
     assert "VLLM_SERVER_DEV_MODE=1" in str(refusal)
     assert not stage.state.drained
-
-
-def test_a_unit_whose_engine_does_not_answer_stays_drained() -> None:
-    stage = Stage()
     stage.reply = FetchError(Trouble.TIMEOUT, "POST /pause: no reply within 300 s")
     assert "it stays drained" in str(stage.refusal("pause", "keep"))
     assert stage.state.drained
 
 
-def test_an_unknown_mode_is_refused_before_anything_is_done() -> None:
+def test_an_unknown_mode_and_an_engine_that_cannot_do_it_are_refused_before_anything_is_done() -> None:
     stage = Stage("sglang")
     refusal = stage.refusal("pause", "wait")
     assert (refusal.status, stage.asked) == (HTTPStatus.BAD_REQUEST, [])
     assert str(refusal) == "unit u: pause of engine sglang has the modes abort, keep, not 'wait'"
     assert stage.conduct("pause", "keep") == "keep"
     assert stage.asked == [("/pause_generation", b'{"mode":"in_place"}', True)]
-
-
-def test_an_engine_that_cannot_do_it_is_named() -> None:
     refusal = Stage("llamacpp").refusal("sleep")
     assert refusal.status is HTTPStatus.CONFLICT
     assert "engine llamacpp has no sleep that the gate knows; these have: vllm" in str(refusal)
