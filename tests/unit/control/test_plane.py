@@ -71,13 +71,13 @@ def test_each_tick_publishes_and_the_page_is_written_once_a_second() -> None:
     shown.page.tick(AT + RENDER_S)
     assert len(shown.pages) == 3
     assert not shown.is_ready
-    shown = Shown()
-    shown.full = True
-    shown.page.tick(AT + 0.25)
-    assert not shown.is_ready
-    shown.board.panic_at = AT
-    shown.page.tick(AT + 0.5)
-    assert shown.body["panic"]
+    full = Shown()
+    full.full = True
+    full.page.tick(AT + 0.25)
+    assert not full.is_ready
+    full.board.panic_at = AT
+    full.page.tick(AT + 0.5)
+    assert full.body["panic"]
 
 
 def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() -> None:

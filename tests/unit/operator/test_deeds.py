@@ -94,7 +94,7 @@ def service_task(service: str, definition: str) -> dict[str, Any]:
 
 
 class Client:
-    """The API that boto3 asks: which rights it needs; once `granted` tasks have been stopped, one is missing."""
+    """The API that boto3 asks; which rights that takes. Only `granted` tasks may be stopped."""
 
     def __init__(self) -> None:
         self.real = orchestrators.connect("eu-west-1")

@@ -100,6 +100,11 @@ class Ward:
         for _ in range(10):
             await asyncio.sleep(0)
 
+    async def down(self, wait_s: float = 10.0) -> None:
+        """Unit a falls, and stays so for this long."""
+        self.fall("a")
+        await self.wait(wait_s)
+
     @property
     def kinds(self) -> list[str]:
         return [action.kind for action in self.told]
@@ -110,6 +115,42 @@ class Ward:
 
 
 async def _nothing() -> None: ...
+
+
+class Agreed:
+    """What gates have agreed on, as a test says it."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self.acts = True
+        self.refusal = ""
+        self.standing = set[str]()
+        self.heard: list[Claim] = []
+        self.claims: list[Claim] = []
+        self.withdrawn: list[Claim] = []
+        self.on_claim: Callable[[], object] = lambda: None
+
+    def stand_for(self, cells: Collection[str]) -> None:
+        self.standing = set(cells)
+
+    def acts_for(self, _cell: str) -> bool:
+        return self.acts
+
+    def news(self) -> list[Claim]:
+        news, self.heard = self.heard, []
+        return news
+
+    async def claim(self, claim: Claim) -> int:
+        if self.refusal:
+            raise NotActingError(self.refusal)
+        self.claims.append(claim)
+        self.on_claim()
+        return 42
+
+    async def withdraw(self, claim: Claim) -> None:
+        self.withdrawn.append(claim)
+
+    async def close(self) -> None: ...
 
 
 async def test_a_deed_is_in_the_log_before_and_after_it() -> None:
@@ -159,85 +200,71 @@ async def test_units_that_are_down_with_all_others_under_a_switch_are_left_alone
 async def test_without_a_log_nothing_is_done() -> None:
     ward = Ward()
     ward.disk = OSError(28, "No space left on device")
-    ward.fall("a")
-    await ward.wait(10.0)
-    assert not ward.deeds
-    assert ward.results == {"unrecorded": 1}
+    await ward.down()
+    assert (ward.deeds, ward.results) == ([], {"unrecorded": 1})
     assert ward.kinds == ["recovery_failed", "recovery_unrecorded"]
     assert "No space left on device; nothing was done" in ward.told[0].detail
 
 
-async def test_what_came_back_while_the_log_was_written_is_left_alone() -> None:
+DELETED = Evidence("a", Sign.BAD, Strength.FATAL, "lws", "its pod is being deleted", 0.0, node="n1")
+MEANWHILE: dict[str, Callable[[Ward], object]] = {
+    "the unit is up": lambda ward: ward.rise("a"),
+    "the gate is in panic": lambda ward: setattr(ward, "waits", "the gate is in panic"),
+    "being deleted": lambda ward: ward.board.observe(DELETED),
+    "drained": lambda ward: ward.board.drain("a", drained=True),
+    "taken out of the configuration": lambda ward: ward.board.configure(Fleet(), 0.0),
+}
+
+
+@pytest.mark.parametrize("why", MEANWHILE)
+async def test_what_changes_while_the_log_is_written_cancels_what_was_decided(why: str) -> None:
     ward = Ward()
-    ward.fall("a")
-    ward.on_record = lambda: ward.rise("a")
-    await ward.wait(10.0)
+    ward.on_record = lambda: MEANWHILE[why](ward)
+    await ward.down()
     assert not ward.deeds
     assert ward.results == {"cancelled": 1}
-    assert ward.entries[-1]["detail"] == "the unit is up; nothing was done"
+    if why.startswith("the unit"):
+        assert ward.entries[-1]["detail"] == f"{why}; nothing was done"
 
 
-@pytest.mark.parametrize("why", ["the gate is stopping", "the gate is in panic"])
+@pytest.mark.parametrize(
+    "why", ["the gate is in panic", "Redis cannot be asked which gate acts: ConnectionError"]
+)
 async def test_a_gate_that_may_not_act_does_not_and_says_so_once(why: str) -> None:
-    ward = Ward()
+    """Nor do gates that cannot agree. One that may not lets another one."""
+    ward = Ward(acting=(agreed := Agreed()))
+    assert agreed.standing == {"c"}
     ward.fall("a")
-    ward.waits = why
+    if "gate acts" in why:
+        agreed.acts, agreed.trouble = False, why
+    else:
+        ward.waits = why
     for _ in range(30):
         await ward.wait(1.0)
     assert not ward.deeds
     assert [(action.kind, action.detail) for action in ward.told] == [
         ("recovery_held", f"{why}; nothing is done about a")
     ]
-
-
-async def test_a_gate_that_may_not_act_any_more_cancels_what_was_decided() -> None:
-    ward = Ward()
-    ward.fall("a")
-    ward.on_record = lambda: setattr(ward, "waits", "the gate is in panic")
-    await ward.wait(10.0)
-    assert not ward.deeds
-    assert ward.results == {"cancelled": 1}
-
-
-DELETED = Evidence("a", Sign.BAD, Strength.FATAL, "lws", "its pod is being deleted", 0.0, node="n1")
-LEAVINGS: dict[str, Callable[[Board], object]] = {
-    "being deleted": lambda board: board.observe(DELETED),
-    "drained": lambda board: board.drain("a", drained=True),
-    "taken out of the configuration": lambda board: board.configure(Fleet(), 0.0),
-}
-
-
-@pytest.mark.parametrize("leave", LEAVINGS.values(), ids=LEAVINGS)
-async def test_a_unit_that_leaves_meanwhile_is_left_alone(leave: Callable[[Board], object]) -> None:
-    ward = Ward()
-    ward.fall("a")
-    ward.on_record = lambda: leave(ward.board)
-    await ward.wait(10.0)
-    assert not ward.deeds
-    assert ward.results == {"cancelled": 1}
+    assert bool(agreed.standing) is not bool(ward.waits)
 
 
 async def test_a_dry_run_does_all_but_the_deed() -> None:
     ward = Ward(remedy=Remedy("audit.jsonl", RunCommand(("recover",)), after_s=10.0, dry_run=True))
-    ward.fall("a")
-    await ward.wait(10.0)
-    assert not ward.deeds
-    assert ward.results == {"dry_run": 1}
+    await ward.down()
+    assert (ward.deeds, ward.results) == ([], {"dry_run": 1})
     assert ward.kinds == ["recovery", "recovery_done"]
     assert [entry["step"] for entry in ward.entries] == ["begin", "end"]
 
 
 async def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that() -> None:
     ward = Ward()
-    ward.fall("a")
     ward.deed = asyncio.Event().wait  # type: ignore[assignment]
-    await ward.wait(10.0)
+    await ward.down()
     await ward.recovery.close()
     assert ward.entries[-1]["result"] == "cut_off"
     ward.rise("a")
     await ward.wait(1.0)
-    ward.fall("a")
-    await ward.wait(500.0)
+    await ward.down(500.0)
     assert len(ward.deeds) == 1
 
 
@@ -247,20 +274,27 @@ async def test_a_fault_of_its_own_is_a_failed_attempt() -> None:
 
     ward = Ward()
     ward.deed = bug
-    ward.fall("a")
-    await ward.wait(10.0)
+    await ward.down()
     assert ward.results == {"failed": 1}
     assert "the gate's own fault: KeyError('bug')" in ward.told[-1].detail
 
 
 async def test_another_remedy_counts_from_the_next_look_on() -> None:
+    """Without a successor after all it goes on."""
     ward = Ward()
     ward.recovery.configure({})
-    ward.fall("a")
-    await ward.wait(50.0)
+    await ward.down(50.0)
     assert not ward.deeds
     ward.recovery.configure({"c": REMEDY})
     await ward.wait(0.0)
+    assert len(ward.deeds) == 1
+    ward = Ward()
+    ward.recovery.hand_over()
+    await ward.down(50.0)
+    assert not ward.deeds
+    ward.recovery.go_on()
+    await ward.wait(9.0)
+    await ward.wait(2.0)
     assert len(ward.deeds) == 1
 
 
@@ -284,25 +318,7 @@ async def test_a_successor_knows_what_was_tried_and_the_one_before_begins_nothin
     await old.recovery.close()
 
 
-async def test_without_a_successor_after_all_it_goes_on() -> None:
-    ward = Ward()
-    ward.fall("a")
-    ward.recovery.hand_over()
-    await ward.wait(50.0)
-    assert not ward.deeds
-    ward.recovery.go_on()
-    await ward.wait(9.0)
-    await ward.wait(2.0)
-    assert len(ward.deeds) == 1
-
-
 # When it may not act.
-
-
-def heard(ward: Ward, *names: str) -> None:
-    for state in ward.board:
-        state.answered_at = ward.now if state.unit.name in names else ward.now - 60.0
-        state.progress_at = 0.0
 
 
 @pytest.mark.parametrize(
@@ -312,82 +328,44 @@ def heard(ward: Ward, *names: str) -> None:
 def test_who_hears_nothing_of_most_units_may_be_cut_off_itself(
     units: int, answering: str, is_cut_off: bool
 ) -> None:
+    """Nor does it act when it stops, panics or has troubles of its own."""
     ward = Ward(units)
-    heard(ward, *answering)
-    why = reason_to_wait(ward.board, ward.now, stopping=False, gate_fault=False)
-    assert bool(why) is is_cut_off
-    assert ("may be cut off" in why) is is_cut_off
-
-
-def test_nor_does_who_stops_panics_or_has_troubles_of_its_own() -> None:
-    ward = Ward()
-    heard(ward, "a")
+    for state in ward.board:
+        state.answered_at = ward.now if state.unit.name in answering else ward.now - 60.0
+        state.progress_at = 0.0
 
     def why(stopping: bool = False, gate_fault: bool = False) -> str:
         return reason_to_wait(ward.board, ward.now, stopping=stopping, gate_fault=gate_fault)
 
-    assert why() == ""
+    assert bool(why()) is is_cut_off
+    assert ("may be cut off" in why()) is is_cut_off
     assert why(stopping=True) == "the gate is stopping"
-    assert why(gate_fault=True) == "the gate cannot open connections of its own"
-    ward.board.panic_at = 1.0
-    assert why() == "the gate is in panic"
+    if not is_cut_off:
+        assert why(gate_fault=True) == "the gate cannot open connections of its own"
+        ward.board.panic_at = 1.0
+        assert why() == "the gate is in panic"
 
 
 # Recovery in several gates, with an agreement of the test's own on who acts.
 
 
-class Agreed:
-    """What gates have agreed on, as a test says it."""
-
-    def __init__(self) -> None:
-        self.trouble = ""
-        self.acts = True
-        self.refusal = ""
-        self.standing = set[str]()
-        self.heard: list[Claim] = []
-        self.claims: list[Claim] = []
-        self.withdrawn: list[Claim] = []
-        self.on_claim: Callable[[], object] = lambda: None
-
-    def stand_for(self, cells: Collection[str]) -> None:
-        self.standing = set(cells)
-
-    def acts_for(self, _cell: str) -> bool:
-        return self.acts
-
-    def news(self) -> list[Claim]:
-        news, self.heard = self.heard, []
-        return news
-
-    async def claim(self, claim: Claim) -> int:
-        if self.refusal:
-            raise NotActingError(self.refusal)
-        self.claims.append(claim)
-        self.on_claim()
-        return 42
-
-    async def withdraw(self, claim: Claim) -> None:
-        self.withdrawn.append(claim)
-
-    async def close(self) -> None: ...
-
-
-async def test_an_attempt_is_claimed_and_its_command_gets_the_fencing_token() -> None:
-    agreed = Agreed()
-    ward = Ward(acting=agreed)
-    ward.fall("a")
-    await ward.wait(10.0)
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_an_attempt_is_claimed_and_its_command_gets_the_fencing_token(*, comes_back: bool) -> None:
+    """The claim is withdrawn when the unit came back meanwhile."""
+    ward = Ward(acting=(agreed := Agreed()))
+    if comes_back:
+        agreed.on_claim = lambda: ward.rise("a")
+    await ward.down()
     (claim,) = agreed.claims
     assert (claim.unit, claim.cell, claim.attempt, claim.rest_s) == ("a", "c", 1, 130.0)
-    assert [(about["id"], about["fence"]) for about in ward.deeds] == [(claim.id, 42)]
+    deeds = [(about["id"], about["fence"]) for about in ward.deeds]
+    assert (deeds, agreed.withdrawn) == (([], [claim]) if comes_back else ([(claim.id, 42)], []))
 
 
 async def test_a_refused_claim_cancels_the_attempt_and_counts_for_nothing() -> None:
-    agreed = Agreed()
+    ward = Ward(acting=(agreed := Agreed()))
     agreed.refusal = "gate g2 acts for the cell"
-    ward = Ward(acting=agreed)
-    ward.fall("a")
-    await ward.wait(10.0)
+    await ward.down()
     assert (ward.deeds, ward.results) == ([], {"cancelled": 1})
     assert ward.entries[-1]["detail"] == "gate g2 acts for the cell; nothing was done"
     agreed.refusal = ""
@@ -395,21 +373,10 @@ async def test_a_refused_claim_cancels_the_attempt_and_counts_for_nothing() -> N
     assert [about["attempt"] for about in ward.deeds] == [1]
 
 
-async def test_a_claim_is_withdrawn_when_the_unit_came_back_meanwhile() -> None:
-    agreed = Agreed()
-    ward = Ward(acting=agreed)
-    agreed.on_claim = lambda: ward.rise("a")
-    ward.fall("a")
-    await ward.wait(10.0)
-    assert (ward.deeds, agreed.withdrawn) == ([], agreed.claims)
-
-
 async def test_the_attempt_of_another_gate_is_given_its_time_and_then_followed_by_one_of_ours() -> None:
-    agreed = Agreed()
-    ward = Ward(acting=agreed)
+    ward = Ward(acting=(agreed := Agreed()))
     agreed.acts = False
-    ward.fall("a")
-    await ward.wait(10.0)
+    await ward.down()
     agreed.heard = [Claim("a", "c", "g2", "a-1", attempt=1, rest_s=130.0)]
     await ward.wait(1.0)
     agreed.acts = True
@@ -417,23 +384,3 @@ async def test_the_attempt_of_another_gate_is_given_its_time_and_then_followed_b
     assert not ward.deeds
     await ward.wait(2.0)
     assert [about["attempt"] for about in ward.deeds] == [2]
-
-
-def test_a_gate_that_may_not_act_lets_another_one() -> None:
-    ward = Ward(acting=(agreed := Agreed()))
-    assert agreed.standing == {"c"}
-    ward.waits = "the gate is in panic"
-    ward.now += 1.0
-    ward.recovery.tick(ward.now)
-    assert not agreed.standing
-
-
-async def test_when_gates_cannot_agree_it_says_so_once_and_does_nothing() -> None:
-    agreed = Agreed()
-    ward = Ward(acting=agreed)
-    agreed.acts, agreed.trouble = False, "Redis cannot be asked which gate acts: ConnectionError"
-    ward.fall("a")
-    for _ in range(20):
-        await ward.wait(1.0)
-    assert (ward.kinds, ward.deeds) == (["recovery_held"], [])
-    assert ward.told[0].detail == f"{agreed.trouble}; nothing is done about a"

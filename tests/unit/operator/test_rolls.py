@@ -1,9 +1,8 @@
-"""Rolls: what comes next, phase by phase, what is kept out of rotation, and gates that share a roll."""
+"""Rolls: what comes next, phase by phase, and what a roll sees of units."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from cellgate.proxy.extras.operator.roll_plan import (
     DRAIN_LEAST_MS,
     CommandEnd,
     Order,
-    OrderError,
     OwnRoll,
     Phase,
     Roll,
@@ -33,11 +31,10 @@ from cellgate.proxy.extras.operator.roll_plan import (
     undone,
     why_not_now,
 )
-from cellgate.proxy.extras.operator.roller import WRITE_AGAIN_MS, RollPorts, roll_units, slower_than_cell
+from cellgate.proxy.extras.operator.roller import roll_units, slower_than_cell
 from cellgate.router.board import Board
 from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Fleet, Rules, Unit, Verdict
-from tests.unit.operator.site import POLICY, Site
 
 THERE, BACK = RunCommand(("roll",)), RunCommand(("back",))
 FULL_POLICY = RollPolicy(THERE, "audit", BACK, drain_s=10.0, start_s=100.0, soak_s=20.0)
@@ -89,11 +86,14 @@ class World:
             self.step()
 
 
-def test_units_are_rolled_one_after_the_other_cell_by_cell() -> None:
-    world = World()
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_units_are_rolled_one_after_the_other_cell_by_cell(*, dry_run: bool) -> None:
+    """A dry run proves nothing and restarts nothing."""
+    world = World(dry_run=dry_run)
+    world.restarts = not dry_run
     world.run()
     assert world.roll.status is RollStatus.DONE
-    assert world.acts == [("a", False), ("b", False), ("c", False), ("d", False)]
+    assert world.acts == [(name, False) for name in "abcd"]
 
 
 def test_a_unit_waits_for_its_requests_but_not_for_ever() -> None:
@@ -143,43 +143,29 @@ def test_a_bad_version_stops_the_roll_after_one_unit_which_is_put_back(
     assert [world.phase(name) for name in "bcd"] == [Phase.WAITING] * 3
 
 
-def test_without_a_way_back_a_failed_unit_stays_out() -> None:
-    world = World(policy=replace(FULL_POLICY, undo=None))
-    world.until("a", Phase.SOAKING)
-    world.see("a", verdict=DOWN)
+def test_a_unit_of_another_version_than_expected_fails_and_without_a_way_back_stays_out() -> None:
+    world = World(policy=replace(FULL_POLICY, undo=None), version="2.0")
+    world.see("a", version="1.9")
     world.run()
+    assert world.roll.reason == "unit a: it is version 1.9, not 2.0"
     assert world.phase("a") is Phase.FAILED
     assert world.roll.out() == {"a"}
 
 
-def test_a_unit_of_another_version_than_expected_fails() -> None:
-    world = World(version="2.0")
-    world.see("a", version="1.9")
-    world.until("a", Phase.PROVING)
-    world.step()
-    assert world.roll.reason == "unit a: it is version 1.9, not 2.0"
-
-
-def test_a_failed_command_fails_the_roll() -> None:
+def test_a_failed_command_fails_the_roll_and_one_whose_gate_is_gone_has_to_be_proven() -> None:
     world = World()
     world.until("a", Phase.ACTING)
     ends = {"a": CommandEnd(False, "it exited with 3")}
     roll, _ = advance(world.roll, FULL_POLICY, world.rows.values(), ends, world.now_ms + 1)
     assert roll.reason == "unit a: its command failed: it exited with 3"
-
-
-def test_when_the_gate_that_ran_a_command_is_gone_the_unit_proves_what_came_of_it() -> None:
-    world = World()
-    world.until("a", Phase.ACTING)
     gone_ms = world.now_ms + round(1000 * FULL_POLICY.timeout_s) + COMMAND_GRACE_MS
-    early = advance(world.roll, FULL_POLICY, world.rows.values(), {}, gone_ms - 1)
-    late = advance(world.roll, FULL_POLICY, world.rows.values(), {}, gone_ms)
-    assert early.roll.units[0].phase is Phase.ACTING
-    assert late.roll.units[0].phase is Phase.PROVING
-    assert early.act == late.act == ()
+    for now_ms, phase in ((gone_ms - 1, Phase.ACTING), (gone_ms, Phase.PROVING)):
+        then = advance(world.roll, FULL_POLICY, world.rows.values(), {}, now_ms)
+        assert (then.roll.units[0].phase, then.act) == (phase, ())
 
 
-def test_nothing_is_begun_while_others_are_out_of_rotation() -> None:
+def test_nothing_is_begun_while_others_are_out_of_rotation_or_it_is_paused() -> None:
+    """What was begun is finished."""
     world = World()
     world.see("d", verdict=DOWN)
     world.step()
@@ -188,10 +174,6 @@ def test_nothing_is_begun_while_others_are_out_of_rotation() -> None:
     world.see("d", verdict=UP)
     world.step()
     assert world.phase("a") is Phase.DRAINING
-
-
-def test_paused_it_finishes_what_it_has_begun_and_begins_nothing() -> None:
-    world = World()
     world.until("a", Phase.PROVING)
     world.roll = replace(world.roll, status=RollStatus.PAUSED)
     for _ in range(100):
@@ -228,23 +210,13 @@ def test_units_whose_order_is_fixed_are_undone_in_the_same_order() -> None:
     assert world.acts == [("a", True), ("b", True), ("c", True)]
 
 
-def test_a_dry_run_proves_nothing_and_restarts_nothing() -> None:
-    world = World(dry_run=True)
-    world.restarts = False
-    world.run()
-    assert world.roll.status is RollStatus.DONE
-
-
-def test_a_roll_is_read_as_it_was_written() -> None:
-    world = World(version="2.0")
-    world.until("b", Phase.PROVING)
-    assert read_roll(roll_document(world.roll)) == world.roll
-
-
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b'{"v":2}', b'{"v":1,"units":[{}]}', b'{"v":1,"units":5}']
 )
-def test_what_is_no_roll_is_refused(text: bytes) -> None:
+def test_a_roll_is_read_as_it_was_written_and_what_is_none_is_refused(text: bytes) -> None:
+    world = World(version="2.0")
+    world.until("b", Phase.PROVING)
+    assert read_roll(roll_document(world.roll)) == world.roll
     with pytest.raises(ValueError, match="no roll: "):
         read_roll(text)
 
@@ -272,227 +244,50 @@ def test_whatever_units_do_the_bounds_hold(seed: int) -> None:
     assert len(set(world.acts)) == len(world.acts), "no unit gets a command twice"
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_unit_proves_itself_by_an_answer_which_is_waited_for_only_for_a_while(*, answered: bool) -> None:
-    world = World()
-    world.see("a", answered=False)
-    world.until("a", Phase.PROVING)
-    since_ms = world.now_ms
-    world.step(2.0)
-    assert world.phase("a") is Phase.PROVING
-    if answered:
-        world.see("a", answered=True)
+def test_a_unit_proves_itself_by_an_answer_which_is_waited_for_only_for_a_while() -> None:
+    """A wrong one stops the roll before the unit gets requests."""
+    for seen in ({"answered": True}, {"answered": True, "differs": True}, {}):
+        world = World()
+        world.see("a", answered=False)
+        world.until("a", Phase.PROVING)
+        since_ms = world.now_ms
+        world.step(2.0)
+        assert world.phase("a") is Phase.PROVING
+        world.see("a", **seen)
         world.step()
-    else:
-        world.until("a", Phase.SOAKING)
-        assert world.now_ms - since_ms >= ANSWER_MS
-    assert world.phase("a") is Phase.SOAKING
+        if "differs" in seen:
+            assert world.phase("a") in (Phase.FAILED, Phase.DRAINING)
+            assert "a" in world.roll.out()
+            continue
+        if not seen:
+            world.until("a", Phase.SOAKING)
+            assert world.now_ms - since_ms >= ANSWER_MS
+        assert world.phase("a") is Phase.SOAKING
 
 
-def test_a_wrong_answer_stops_the_roll_before_the_unit_gets_requests() -> None:
-    world = World()
-    world.see("a", answered=False)
-    world.until("a", Phase.PROVING)
-    world.see("a", answered=True, differs=True)
-    world.step()
-    assert world.phase("a") in (Phase.FAILED, Phase.DRAINING)
-    assert "a" in world.roll.out()
+# What a roll sees of units.
 
 
-# Rolling at gates: a step is written before it is done, and gates that share a roll go on with it.
-
-
-async def test_all_units_are_rolled_and_both_gates_keep_the_unit_of_the_moment_out() -> None:
-    site = Site()
-    one, other = site.gates
-    await other.order("start")
-    await site.wait(2)
-    assert one.drained == other.drained == {"a"}
-    await site.wait(20)
-    assert site.commands == [("g1", "a"), ("g1", "b")]
-    assert one.drained == other.drained == set()
-    assert other.roller.roll is not None
-    assert other.roller.roll.status is RollStatus.DONE
-    assert [entry["step"] for entry in one.entries] == ["begin", "end"] * 2
-
-
-async def test_when_the_conductor_dies_another_goes_on_and_repeats_no_command() -> None:
-    site = Site()
-    one, _ = site.gates
-    await one.order("start")
-    while not site.commands:
-        await site.wait(1)
-    one.is_alive = False
-    site.store.leader = "g2"
-    await site.wait(60)
-    assert site.commands == [("g1", "a"), ("g2", "b")]
-
-
-async def test_a_step_that_cannot_be_written_is_not_done() -> None:
-    site = Site()
-    one, _ = site.gates
-    await one.order("start")
-    await site.wait(1)
-    site.store.is_refusing = True
-    await site.wait(60)
-    assert site.commands == []
-    site.store.is_refusing = False
-    await site.wait(3)
-    assert site.commands == [("g1", "a")]
-
-
-async def test_a_unit_without_an_audit_log_gets_no_command() -> None:
-    site = Site()
-    one, _ = site.gates
-
-    async def full(_path: str, _entry: Mapping[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
-    one.roller._ports = replace(one.roller._ports, record=full)
-    await one.order("start")
-    await site.wait(10)
-    assert site.commands == []
-    assert one.roller.roll is not None
-    assert "No space left on device; nothing was done" in one.roller.roll.reason
-
-
-async def test_orders_that_make_no_sense_are_refused_at_once() -> None:
-    site = Site()
-    one, _ = site.gates
-    for verb in ("pause", "resume", "stop", "undo"):
-        with pytest.raises(OrderError, match="there is no roll: start one"):
-            await one.order(verb)
-    with pytest.raises(OrderError, match="there is no cell 'x'; the cells are: c"):
-        await one.order("start", cells=("x",))
-    await one.order("start")
-    await site.wait(2)
-    with pytest.raises(OrderError, match="a roll is under way"):
-        await one.order("start")
-
-
-async def test_paused_resumed_and_undone() -> None:
-    site = Site()
-    one, _ = site.gates
-    await one.order("start")
-    await site.wait(1)
-    await one.order("pause")
-    await site.wait(30)
-    assert one.phases() == [Phase.DONE, Phase.WAITING]
-    await one.order("resume")
-    await site.wait(30)
-    assert one.phases() == [Phase.DONE, Phase.DONE]
-    await one.order("undo")
-    await site.wait(30)
-    assert [unit for _, unit in site.commands] == ["a", "b", "b", "a"]
-    assert one.roller.roll is not None
-    assert one.roller.roll.status is RollStatus.DONE
-
-
-async def test_an_order_survives_the_gate_that_read_it_and_is_carried_out_once() -> None:
-    site = Site("a")
-    one, other = site.gates
-    await one.order("start")
-    order = await site.store.asked()
-    assert order is not None
-    site.store.is_refusing = True
-    await site.wait(2)
-    one.is_alive, site.store.is_refusing, site.store.leader = False, False, "g2"
-    await site.wait(20)
-    assert site.commands == [("g2", "a")]
-    assert other.phases() == [Phase.DONE]
-    # Its gate wrote the roll down and died before it took the order off the list.
-    await site.store.ask(order)
-    await site.wait(20)
-    assert await site.store.asked() is None
-    assert site.commands == [("g2", "a")]
-    assert [action.kind for action in other.told if action.kind == "roll_failed"] == []
-
-
-async def test_a_fault_of_the_gate_fails_the_unit_at_once() -> None:
-    site = Site("a")
-    one, _ = site.gates
-    one.fault = KeyError("a")
-    one.roller._policy = replace(POLICY, undo=None)
-    await one.order("start")
-    await site.wait(5)
-    assert one.roller.roll is not None
-    assert one.roller.roll.reason == "unit a: its command failed: the gate's own fault: KeyError('a')"
-    assert one.entries[-1]["result"] == "failed"
-
-
-async def test_the_end_of_an_earlier_command_is_not_taken_for_that_of_another_gate() -> None:
-    site = Site("a")
-    one, other = site.gates
-    await one.order("start")
-    await site.wait(20)
-    assert one.phases() == [Phase.DONE]
-    site.store.leader, other.ends = "g2", False
-    await other.order("undo")
-    await site.wait(5)
-    assert one.phases() == other.phases() == [Phase.ACTING]
-    site.store.leader = "g1"
-    await site.wait(5)
-    assert one.phases() == [Phase.ACTING]
-    await other.roller.close()
-
-
-async def test_a_roll_is_written_again_while_it_goes_on_or_keeps_a_unit_out() -> None:
-    site = Site("a")
-    one, _ = site.gates
-    one.report = RecoveryReport(RecoveryResult.FAILED, "it exited with 3")
-    one.roller._policy = replace(POLICY, undo=None)
-    await one.order("start")
-    await site.wait(1)
-    await one.order("pause")
-    while one.phases() != [Phase.FAILED]:
-        await site.wait(1)
-    for is_drained in (True, False):
-        site.store.written = 0
-        one.drain("a", is_drained)
-        for _ in range(5):
-            site.now += WRITE_AGAIN_MS / 1000
-            await site.wait(2)
-        assert site.store.written == (5 if is_drained else 0)
-
-
-# What a roll sees of units, and what becomes of its command when a unit is not there any more.
-
-PLAIN_POLICY = RollPolicy(RunCommand(("roll",)), "audit")
-
-
-def ports(board: Board) -> RollPorts:
+def test_a_unit_that_another_gate_has_drained_is_drained_and_one_that_is_gone_gets_no_command() -> None:
     async def never(*_: object) -> RecoveryReport:
         raise AssertionError("it was run")
 
-    settings = SimpleNamespace(known_answer=SimpleNamespace(every_s=0.0))
+    board, policy = Board(Rules()), RollPolicy(RunCommand(("roll",)), "audit")
+    board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in "abc")), 0.0)
+    board.drain("a", drained=True)
+    board.elsewhere = {"b": RemoteLoad(drained=True)}
     plane: Any = SimpleNamespace(
         board=board,
         now=lambda: 1.0,
-        settings=settings,
+        settings=SimpleNamespace(known_answer=SimpleNamespace(every_s=0.0)),
         set_drain=None,
         events=SimpleNamespace(add=None),
         ticker=SimpleNamespace(looks=[]),
         on_fleet=[],
     )
-    return roll_units(plane, PLAIN_POLICY, OwnRoll(), cast("Any", never))._ports
-
-
-def board_of(*names: str) -> Board:
-    board = Board(Rules())
-    board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in names)), 0.0)
-    return board
-
-
-def test_a_unit_that_another_gate_has_drained_is_drained() -> None:
-    board = board_of("a", "b", "c")
-    board.drain("a", drained=True)
-    board.elsewhere = {"b": RemoteLoad(drained=True)}
-    assert [row.drained for row in ports(board).rows(())] == [True, True, False]
-
-
-def test_a_unit_that_is_not_there_any_more_gets_no_command() -> None:
-    roll, gone = Roll("r1", "op", 0, ()), UnitRoll("gone", "c")
-    report = asyncio.run(cast("Any", ports(board_of("a")).act(PLAIN_POLICY, roll, gone, 0)))
+    ports: Any = roll_units(plane, policy, OwnRoll(), cast("Any", never))._ports
+    assert [row.drained for row in ports.rows(())] == [True, True, False]
+    report = asyncio.run(ports.act(policy, Roll("r1", "op", 0, ()), UnitRoll("gone", "c"), 0))
     assert report == RecoveryReport(RecoveryResult.FAILED, "it is not there; nothing was done")
 
 
