@@ -137,8 +137,3 @@ def test_without_a_terminal_it_draws_once(
     monkeypatch.setattr(admin_client, "events", lambda _admin: gate.events.last())
     assert main.main(["top"]) == 0
     assert "2 of 2 units in rotation" in capsys.readouterr().out
-
-
-def test_without_a_gate_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["top", "--admin", "127.0.0.1:1"]) == 1
-    assert "no gate answers at 127.0.0.1:1" in capsys.readouterr().err
