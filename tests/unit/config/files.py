@@ -40,6 +40,8 @@ rules: {canary_idle_s: 3, attempts: 4}
 limits: {body_bytes: 1MiB, bodies_bytes: 2000000}
 timeouts: {connect_s: 0.5, drain_delay_s: 0}
 pass_unlisted: true
+known_answer: {every_s: 0}
+continue_across_builds: true
 """
 
 
