@@ -29,195 +29,84 @@ from cellgate.proxy.workers.remote import new_counts
 from tests.unit.config.files import CELLS, FULL, ROOT, problems, read
 from tests.unit.observe.test_metrics import A1, make, scrape
 
-UNIT = {"name": "u", "url": "http://u:1"}
-ONE_CELL: Any = [{"name": "c", "units": [UNIT]}]
-PODS = {"namespace": "space", "selector": "unit={unit}", "evict": False, "kubeconfig": "FILE"}
-TASKS = {"cluster": "clustered", "services": ["served"], "region": "moon"}
-IMAGE = {"namespace": "n", "image": "new", "undo_image": "old", "container": "box", "kubeconfig": "FILE"}
-LIKE = {
-    "weight": 2,
-    "max_in_flight": 3,
-    "models": ["m"],
-    "engine": "vllm",
-    "canary": "completions",
-    "role": "decode",
-    "bootstrap_port": 9,
-    "api_key_file": "SECRET",
-}
-EVENTS = {"from": "vllm", "endpoint": "tcp://u:2", "replay_endpoint": "tcp://u:3", "ranks": 2}
-PROBES = [
-    {"probe": "http", "url": "http://n:5/"},
-    {"probe": "tcp", "address": "n:6"},
-    {"probe": "grpc", "address": "n:7", "service": "s"},
-    {"probe": "exporter", "url": "http://n:8/", "rule": "node_load1 > 9"},
-]
-NODE = {"name": "node-0", "role": "leader", "agent": "n:4", "place": ["rack"], "probes": PROBES}
-PAGED = [{"probe": "exporter", "url": "http://n:8/metrics", "preset": "dcgm"}]
-TIMES = {"after_s": 71, "timeout_s": 72, "backoff_s": 73, "max_parallel": 5, "max_share": 0.11, "attempts": 7}
-UNIT_FULL: Any = {
-    **LIKE,
-    **UNIT,
-    "metrics_url": "http://u:9/m",
-    "kv_events": EVENTS,
-    "nodes": [NODE],
-}
-
-
-def _found(**source: Any) -> Any:
-    return {"cells": [{"name": "c", "discover": {**source, "unit": LIKE}}]}
-
-
-def _remedied(**remedy: Any) -> Any:
-    return {"recovery": [{"cell": "c", "audit": "LOG", "dry_run": True, **TIMES, **remedy}]}
-
-
-def _rolled(**roll: Any) -> Any:
-    return {"roll": {"audit": "LOG", **roll}}
-
-
-DOCUMENTS: list[Any] = [
-    {
-        "cells": [
-            {
-                "name": "c",
-                "weight": 2,
-                "spill_s": 1,
-                "transfer": "nixl",
-                "units": [UNIT_FULL, {**UNIT, "name": "v", "url": "http://v:1"}],
-            }
-        ],
-        "listen": "1.2.3.4:5",
-        "admin": "1.2.3.4:6",
-        "agent_check": "1.2.3.4:7",
-        "workers": 3,
-        "trusted": ["10.0.0.0/8"],
-        "redis": "redis://r",
-        "redis_password_file": "SECRET",
-        "redis_prefix": "p:",
-        "advertise": "http://me:1",
-        "admin_token_file": "SECRET",
-        "policy": "p2c",
-        "access_log": "off",
-        "usage_log": "LOG",
-        "operator": "OPERATOR",
-        "keys": {
-            "file": "KEYS",
-            "on_revoke": "end",
-            "jwt": {
-                "issuer": "issuing",
-                "audience": "heard",
-                "jwks_url": "http://jwks:1/k",
-                "tenant_claim": "t",
-            },
-        },
-        "tracing": {"endpoint": "http://spans:1/v1/traces", "sample_ratio": 0.5},
-        "otlp_metrics": "http://told:1/v1/metrics",
-        "rules": {
-            "canary_idle_s": 15,
-            "canary_timeout_s": 2,
-            "warm_up_timeout_s": 61,
-            "slow_start_s": 11,
-            "attempts": 4,
-        },
-        "limits": {
-            "body_bytes": 6000,
-            "bodies_bytes": 7000,
-            "idle_timeout_s": 76,
-        },
-        "timeouts": {
-            "connect_s": 4,
-            "answer_s": 601,
-            "drain_delay_s": 6,
-            "drain_s": 301,
-        },
-        "tls": {
-            "cert": "FILE",
-            "key": "FILE",
-            "ca": "FILE",
-            "unit_cert": "FILE",
-            "unit_key": "FILE",
-            "admin_cert": "FILE",
-            "admin_key": "FILE",
-            "admin_client_ca": "FILE",
-        },
-        "queue": {
-            "limit": 7,
-            "max_wait_s": 9,
-        },
-        "session_header": "x-a",
-        "poison": {"ban_s": 5},
-        "known_answer": {"every_s": 7},
-        "guardrail": {
-            "url": "http://guard:1/g",
-            "request": False,
-            "answer": "whole",
-            "timeout_s": 3,
-            "fail": "open",
-        },
-        "cors": {"origins": ["https://a.example"]},
-        "realtime": True,
-        "internal_headers": "all",
-        "pass_unlisted": True,
-        "models": {"alias": "m"},
-        "fallback": {"m": "k"},
-        "no_continuation": ["m"],
-        "continue_across_builds": True,
-    },
-    {"cells": [{"name": "c", "units": [{**UNIT, "nodes": [{**NODE, "probes": PAGED}]}]}]},
-    {"cells": [{"name": "c", "units": []}], "redis": "redis://r", "discovery": "redis"},
-    _found(**{"from": "dns"}, host="named", port=1, scheme="https", server="ns:53"),
-    _found(**{"from": "dns"}, host="named", record="SRV"),
-    {"cells": [{"name": "c", "discover": {"from": "file", "path": "/units"}}]},
-    _found(
-        **{"from": "lws"},
-        name="set",
-        namespace="n",
-        kubeconfig="FILE",
-        places=True,
-        port=1,
-        agent_port=2,
-        scheme="https",
-    ),
-    _found(
-        **{"from": "ecs"},
-        cluster="clustered",
-        services=["s"],
-        region="moon",
-        port=1,
-        agent_port=2,
-    ),
-]
-
-OPERATORS: list[Any] = [
-    {
-        "alb": {
-            "rule": "arn:x:listener/app/y",
-            "target_group": "arn:x:targetgroup/y",
-            "weight": 5,
-            "region": "moon",
-        },
-    },
-    {"leases": {"namespace": "n", "kubeconfig": "FILE"}},
-    _remedied(command=["true"]),
-    _remedied(webhook="https://hooked:1/h", secret_file="SECRET"),
-    _remedied(kubernetes=PODS),
-    _remedied(ecs=TASKS),
-    _remedied(systemd="vllm@{unit}"),
-    _rolled(
-        command=["true"],
-        undo=["false"],
-        timeout_s=71,
-        parallel=2,
-        max_unavailable=3,
-        drain_s=72,
-        start_s=73,
-        soak_s=74,
-        max_errors=0.11,
-        max_degraded=0.12,
-    ),
-    _rolled(kubernetes=IMAGE),
-    _rolled(ecs=TASKS),
-]
+ONE_CELL: Any = [{"name": "c", "units": [{"name": "u", "url": "http://u:1"}]}]
+DOCUMENTS: list[Any] = yaml.safe_load("""
+- cells:
+  - {name: c, weight: 2, spill_s: 1, transfer: nixl, units: [{
+      <<: &like {weight: 2, max_in_flight: 3, models: [m], engine: vllm, canary: completions, role: decode,
+        bootstrap_port: 9, api_key_file: SECRET},
+      name: u, url: "http://u:1", metrics_url: "http://u:9/m",
+      kv_events: {from: vllm, endpoint: "tcp://u:2", replay_endpoint: "tcp://u:3", ranks: 2},
+      nodes: [&node {name: node-0, role: leader, agent: "n:4", place: [rack], probes: [
+        {probe: http, url: "http://n:5/"}, {probe: tcp, address: "n:6"},
+        {probe: grpc, address: "n:7", service: s},
+        {probe: exporter, url: "http://n:8/", rule: node_load1 > 9}]}]},
+      {name: v, url: "http://v:1"}]}
+  listen: 1.2.3.4:5
+  admin: 1.2.3.4:6
+  agent_check: 1.2.3.4:7
+  workers: 3
+  trusted: [10.0.0.0/8]
+  redis: redis://r
+  redis_password_file: SECRET
+  redis_prefix: "p:"
+  advertise: http://me:1
+  admin_token_file: SECRET
+  policy: p2c
+  access_log: "off"
+  usage_log: LOG
+  operator: OPERATOR
+  keys:
+    file: KEYS
+    on_revoke: end
+    jwt: {issuer: issuing, audience: heard, jwks_url: "http://jwks:1/k", tenant_claim: t}
+  tracing: {endpoint: "http://spans:1/v1/traces", sample_ratio: 0.5}
+  otlp_metrics: http://told:1/v1/metrics
+  rules: {canary_idle_s: 15, canary_timeout_s: 2, warm_up_timeout_s: 61, slow_start_s: 11, attempts: 4}
+  limits: {body_bytes: 6000, bodies_bytes: 7000, idle_timeout_s: 76}
+  timeouts: {connect_s: 4, answer_s: 601, drain_delay_s: 6, drain_s: 301}
+  tls: {cert: FILE, key: FILE, ca: FILE, unit_cert: FILE, unit_key: FILE, admin_cert: FILE, admin_key: FILE,
+    admin_client_ca: FILE}
+  queue: {limit: 7, max_wait_s: 9}
+  session_header: x-a
+  poison: {ban_s: 5}
+  known_answer: {every_s: 7}
+  guardrail: {url: "http://guard:1/g", request: false, answer: whole, timeout_s: 3, fail: open}
+  cors: {origins: ["https://a.example"]}
+  realtime: true
+  internal_headers: all
+  pass_unlisted: true
+  models: {alias: m}
+  fallback: {m: k}
+  no_continuation: [m]
+  continue_across_builds: true
+- cells: [{name: c, units: [{name: u, url: "http://u:1", nodes: [{<<: *node, probes: [
+    {probe: exporter, url: "http://n:8/metrics", preset: dcgm}]}]}]}]
+- {cells: [{name: c, units: []}], redis: redis://r, discovery: redis}
+- cells: [{name: c, discover: {from: dns, host: named, port: 1, scheme: https, server: "ns:53", unit: *like}}]
+- cells: [{name: c, discover: {from: dns, host: named, record: SRV, unit: *like}}]
+- cells: [{name: c, discover: {from: file, path: /units}}]
+- cells: [{name: c, discover: {from: lws, name: set, namespace: n, kubeconfig: FILE, places: true, port: 1,
+    agent_port: 2, scheme: https, unit: *like}}]
+- cells: [{name: c, discover: {from: ecs, cluster: clustered, services: [s], region: moon, port: 1,
+    agent_port: 2, unit: *like}}]
+""")
+OPERATORS: list[Any] = yaml.safe_load("""
+- alb: {rule: "arn:x:listener/app/y", target_group: "arn:x:targetgroup/y", weight: 5, region: moon}
+- leases: {namespace: n, kubeconfig: FILE}
+- recovery: [{<<: &remedy {cell: c, audit: LOG, dry_run: true, after_s: 71, timeout_s: 72, backoff_s: 73,
+    max_parallel: 5, max_share: 0.11, attempts: 7}, command: ["true"]}]
+- recovery: [{<<: *remedy, webhook: "https://hooked:1/h", secret_file: SECRET}]
+- recovery: [{<<: *remedy, kubernetes: {namespace: space, selector: "unit={unit}", evict: false,
+    kubeconfig: FILE}}]
+- recovery: [{<<: *remedy, ecs: &tasks {cluster: clustered, services: [served], region: moon}}]
+- recovery: [{<<: *remedy, systemd: "vllm@{unit}"}]
+- roll: {audit: LOG, command: ["true"], undo: ["false"], timeout_s: 71, parallel: 2, max_unavailable: 3,
+    drain_s: 72, start_s: 73, soak_s: 74, max_errors: 0.11, max_degraded: 0.12}
+- roll: {audit: LOG, kubernetes: {namespace: n, image: new, undo_image: old, container: box,
+    kubeconfig: FILE}}
+- roll: {audit: LOG, ecs: *tasks}
+""")
 
 
 @pytest.fixture
