@@ -14,14 +14,23 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.control.comparisons import NodeFactsMetrics
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.discovery.follow import Discovery, DiscoveryMetrics
+from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.observe.exposition import Exposition, NodeAgentMetrics, Traffic
+from cellgate.proxy.observe.exposition import (
+    AccessLogMetrics,
+    AgentCheckMetrics,
+    Exposition,
+    NodeAgentMetrics,
+    PoolMetrics,
+    Traffic,
+)
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.redis.link import RedisLink, RedisMetrics
 from cellgate.proxy.workers.control_process import WorkerMetrics, Workers, WorkerTotals
@@ -52,8 +61,8 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 NAME = re.compile(r"\b(?:cellgate|process)_\w+|\bup(?=\{)")
 
 
-def exposed() -> dict[str, set[str]]:
-    """The samples of a gate that has units, agents and a Redis, by name, with the labels of each."""
+def exposed() -> list[Family]:
+    """What a gate exposes that has units, agents, balancers and a Redis."""
     board = Board(Rules())
     board.configure(Fleet(units=(Unit("a1", "a", "http://a1", nodes=(Node("a1-0", Role.LEADER),)),)), 0.0)
     board.observe(Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "all run", 1.0, node="a1-0"))
@@ -65,10 +74,8 @@ def exposed() -> dict[str, set[str]]:
     metrics.finished(DONE)
     metrics.recoveries["a", "gave_up"] = 0
     events = EventLog(float, 2, log=lambda _level, _line: None)
-    contained = Containment(
-        board, cast("Any", None), events, float, cast("Any", None), answered=len, ban_s=1.0
-    )
-    metrics.include(PoisonMetrics(contained))
+    nobody = cast("Any", None)
+    metrics.include(PoisonMetrics(Containment(board, nobody, events, float, nobody, answered=len, ban_s=1.0)))
     routing = RoutingMetrics(board, Queue(FairRules()))
     routing.completed(board.open("a1", Ask(), 1.0, retry=False), None, 3)
     metrics.include(routing)
@@ -81,12 +88,25 @@ def exposed() -> dict[str, set[str]]:
     board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
     metrics.include(NodeFactsMetrics(board))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): True}))
-    page = asyncio.run(metrics.render()).decode()
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    return {sample.name: set(sample.labels) for sample in samples}
+    agent = HaproxyAgent(board, float, lambda: False, lambda _: True, Balancers())
+    for collector in (AgentCheckMetrics(agent), AccessLogMetrics(int), PoolMetrics(board, int)):
+        metrics.include(collector)
+    return list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
 
 
-EXPOSED = exposed() | {"up": {"job", "instance"}}
+FAMILIES = exposed()
+EXPOSED = {sample.name: set(sample.labels) for family in FAMILIES for sample in family.samples}
+EXPOSED |= {"up": {"job", "instance"}}
+
+
+def test_every_metric_is_documented() -> None:
+    names = [f"{each.name}_total" if each.type == "counter" else each.name for each in FAMILIES]
+    documented = re.findall(
+        r"`((?:cellgate_|vllm:)\w+)(?:\{\w|`)", (ROOT / "docs" / "metrics.md").read_text()
+    )
+    ours = {name for name in names if name.startswith(("cellgate_", "vllm:"))}
+    assert ours - set(documented) == set()
+    assert len(ours) > 50
 
 
 def expressions() -> list[str]:

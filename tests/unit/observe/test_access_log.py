@@ -6,7 +6,6 @@ import io
 import sys
 import threading
 import tracemalloc
-from pathlib import Path
 
 import orjson
 import pytest
@@ -24,7 +23,6 @@ from cellgate.proxy.observe.log import (
 from cellgate.router.nouns import Outcome
 from tests.wire.process import eventually
 
-DOCS = Path(__file__).parents[3] / "docs" / "logs.md"
 DONE = Finished(
     request_id="req-1",
     peer="192.0.2.1:5",
@@ -91,7 +89,7 @@ class Broken(io.BytesIO):
         return super().write(data)
 
 
-def test_a_json_line_has_the_documented_fields_and_no_other() -> None:
+def test_a_json_line() -> None:
     line = json_line(clock(), DONE)
     assert line == (
         b'{"time":"2023-11-14T22:13:20.250Z","request_id":"req-1","peer":"192.0.2.1:5","method":"POST",'
@@ -99,8 +97,6 @@ def test_a_json_line_has_the_documented_fields_and_no_other() -> None:
         b'"outcome":"ok","attempts":1,"continued":0,"ttft_s":0.2135,"duration_s":1.5,"events":128,"bytes_in":1033,'
         b'"bytes_out":45321,"rank":null}\n'
     )
-    documented = DOCS.read_text()
-    assert [field for field in orjson.loads(line) if f"| `{field}` |" not in documented] == []
 
 
 def test_a_console_line_is_short_and_aligned() -> None:
@@ -128,6 +124,7 @@ def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -
     sink = io.BytesIO()
     log = AccessLog("json", sink, clock)
     log.write(DONE)
+    assert sink.getvalue() == b"", "nothing is written before a flush"
     log.flush()
     log.write(DONE._replace(request_id="req-2"))
     log.close()
@@ -148,14 +145,6 @@ def test_standard_output_is_a_sink(capfd: pytest.CaptureFixture[str]) -> None:
     log.write(DONE)
     log.close()
     assert capfd.readouterr().out == json_line(clock(), DONE).decode()
-
-
-def test_nothing_is_written_before_a_flush() -> None:
-    sink = io.BytesIO()
-    log = AccessLog("json", sink, clock)
-    log.write(DONE)
-    assert sink.getvalue() == b""
-    log.close()
 
 
 def test_off_writes_nothing_and_starts_no_thread() -> None:
@@ -208,7 +197,7 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
     for lost in (1, 2, 3):
         log.write(DONE)
         log.flush()
-        wait_until_lost(log, lost)
+        assert eventually(lambda: log.dropped >= lost)  # noqa: B023
     complaint = (
         "access log: {} lines lost, its output does not accept them: [Errno 28] No space left on device"
     )
@@ -223,15 +212,9 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
     assert sink.getvalue().count(b"\n") == 1
 
 
-def wait_until_lost(log: AccessLog, lost: int) -> None:
-    assert eventually(lambda: log.dropped >= lost)
-
-
 def test_a_line_that_waits_takes_no_more_memory_than_its_bytes() -> None:
     tracemalloc.start()
-    try:
-        lines = [json_line(clock(), DONE) for _ in range(1000)]
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    lines = [json_line(clock(), DONE) for _ in range(1000)]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert held < sum(map(sys.getsizeof, lines)) + 100 * len(lines)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog, EventRecord, Follower
+from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog
 from cellgate.proxy.observe.log import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.request.response import Response
 from cellgate.router.board import Board, Flip
@@ -43,30 +43,37 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
     ]
 
 
+NOTHING_LOST = "warning 0 requests moved, 0 streams broken; it returns"
+
+
 @pytest.mark.parametrize(
-    ("after", "level", "end"),
+    ("after", "strength", "said"),
     [
-        (Verdict.STARTING, "info", "it gets requests once a canary passes"),
-        (Verdict.UP, "info", "it gets requests"),
-        (Verdict.SUSPECT, "warning", "a canary is sent now; until it passes, other units are preferred"),
-        (Verdict.DOWN, "warning", "0 requests moved, 0 streams broken; it returns after 2 canaries pass"),
-        (Verdict.PROBATION, "info", "it gets requests once 2 canaries pass in a row"),
+        (Verdict.STARTING, Strength.STRONG, "info it gets requests once a canary passes"),
+        (Verdict.UP, Strength.STRONG, "info it gets requests"),
+        (
+            Verdict.SUSPECT,
+            Strength.STRONG,
+            "warning a canary is sent now; until it passes, other units are preferred",
+        ),
+        (Verdict.DOWN, Strength.STRONG, f"{NOTHING_LOST} after 2 canaries pass"),
+        (
+            Verdict.DOWN,
+            Strength.FATAL,
+            f"{NOTHING_LOST} once node a1-1 is healthy again and 2 canaries pass",
+        ),
+        (Verdict.PROBATION, Strength.STRONG, "info it gets requests once 2 canaries pass in a row"),
     ],
 )
-def test_every_verdict_says_what_becomes_of_the_unit(after: Verdict, level: str, end: str) -> None:
+def test_every_verdict_says_what_becomes_of_the_unit_in_one_line(
+    after: Verdict, strength: Strength, said: str
+) -> None:
     events, lines = make()
-    why = Evidence("a1", Sign.BAD, Strength.STRONG, "agent", "gone", 5.0, node="a1-1")
+    why = Evidence("a1", Sign.BAD, strength, "agent", "gone\r\nunit a2 up", 5.0, node="a1-1")
     events.add(Flip("a1", "a", Verdict.PROBATION, after, 5.0, why))
-    assert lines == [
-        (level, f"unit a1 (cell a) probation -> {after.value}: gone (source agent, node a1-1); {end}")
-    ]
-
-
-def test_a_unit_whose_node_is_gone_waits_for_that_node() -> None:
-    events, lines = make()
-    why = Evidence("a1", Sign.BAD, Strength.FATAL, "agent", "gone", 5.0, node="a1-1")
-    events.add(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, why))
-    assert lines[0][1].endswith("; it returns once node a1-1 is healthy again and 2 canaries pass")
+    reason = "gone\\x0d\\x0aunit a2 up (source agent, node a1-1)"
+    level, _, end = said.partition(" ")
+    assert lines == [(level, f"unit a1 (cell a) probation -> {after.value}: {reason}; {end}")]
 
 
 def test_an_event_is_ready_for_json() -> None:
@@ -92,13 +99,6 @@ def test_an_event_is_ready_for_json() -> None:
     ]
 
 
-def test_a_reason_with_line_breaks_stays_one_line() -> None:
-    events, lines = make()
-    why = Evidence("a1", Sign.BAD, Strength.FATAL, "request", "bad\r\nunit a2 up", 5.0)
-    events.add(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, why))
-    assert "bad\\x0d\\x0aunit a2 up" in lines[0][1]
-
-
 def test_what_operators_do_is_remembered_with_who_did_it() -> None:
     events, lines = make()
     events.add(Action("drain", "127.0.0.1", "a1"))
@@ -110,58 +110,33 @@ def test_what_operators_do_is_remembered_with_who_did_it() -> None:
         ("info", "configuration reloaded by SIGHUP: 1 unit added, 0 removed"),
     ]
     assert [event["kind"] for event in events.last()] == ["drain", "undrain", "reload"]
+    for _ in range(KEPT):
+        events.add(DOWN)
+    assert [event["id"] for event in events.last()] == list(range(4, KEPT + 4)), "only the last ones"
 
 
-def test_only_the_last_events_are_kept() -> None:
+async def test_a_follower_gets_what_happens_from_then_on_and_nothing_once_it_has_left() -> None:
     events, _ = make()
-    for _ in range(KEPT + 3):
+    events.add(DOWN)
+    follower, other = events.subscribe(), events.subscribe()
+    events.unsubscribe(other)
+    events.add(DOWN)
+    events.add(DOWN)
+    events.close()
+    other.end()
+    assert [event["id"] async for event in follower] == [2, 3]
+    assert [event async for event in other] == []
+
+
+async def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memory() -> None:
+    events, _ = make()
+    follower = events.subscribe()
+    for _ in range(FOLLOWER_BACKLOG + 10):
         events.add(DOWN)
-    assert [event["id"] for event in events.last()] == list(range(4, KEPT + 4))
-
-
-def test_a_follower_gets_what_happens_from_then_on() -> None:
-    async def follow() -> list[EventRecord]:
-        events, _ = make()
-        events.add(DOWN)
-        follower = events.subscribe()
-        events.add(DOWN)
-        events.add(DOWN)
-        events.close()
-        return await read(follower)
-
-    assert [event["id"] for event in asyncio.run(follow())] == [2, 3]
-
-
-def test_a_follower_that_left_gets_nothing() -> None:
-    async def follow() -> list[EventRecord]:
-        events, _ = make()
-        follower = events.subscribe()
-        events.unsubscribe(follower)
-        events.add(DOWN)
-        follower.end()
-        return await read(follower)
-
-    assert asyncio.run(follow()) == []
-
-
-def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memory() -> None:
-    async def follow() -> list[EventRecord]:
-        events, _ = make()
-        follower = events.subscribe()
-        for _ in range(FOLLOWER_BACKLOG + 10):
-            events.add(DOWN)
-        return await read(follower)
-
-    got = asyncio.run(follow())
+    got = [event async for event in follower]
     assert [event["kind"] for event in got] == ["flip"] * FOLLOWER_BACKLOG + ["cut"]
-    assert (
-        got[-1]["line"]
-        == f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last 256"
-    )
-
-
-async def read(follower: Follower) -> list[EventRecord]:
-    return [event async for event in follower]
+    note = f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last 256"
+    assert got[-1]["line"] == note
 
 
 # Exceptions of the gate's own: told of once in a while, counted each time.
@@ -200,11 +175,14 @@ def test_each_is_counted_and_one_line_tells_of_many() -> None:
     assert told.lines[1].endswith("; 99 more of these since the last report")
 
 
-def test_another_place_is_told_of_at_once() -> None:
+def test_another_place_is_told_of_at_once_and_what_is_remembered_is_bounded() -> None:
     told = Told()
     told.fail(ValueError("boom"))
     told.fail(KeyError("boom"))
     assert len(told.lines) == 2
+    for number in range(3 * PLACES_KEPT):
+        told.fail(None, message=f"message {number}")
+    assert len(told.defects._reported_at) <= PLACES_KEPT
 
 
 def test_what_the_network_does_is_no_defect() -> None:
@@ -212,13 +190,6 @@ def test_what_the_network_does_is_no_defect() -> None:
     told.fail(TimeoutError(110, "it took too long"))
     told.fail(None)
     assert (told.defects.count, len(told.lines)) == (0, 2)
-
-
-def test_what_is_remembered_is_bounded() -> None:
-    told = Told()
-    for number in range(3 * PLACES_KEPT):
-        told.fail(None, message=f"message {number}")
-    assert len(told.defects._reported_at) <= PLACES_KEPT
 
 
 def failing(error: Exception) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as exact_families
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
-from cellgate.proxy.observe.counters import LAGS_KEPT, Metrics
+from cellgate.proxy.observe.counters import LAGS_KEPT, PLAIN, Metrics
 from cellgate.proxy.observe.exposition import (
     OWN_ROUTES,
     SAMPLES,
@@ -28,7 +28,6 @@ from cellgate.proxy.observe.exposition import (
     Traffic,
 )
 from cellgate.proxy.observe.log import Finished
-from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.redis.link import LinkState, RedisLink, RedisMetrics
 from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
 from cellgate.proxy.request.routes import find_route
@@ -48,7 +47,6 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier
-from cellgate.router.queue import FairRules, Queue
 from tests.unit.observe.test_access_log import DONE as LOGGED
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
@@ -61,40 +59,43 @@ def make(*units: Unit) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
-    metrics.include(Exposition(metrics, waiting=lambda: 3, connections=lambda: sides))
+    metrics.include(Exposition(metrics, waiting=lambda: 3, connections=lambda: sides, suspended=lambda: 7))
     metrics.include(Traffic(metrics))
     return metrics, board
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
+    """All that a page has."""
+    return samples(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
+
+
+def samples(families: Iterable[Metric]) -> dict[str, float]:
     """All samples as `name{label=value,…}` (labels sorted); fails when one is there twice."""
     shown: dict[str, float] = {}
-    for family in text_string_to_metric_families(asyncio.run(metrics.render()).decode()):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            name = f"{sample.name}{{{labels}}}" if labels else sample.name
-            assert name not in shown
-            shown[name] = sample.value
+    for sample in (sample for family in families for sample in family.samples):
+        labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+        name = f"{sample.name}{{{labels}}}" if labels else sample.name
+        assert name not in shown
+        shown[name] = sample.value
     return shown
 
 
-def test_a_request_is_counted_by_route_and_status_with_its_bytes() -> None:
-    metrics, _ = make(A1)
+def record(**changes: object) -> Finished:
+    return DONE._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_requests_and_attempts_are_counted() -> None:
+    metrics, _ = make(A1, A2)
     metrics.finished(DONE)
     metrics.finished(DONE)
-    metrics.finished(replace_record(status=503, unit="", ttft_s=None, code="no_unit"))
+    metrics.finished(record(status=503, unit="", ttft_s=None, code="no_unit"))
+    metrics.attempt("a1", Outcome.EVICTED)
+    metrics.attempt("a2", Outcome.OK)
     shown = scrape(metrics)
     assert shown["cellgate_client_requests_total{route=generate,status=200}"] == 2
     assert shown["cellgate_client_requests_total{route=generate,status=503}"] == 1
     assert shown["cellgate_bytes_total{direction=in}"] == 300
     assert shown["cellgate_bytes_total{direction=out}"] == 2700
-
-
-def test_an_attempt_is_counted_by_unit_and_outcome() -> None:
-    metrics, _ = make(A1, A2)
-    metrics.attempt("a1", Outcome.EVICTED)
-    metrics.attempt("a2", Outcome.OK)
-    shown = scrape(metrics)
     assert shown["cellgate_attempts_total{outcome=evicted,unit=a1}"] == 1
     assert shown["cellgate_attempts_total{outcome=ok,unit=a2}"] == 1
     assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
@@ -102,33 +103,25 @@ def test_an_attempt_is_counted_by_unit_and_outcome() -> None:
 
 def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_cell_of_the_unit_that_answered() -> None:
     metrics, _ = make(A1, A2, B1)
-    for unit, ttft_s in (("a1", 0.2), ("a2", 0.21), ("a2", 400.0), ("b1", 0.2)):
-        metrics.finished(replace_record(unit=unit, ttft_s=ttft_s))
+    for unit, ttft_s in (("a1", 0.2), ("a2", 0.21), ("a2", 400.0), ("b1", 0.2), ("", None)):
+        metrics.finished(record(unit=unit, ttft_s=ttft_s))
     shown = scrape(metrics)
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.15}"] == 0
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2}"] == 1
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.3}"] == 2
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=300.0}"] == 2
-    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=+Inf}"] == 3
+    for bound, count in (("0.15", 0), ("0.2", 1), ("0.3", 2), ("300.0", 2), ("+Inf", 3)):
+        assert shown[f"cellgate_ttft_seconds_bucket{{cell=a,le={bound}}}"] == count
     assert shown["cellgate_ttft_seconds_sum{cell=a}"] == pytest.approx(400.41)
-    assert shown["cellgate_request_duration_seconds_count{cell=a}"] == 3
-    assert shown["cellgate_request_duration_seconds_count{cell=b}"] == 1
-
-
-def test_a_unit_is_shown_with_count_and_sum() -> None:
-    metrics, _ = make(A1, A2)
-    metrics.finished(DONE)
-    shown = scrape(metrics)
-    assert shown["cellgate_unit_ttft_seconds_count{unit=a1}"] == 1
-    assert shown["cellgate_unit_ttft_seconds_sum{unit=a1}"] == 0.2
-    assert shown["cellgate_unit_ttft_seconds_count{unit=a2}"] == 0
+    for cell, count in (("a", 3), ("b", 1), ("", 1)):
+        assert shown[f"cellgate_request_duration_seconds_count{{cell={cell}}}"] == count
+    assert "cellgate_ttft_seconds_count{cell=}" not in shown
+    for unit, count, sum_s in (("a1", 1, 0.2), ("a2", 2, 400.21)):
+        assert shown[f"cellgate_unit_ttft_seconds_count{{unit={unit}}}"] == count
+        assert shown[f"cellgate_unit_ttft_seconds_sum{{unit={unit}}}"] == pytest.approx(sum_s)
 
 
 def test_the_histogram_of_a_cell_never_falls() -> None:
     """Prometheus would take it for a restart of the gate, and all that is left for new observations."""
     metrics, board = make(A1, A2)
     for unit in ("a1", "a2"):
-        metrics.finished(replace_record(unit=unit))
+        metrics.finished(record(unit=unit))
     board.units["a1"].gaps_ms[9] += 1
     scrape(metrics)
     metrics.finished(DONE)
@@ -155,7 +148,7 @@ def test_a_unit_that_moves_to_another_cell_begins_there_at_zero() -> None:
 
 def test_paths_that_the_gate_answers_itself_are_no_requests_of_clients() -> None:
     metrics, _ = make(A1)
-    metrics.finished(replace_record(route="health", unit=""))
+    metrics.finished(record(route="health", unit=""))
     assert not [name for name in scrape(metrics) if name.startswith("cellgate_client_requests")]
     own = (b"/health", b"/readyz", b"/livez", b"/v1/models", b"/healthz/unit/a1")
     assert {find_route(path).name for path in own} == OWN_ROUTES
@@ -164,23 +157,15 @@ def test_paths_that_the_gate_answers_itself_are_no_requests_of_clients() -> None
 def test_the_recent_time_to_first_token_follows_the_last_ten_or_twenty() -> None:
     metrics, _ = make(A1)
     assert metrics.recent_ttft_s("a1") is None
-    metrics.finished(replace_record(ttft_s=4.0))
-    metrics.finished(replace_record(ttft_s=None))
+    metrics.finished(record(ttft_s=4.0))
+    metrics.finished(record(ttft_s=None))
     assert metrics.recent_ttft_s("a1") == 4.0
     for _ in range(20):
-        metrics.finished(replace_record(ttft_s=1.0))
+        metrics.finished(record(ttft_s=1.0))
     recent_s = metrics.recent_ttft_s("a1")
     assert recent_s is not None
     assert 1.3 < recent_s < 1.4
     assert metrics.recent_ttft_s("a2") is None
-
-
-def test_a_request_that_no_unit_answered_has_a_duration_and_no_ttft() -> None:
-    metrics, _ = make(A1)
-    metrics.finished(replace_record(unit="", ttft_s=None, status=429))
-    shown = scrape(metrics)
-    assert shown["cellgate_request_duration_seconds_count{cell=}"] == 1
-    assert "cellgate_ttft_seconds_count{cell=}" not in shown
 
 
 def test_gaps_per_millisecond_become_exact_buckets() -> None:
@@ -208,16 +193,6 @@ def test_exactly_one_verdict_of_a_unit_is_shown_as_one() -> None:
     assert shown["cellgate_unit_state{cell=a,state=drained,unit=a1}"] == 1
 
 
-def test_load_is_shown_with_its_age_once_the_engine_has_told_it() -> None:
-    metrics, board = make(A1, A2)
-    board.report(Load("a1", 8.5, running=4, waiting=2, kv_use=0.25))
-    shown = scrape(metrics)
-    assert shown["cellgate_unit_load_requests{state=running,unit=a1}"] == 4
-    assert shown["cellgate_unit_load_requests{state=waiting,unit=a1}"] == 2
-    assert shown["cellgate_unit_load_kv_use{unit=a1}"] == 0.25
-    assert not [name for name in shown if name.startswith("cellgate_unit_load") and "a2" in name]
-
-
 def test_flips_retries_refusals_and_lag_are_counted() -> None:
     metrics, _ = make(A1)
     why = Evidence("a1", Sign.GOOD, Strength.STRONG, "canary", "token", 1.0)
@@ -241,79 +216,62 @@ def test_flips_retries_refusals_and_lag_are_counted() -> None:
     assert scrape(metrics)["cellgate_loop_lag_max_seconds"] == 0.001
 
 
-def test_what_an_alert_may_watch_is_there_at_zero_before_it_happens() -> None:
-    shown = scrape(make(A1)[0])
-    for cause in DownCause:
-        assert shown[f"cellgate_unit_downs_total{{cause={cause.value},unit=a1}}"] == 0
-    assert shown["cellgate_retries_total{unit=a1}"] == 0
-    assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
-    assert shown["cellgate_refusals_total{reason=no_unit}"] == 0
-
-
-def test_injected_values_and_the_process_are_shown() -> None:
+def test_what_is_handed_in_is_shown_and_what_an_alert_may_watch_is_there_at_zero() -> None:
     shown = scrape(make(A1)[0])
     assert shown["cellgate_waiting"] == 3
     assert shown["cellgate_connections{side=client}"] == 5
     assert shown["cellgate_connections{side=unit}"] == 2
+    assert shown["cellgate_evidence_suspended_total"] == 7
     assert shown["process_open_fds"] > 0
     assert [value for name, value in shown.items() if name.startswith("cellgate_build_info{")] == [1]
+    causes = [f"cellgate_unit_downs_total{{cause={cause.value},unit=a1}}" for cause in DownCause]
+    others = [
+        "retries_total{unit=a1}",
+        "attempts_total{outcome=ok,unit=a1}",
+        "refusals_total{reason=no_unit}",
+    ]
+    assert {shown[name] for name in (*causes, *(f"cellgate_{other}" for other in others))} == {0}
 
 
-def test_a_removed_unit_vanishes_when_its_last_stream_has_ended() -> None:
+def test_a_removed_unit_vanishes_when_its_last_stream_has_ended_and_a_replaced_one_counts_both_lives() -> (
+    None
+):
     metrics, board = make(A1, A2)
     metrics.attempt("a1", Outcome.OK)
-    lease = board.open("a1", Ask(), 1.0, retry=False)
-    board.configure(Fleet(units=(A2,)), 2.0)
-    assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 1
-    board.close(lease, 3.0)
-    assert not [name for name in scrape(metrics) if "a1" in name]
-
-
-def test_a_replaced_unit_counts_the_streams_of_both_its_lives() -> None:
-    metrics, board = make(A1)
-    board.open("a1", Ask(), 1.0, retry=False)
-    board.configure(Fleet(units=(replace(A1, url="http://127.0.0.1:9999"),)), 2.0)
-    board.open("a1", Ask(), 3.0, retry=False)
+    leases = [board.open("a1", Ask(), 1.0, retry=False)]
+    board.configure(Fleet(units=(replace(A1, url="http://127.0.0.1:9999"), A2)), 2.0)
+    leases.append(board.open("a1", Ask(), 3.0, retry=False))
     assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 2
+    board.configure(Fleet(units=(A2,)), 4.0)
+    for lease in leases:
+        assert scrape(metrics)["cellgate_in_flight{unit=a1}"] > 0
+        board.close(lease, 5.0)
+    assert not [name for name in scrape(metrics) if "a1" in name]
 
 
 def test_nothing_a_client_chose_becomes_a_label() -> None:
     metrics, _ = make(A1)
-    metrics.finished(
-        replace_record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil")
-    )
+    metrics.finished(record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil"))
     assert not [name for name in scrape(metrics) if "evil" in name.lower()]
 
 
-def test_every_metric_is_documented() -> None:
-    metrics, board = make(A1)
-    board.report(Load("a1", 8.5))
-    documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    families = text_string_to_metric_families(asyncio.run(metrics.render()).decode())
-    ours = [(f.name, f.type) for f in families if f.name.startswith("cellgate_")]
-    names = [f"{name}_total" if kind == "counter" else name for name, kind in ours]
-    assert len(names) >= 19
-    assert [name for name in names if f"`{name}`" not in documented] == []
-
-
-def replace_record(**changes: object) -> Finished:
-    return DONE._replace(**changes)  # type: ignore[arg-type]
-
-
-def test_what_the_judge_makes_of_a_unit_is_shown() -> None:
+def test_what_the_judge_makes_of_a_unit_and_what_its_engine_tells_is_shown() -> None:
     metrics, board = make(A1, A2)
+    states = "cellgate_unit_state{cell=a,state=restart_suspected,unit="
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0
-    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a1}"] == 0
-    assert shown["cellgate_panic"] == 0
+    assert (shown[f"{states}a1}}"], shown["cellgate_panic"]) == (0, 0)
     board.units["a1"].outlier = Outlier(0.25)
     board.suspect_restart("a1", 9.0)
     board.panic_at = 9.0
+    board.report(Load("a1", 8.5, running=4, waiting=2, kv_use=0.25))
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0.25
-    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a1}"] == 1
-    assert shown["cellgate_unit_state{cell=a,state=restart_suspected,unit=a2}"] == 0
-    assert shown["cellgate_panic"] == 1
+    assert (shown[f"{states}a1}}"], shown[f"{states}a2}}"], shown["cellgate_panic"]) == (1, 0, 1)
+    assert shown["cellgate_unit_load_requests{state=running,unit=a1}"] == 4
+    assert shown["cellgate_unit_load_requests{state=waiting,unit=a1}"] == 2
+    assert shown["cellgate_unit_load_kv_use{unit=a1}"] == 0.25
+    assert not [name for name in shown if name.startswith("cellgate_unit_load") and "a2" in name]
 
 
 def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
@@ -330,15 +288,8 @@ def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
     }
 
 
-def test_suspended_evidence_is_counted() -> None:
-    metrics = Metrics(Board(Rules()))
-    metrics.include(Exposition(metrics, waiting=int, connections=dict, suspended=lambda: 7))
-    assert scrape(metrics)["cellgate_evidence_suspended_total"] == 7
-
-
 # What a scrape shows beside the gate's own counts: its lines to others, and the gate as one engine.
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 NOW = 100.0
 
 
@@ -358,10 +309,6 @@ def a_link() -> tuple[RedisLink, Roster]:
     return link, roster
 
 
-def an_agent(board: Board) -> HaproxyAgent:
-    return HaproxyAgent(board, lambda: NOW, lambda: False, lambda _: True, Balancers())
-
-
 def a_board(*units: str) -> Board:
     """A board of units that are UP, with ten places each."""
     board = Board(Rules(slow_start_s=0.001))
@@ -373,23 +320,11 @@ def a_board(*units: str) -> Board:
     return board
 
 
-def samples(collector: Collector) -> dict[str, float]:
-    """All samples as `name{label=value,…}`."""
-    return dict(_shown(collector.collect()))
-
-
-def _shown(families: Iterable[Metric]) -> Iterator[tuple[str, float]]:
-    for family in families:
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
-            yield (f"{sample.name}{{{labels}}}" if labels else sample.name), sample.value
-
-
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
     board = a_board("u", "v")
     board.elsewhere = {"u": RemoteLoad(7)}
-    shown = samples(RedisMetrics(link, board))
+    shown = samples(RedisMetrics(link, board).collect())
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
     assert len(shown) == 18
@@ -400,42 +335,29 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
         view = UnitReport("u", "c", gate, Verdict.UP)
         roster.update(("u", gate), Seen(view, age_s), NOW)
         roster.update(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
-    shown = samples(RedisMetrics(link, board))
+    shown = samples(RedisMetrics(link, board).collect())
     assert shown["cellgate_redis_up"] == 1
     assert shown["cellgate_redis_peers"] == 2
     assert shown["cellgate_redis_connects_total{result=established}"] == 2
 
 
 def test_questions_of_haproxy_are_counted_by_their_answers() -> None:
-    agent = an_agent(a_board("u"))
+    agent = HaproxyAgent(a_board("u"), lambda: NOW, lambda: False, lambda _: True, Balancers())
     for question in (b"u\n", b"gate\n", b"v\n", b"what is up?\n"):
         agent.answer(question, "127.0.0.1")
-    shown = samples(AgentCheckMetrics(agent))
-    name = "cellgate_agent_check_questions_total"
-    assert shown == {
-        f"{name}{{answer={answer}}}": count
-        for answer, count in {
-            "up": 2,
-            "drain": 0,
-            "down": 0,
-            "unknown": 1,
-            "malformed": 1,
-            "refused": 0,
-            "too_many": 0,
-        }.items()
+    counts = {"up": 2, "drain": 0, "down": 0, "unknown": 1, "malformed": 1, "refused": 0, "too_many": 0}
+    assert samples(AgentCheckMetrics(agent).collect()) == {
+        f"cellgate_agent_check_questions_total{{answer={answer}}}": count for answer, count in counts.items()
     }
 
 
-def test_agents_are_shown_by_unit_and_node() -> None:
+def test_agents_are_shown_by_unit_and_node_and_lost_lines_are_counted() -> None:
     agents = {("u", "n0"): True, ("u", "n1"): False}
-    assert samples(NodeAgentMetrics(lambda: agents)) == {
-        "cellgate_agent_connected{unit=u,node=n0}": 1,
-        "cellgate_agent_connected{unit=u,node=n1}": 0,
+    assert samples(NodeAgentMetrics(lambda: agents).collect()) == {
+        "cellgate_agent_connected{node=n0,unit=u}": 1,
+        "cellgate_agent_connected{node=n1,unit=u}": 0,
     }
-
-
-def test_lost_lines_of_the_access_log_are_counted() -> None:
-    assert samples(AccessLogMetrics(lambda: 3)) == {"cellgate_access_log_dropped_total": 3}
+    assert samples(AccessLogMetrics(lambda: 3).collect()) == {"cellgate_access_log_dropped_total": 3}
 
 
 def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> None:
@@ -446,7 +368,7 @@ def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> Non
     board.drain("x", drained=True)
     # Nothing was heard of the engine of w: the gate goes by its own count.
     board.open("w", Ask(), NOW, retry=False)
-    assert samples(PoolMetrics(board, lambda: 5)) == {
+    assert samples(PoolMetrics(board, lambda: 5).collect()) == {
         "vllm:num_requests_running": 6,
         "vllm:num_requests_waiting": 7,
         "vllm:kv_cache_usage_perc": 0.5,
@@ -455,31 +377,9 @@ def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> Non
 
 def test_without_a_usable_unit_the_gate_is_a_full_engine() -> None:
     board = a_board("u")
-    assert samples(PoolMetrics(board, int))["vllm:kv_cache_usage_perc"] == 0
+    assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == 0
     board.observe(Evidence("u", Sign.BAD, Strength.FATAL, "canary", "refused", 2.0))
-    assert samples(PoolMetrics(board, int))["vllm:kv_cache_usage_perc"] == 1
-
-
-def test_every_one_is_documented() -> None:
-    board = a_board("u")
-    collectors: list[Collector] = [
-        RedisMetrics(a_link()[0], board),
-        AgentCheckMetrics(an_agent(board)),
-        NodeAgentMetrics(lambda: {("u", "n"): True}),
-        AccessLogMetrics(int),
-        PoolMetrics(board, int),
-    ]
-    names = {name.partition("{")[0] for collector in collectors for name in samples(collector)}
-    documented = DOCS.read_text()
-    assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
-
-
-def test_those_of_routing_are_documented() -> None:
-    families = list(RoutingMetrics(a_board("u"), Queue(FairRules())).collect())
-    names = [f"{family.name}_total" if family.type == "counter" else family.name for family in families]
-    assert len(names) == 9
-    documented = DOCS.read_text()
-    assert [name for name in names if f"`{name}`" not in documented] == []
+    assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == 1
 
 
 # The last hour in samples: rates of what was counted, never below zero, never more than an hour.
@@ -489,10 +389,11 @@ def test_a_sample_has_the_rates_of_its_step() -> None:
     metrics, _ = make(A1)
     tokens = 100
     history = History(metrics, lambda: tokens, lambda: 3)
+    assert not any(shown for name, shown in history.shown().items() if name != "step_s")
     history.tick(0.0)
     for ttft_s, status in ((0.2, 200), (0.4, 200), (None, 503)):
-        metrics.finished(replace_record(ttft_s=ttft_s, status=status))
-    metrics.finished(replace_record(route="health", ttft_s=None))
+        metrics.finished(record(ttft_s=ttft_s, status=status))
+    metrics.finished(record(route="health", ttft_s=None))
     tokens = 350
     history.tick(STEP_S / 2)
     history.tick(STEP_S)
@@ -508,18 +409,10 @@ def test_a_sample_has_the_rates_of_its_step() -> None:
     }
 
 
-def test_before_the_first_sample_all_lists_are_empty() -> None:
-    metrics, _ = make(A1)
-    shown = History(metrics, int, int).shown()
-    assert shown.pop("step_s") == STEP_S
-    assert shown
-    assert not any(shown.values())
-
-
 def test_only_an_hour_is_kept_and_a_unit_that_leaves_makes_no_rate_negative() -> None:
     metrics, _ = make(A1, A2)
     history = History(metrics, int, int)
-    metrics.finished(replace_record(unit="a2"))
+    metrics.finished(record(unit="a2"))
     history.tick(0.0)
     del metrics.tallies["a2"]
     for step in range(1, SAMPLES + 10):
@@ -527,3 +420,64 @@ def test_only_an_hour_is_kept_and_a_unit_that_leaves_makes_no_rate_negative() ->
     shown = history.shown()
     assert len(shown["requests"]) == SAMPLES
     assert set(shown["ttft_s"]) == {None}
+
+
+# Exemplars: traced requests beside the buckets of histograms, for scrapers that can read them.
+
+PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def traced(metrics: Metrics, unit: str, ttft_s: float | None, trace_id: str) -> None:
+    """A request has ended that was traced."""
+    metrics.finished(record(unit=unit, ttft_s=ttft_s))
+    metrics.traced(unit, ttft_s, DONE.duration_s, trace_id)
+
+
+def with_exemplars(metrics: Metrics) -> list[Sample]:
+    """The samples that have one; the page is read by a strict parser."""
+    encoding = metrics.encoding_for(PROMETHEUS)
+    assert encoding.content_type.startswith("application/openmetrics-text")
+    page = asyncio.run(metrics.render(encoding)).decode()
+    assert page.endswith("# EOF\n")
+    assert page.count("# EOF") == 1
+    families: Iterable[Metric] = exact_families(page)  # type: ignore[no-untyped-call]
+    return [sample for family in families for sample in family.samples if sample.exemplar is not None]
+
+
+def test_a_traced_request_stands_beside_its_buckets() -> None:
+    metrics, _ = make(A1, A2)
+    metrics.finished(record(ttft_s=0.19))
+    traced(metrics, "a1", 0.2, TRACE)
+    duration, ttft = sorted(with_exemplars(metrics), key=lambda sample: sample.name)
+    assert ttft.name == "cellgate_ttft_seconds_bucket"
+    assert ttft.labels == {"cell": "a", "le": "0.2"}
+    assert ttft.exemplar is not None
+    assert ttft.exemplar.labels == {"trace_id": TRACE}
+    assert ttft.exemplar.value == 0.2
+    assert duration.name == "cellgate_request_duration_seconds_bucket"
+    assert duration.labels["le"] == "2.0"
+
+
+def test_the_latest_of_a_bucket_is_kept_and_no_other() -> None:
+    metrics, _ = make(A1, A2)
+    for number in range(1000):
+        traced(metrics, "a1", 0.2, f"{number:032x}")
+    shown = with_exemplars(metrics)
+    assert [each.exemplar.labels["trace_id"] for each in shown if each.exemplar] == [f"{999:032x}"] * 2
+
+
+def test_a_request_without_a_token_has_one_of_its_duration_only() -> None:
+    metrics, _ = make(A1)
+    traced(metrics, "", None, TRACE)
+    assert [sample.name for sample in with_exemplars(metrics)] == ["cellgate_request_duration_seconds_bucket"]
+
+
+def test_without_traced_requests_and_for_others_the_format_stays_as_it_was() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(DONE)
+    assert metrics.encoding_for(PROMETHEUS) is PLAIN
+    traced(metrics, "a1", 0.2, TRACE)
+    assert metrics.encoding_for("text/plain") is PLAIN
+    assert metrics.encoding_for("") is PLAIN
+    assert b"# {" not in asyncio.run(metrics.render())
