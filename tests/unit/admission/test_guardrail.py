@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -221,7 +221,7 @@ def play(stage: Stage, rng: Random, pieces: list[bytes], check: Callable[[], Non
 
 
 @pytest.mark.parametrize("mode", ["windows", "whole"])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_no_byte_of_an_event_is_sent_before_a_verdict_on_all_of_it(seed: int, mode: str) -> None:
     rng = Random(seed)
     events, texts = make_stream(rng)
@@ -234,7 +234,7 @@ def test_no_byte_of_an_event_is_sent_before_a_verdict_on_all_of_it(seed: int, mo
 
 
 @pytest.mark.parametrize("mode", ["windows", "whole"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_events_that_come_whole_are_sent_as_they_came(seed: int, mode: str) -> None:
     rng = Random(seed)
     events, texts = make_stream(rng)
@@ -245,7 +245,7 @@ def test_events_that_come_whole_are_sent_as_they_came(seed: int, mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["windows", "whole"])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_nothing_is_sent_of_an_event_that_is_denied(seed: int, mode: str) -> None:
     rng = Random(seed)
     events, _ = make_stream(rng)
@@ -361,7 +361,9 @@ def test_what_cannot_be_read_is_refused_where_all_must_be_seen(body: bytes, is_e
 
 
 def events(*values: object) -> bytes:
-    return b"".join(b"event: x\ndata: %b\n\n" % orjson.dumps(value) for value in values)
+    """An event for each; bytes stand there as they are."""
+    data = (value if isinstance(value, bytes) else orjson.dumps(value) for value in values)
+    return b"".join(b"event: x\ndata: %b\n\n" % each for each in data)
 
 
 @pytest.mark.parametrize(
@@ -390,9 +392,12 @@ def events(*values: object) -> bytes:
         ([{"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": [0.1]}}]}], "a"),
         ([{"choices": [{"delta": {}, "logprobs": {"content": [{"token": "alone"}]}}]}], "alone"),
         ([{"id": "x" * 300}], "x" * 300),
+        ([{"choices": [{"delta": {"content": "a"}, "token_ids": [1]}]}], "a"),
+        ([b"{broken"], "{broken"),
     ],
 )
 def test_what_a_model_wrote_is_found(values: list[object], text: str) -> None:
+    """Tokens beside their text are read with it; what is not understood is shown as it is."""
     written = written_in(events(*values) + b"data: [DONE]\n\n")
     assert ("".join((*written.run, *written.beside)), written.is_unread) == (text, False)
 
@@ -413,15 +418,6 @@ def test_what_is_no_text_cannot_be_read(data: bytes) -> None:
     assert written_in(data).is_unread
 
 
-def test_tokens_beside_their_text_are_read_with_it() -> None:
-    written = written_in(events({"choices": [{"delta": {"content": "a"}, "token_ids": [1]}]}))
-    assert (written.run, written.beside, written.is_unread) == (["a"], [], False)
-
-
-def test_what_is_not_understood_is_shown_as_it_is() -> None:
-    assert written_in(b"data: {broken\n\n").run == ["{broken"]
-
-
 def test_events_in_parts_are_read_whole() -> None:
     written = WrittenText(has_head=True, is_chunked=True, is_events=True)
     event = events({"choices": [{"text": "whole"}]})
@@ -437,29 +433,26 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "guardrail"
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_guardrail", FOLDER / "guardrail.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(FOLDER / "guardrail.py")))
 
 
-def test_requests_are_changed(example: ModuleType) -> None:
+def test_requests_are_changed_and_answers_denied(example: SimpleNamespace) -> None:
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "I am jo@x.org, card 4111 1111 1111 1111."}],
     }
     told = example.verdict({"phase": "request", "body": body}, example.by_patterns)
-    assert told["action"] == "change"
+    assert (told["action"], told["body"]["model"]) == ("change", "m")
     assert told["body"]["messages"][0]["content"] == "I am <EMAIL>, card <CARD>."
-    assert told["body"]["model"] == "m"
-    plain = {"phase": "request", "body": {"prompt": "order 4111 1111 1111 1112"}}
-    assert example.verdict(plain, example.by_patterns) == {"action": "allow"}
+    asked = {"phase": "answer", "context": "write to jo@", "text": "x.org", "final": True}
+    assert example.verdict(asked, example.by_patterns) == {"action": "deny", "reason": "it has EMAIL"}
+    whole = {"phase": "answer", "body": {"choices": [{"message": {"content": "no data"}}]}}
+    for plain in ({"phase": "request", "body": {"prompt": "order 4111 1111 1111 1112"}}, whole):
+        assert example.verdict(plain, example.by_patterns) == {"action": "allow"}
 
 
-def test_finds_that_overlap_are_replaced_once(example: ModuleType) -> None:
+def test_finds_that_overlap_are_replaced_once(example: SimpleNamespace) -> None:
     text = "pay DE12 4111 1111 1111 1111 to jo@x.org and 5 more"
     assert {"IBAN", "CARD"} <= {name for _, _, name in example.by_patterns(text)}
     assert example.masked(text, example.by_patterns) == "pay <IBAN> to <EMAIL> and 5 more"
@@ -467,16 +460,7 @@ def test_finds_that_overlap_are_replaced_once(example: ModuleType) -> None:
     assert example.masked("0123456789abc", lambda _: parts) == "01<A><C>bc"
 
 
-def test_answers_are_denied(example: ModuleType) -> None:
-    asked = {"phase": "answer", "context": "write to jo@", "text": "x.org", "final": True}
-    assert example.verdict(asked, example.by_patterns) == {"action": "deny", "reason": "it has EMAIL"}
-    whole = {"phase": "answer", "body": {"choices": [{"message": {"content": "no data"}}]}}
-    assert example.verdict(whole, example.by_patterns) == {"action": "allow"}
-
-
-def test_its_configuration_is_valid(tmp_path: Path) -> None:
-    file = tmp_path / "gate.yaml"
-    file.write_text((FOLDER / "cellgate.yaml").read_text())
-    settings = load(str(file), Overrides())
+def test_its_configuration_is_valid() -> None:
+    settings = load(str(FOLDER / "cellgate.yaml"), Overrides())
     assert settings.guardrail is not None
     assert (settings.guardrail.answer, settings.guardrail.target) == ("windows", "/check")

@@ -63,7 +63,7 @@ class Desk:
         self.ledger.settle(UsageRecord("r", "k", "t", "m", "m", "chat", 200, at, *charged, *used, False))
 
 
-def test_what_was_charged_too_much_comes_back_and_what_was_too_little_is_taken() -> None:
+def test_what_was_charged_too_much_comes_back_within_its_minute_and_what_was_too_little_is_taken() -> None:
     desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
     assert desk.kind(prompt=40, completion=60) is None
     assert desk.kind(prompt=1) is FailureKind.LIMITED
@@ -72,16 +72,9 @@ def test_what_was_charged_too_much_comes_back_and_what_was_too_little_is_taken()
     desk.settle((50, 0), (50, 30))
     assert desk.kind(prompt=1) is FailureKind.LIMITED
     desk.now += 60.0
-    assert desk.kind(prompt=1) is None
-
-
-def test_what_comes_back_after_its_minute_does_not_make_the_next_one_larger() -> None:
-    desk = Desk(ring(tenant=LimitRules(tokens_per_minute=100)))
-    desk.admit(prompt=100)
-    desk.now += 60.0
-    desk.admit(prompt=100)
+    assert desk.kind(prompt=100) is None
     desk.settle((100, 0), (10, 0), at=AT)
-    assert desk.kind(prompt=1) is FailureKind.LIMITED
+    assert desk.kind(prompt=1) is FailureKind.LIMITED, "the next minute is not larger"
 
 
 def test_limits_of_key_and_tenant_both_hold_and_a_refused_request_costs_neither() -> None:
@@ -91,9 +84,10 @@ def test_limits_of_key_and_tenant_both_hold_and_a_refused_request_costs_neither(
     assert [desk.kind() for _ in range(2)] == [None, FailureKind.LIMITED]
 
 
-def test_limits_that_change_keep_what_was_used() -> None:
+def test_limits_that_change_keep_what_was_used_and_tokens_are_charged_as_they_come() -> None:
     desk = Desk(ring(LimitRules(tokens_per_minute=100)))
-    desk.admit(prompt=80)
+    desk.admit(prompt=10)
+    desk.ledger.spent("k", "t", "m", 70)
     desk.ledger.take(ring(LimitRules(tokens_per_minute=90)))
     assert desk.kind(prompt=11) is FailureKind.LIMITED
     assert desk.kind(prompt=10) is None
@@ -140,21 +134,6 @@ def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
             desk.settle((prompt, completion), (5, 0))
 
 
-def test_an_answer_without_a_limit_is_expected_to_be_as_long_as_the_longest_lately() -> None:
-    habits = TokenEstimator()
-    habits.learn(5, 5, 9000)
-    assert habits.expect(5, 0)[1] == 9000
-    assert habits.expect(5, 100, 40)[1] == 4000
-    assert habits.expect(5, 10**9)[1] == ANSWER_TOKENS_MAX
-
-
-def test_tokens_that_come_unexpected_are_charged_as_they_come() -> None:
-    desk = Desk(ring(LimitRules(tokens_per_minute=100)))
-    desk.admit(prompt=10)
-    desk.ledger.spent("k", "t", "m", 90)
-    assert desk.kind(prompt=1) is FailureKind.LIMITED
-
-
 def test_requests_in_flight_are_released_once_each() -> None:
     desk = Desk(ring(LimitRules(in_flight=1)))
     assert [desk.kind(), desk.kind()] == [None, FailureKind.LIMITED]
@@ -196,6 +175,10 @@ def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
     for _ in range(60):
         habits.learn(10_000, 15_000, 5)
     assert habits.expect(10_000, 0)[0] == pytest.approx(15_000, rel=0.05)
+    habits.learn(5, 5, 9000)
+    assert habits.expect(5, 0)[1] == 9000, "without a limit as long as the longest lately"
+    assert habits.expect(5, 100, 40)[1] == 4000
+    assert habits.expect(5, 10**9)[1] == ANSWER_TOKENS_MAX
 
 
 def test_models_that_no_configuration_names_share_a_label() -> None:
@@ -227,23 +210,18 @@ def test_windows_are_those_of_the_clock(period: str, length_s: int) -> None:
     assert Period(period).window(ends_at)[0] == ends_at
 
 
-def test_alone_it_takes_what_there_is_and_no_more() -> None:
+def test_alone_it_takes_what_there_is_and_no_more_and_another_limit_holds_at_once() -> None:
     meter = Meter(100, Period.MINUTE, NEW_YEARS_EVE)
     meter.spent += 60
     assert (meter.has_room(40), meter.has_room(41), meter.left) == (True, False, 40)
-    meter.spent -= 10
-    assert meter.left == 50
-    meter.roll(meter.ends_at, 0)
-    assert meter.left == 100
-
-
-def test_another_limit_holds_at_once() -> None:
-    meter = Meter(100, Period.MINUTE, NEW_YEARS_EVE)
-    meter.spent += 60
     meter.change(50)
     assert not meter.has_room(1)
     meter.change(80)
     assert (meter.has_room(20), meter.has_room(21)) == (True, False)
+    meter.spent -= 10
+    assert meter.left == 30
+    meter.roll(meter.ends_at, 0)
+    assert meter.left == 80
 
 
 def take(meter: Meter, total: int, gates: int) -> int:
@@ -253,40 +231,22 @@ def take(meter: Meter, total: int, gates: int) -> int:
     return total + amount
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_gates_that_share_pass_the_limit_within_a_few_requests(seed: int) -> None:
-    """Each gate wants more than all of it; each exchange is late by as much as chance has it."""
+@pytest.mark.parametrize("busy", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_gates_that_share_pass_the_limit_within_a_few_requests(seed: int, busy: int) -> None:
+    """Each busy gate wants more than all of it; each exchange is late by as much as chance has it."""
     rng, gates, limit, request = random.Random(seed), 3, 10_000, 50
     meters = [Meter(limit, Period.MINUTE, NEW_YEARS_EVE, gates) for _ in range(gates)]
+    assert meters[0].has_room(limit * 9 // 10), "more than a slice passes where it is free"
     total = 0
-    for _ in range(4000):
-        meter = rng.choice(meters)
+    for _ in range(3000):
+        meter = rng.choice(meters[:busy])
         if meter.has_room(request):
             meter.spent += request
         if rng.random() < 0.05:
-            total = take(meter, total, gates)
-    assert 0.98 * limit <= sum(meter.spent for meter in meters) <= limit + gates * request
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_busy_gate_gets_nearly_all_while_the_others_are_idle(seed: int) -> None:
-    rng, gates, limit, request = random.Random(seed), 3, 10_000, 50
-    meters = [Meter(limit, Period.MINUTE, NEW_YEARS_EVE, gates) for _ in range(gates)]
-    total = 0
-    for _ in range(4000):
-        if meters[0].has_room(request):
-            meters[0].spent += request
-        if rng.random() < 0.05:
-            for meter in meters:
-                total = take(meter, total, gates)
-    assert 0.98 * limit <= meters[0].spent <= limit + request
-
-
-def test_a_request_that_is_larger_than_a_slice_passes_where_it_is_free() -> None:
-    meter = Meter(1000, Period.MINUTE, NEW_YEARS_EVE, 3)
-    assert meter.has_room(900)
-    meter.spent += 900
-    assert not meter.has_room(50)
+            for each in [meter] if busy > 1 else meters:
+                total = take(each, total, gates)
+    assert 0.98 * limit <= sum(meter.spent for meter in meters) <= limit + busy * request
 
 
 def test_without_the_counter_each_has_the_whole_limit_and_afterwards_owes_what_it_used() -> None:
@@ -311,7 +271,7 @@ def test_a_counter_that_has_forgotten_is_told_again() -> None:
 
 # Tokens billed are those computed, whoever leaves when: generated requests to a gate without sockets.
 
-REQUESTS = int(os.environ.get("BILLED_REQUESTS", "400"))
+REQUESTS = int(os.environ.get("BILLED_REQUESTS", "200"))
 KEY = "sk-k"
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -390,40 +350,40 @@ def streamed(
     rng: random.Random, route: str, tokens: int, usage: dict[str, Any] | None
 ) -> list[tuple[bytes, int]]:
     """Events, and how many tokens are computed by then."""
-    at_once = rng.choice([1, 1, 4, 8])
-    out: list[tuple[dict[str, Any] | str, int]] = []
+    at_once, out = rng.choice([1, 1, 4, 8]), list[tuple[dict[str, Any] | str, int]]()
     if route == "messages":
         begun = {"input_tokens": usage["input_tokens"], "output_tokens": 0} if usage else {}
         out.append(({"type": "message_start", "message": {"usage": begun}}, 0))
     for done in range(0, tokens, at_once):
         count = min(at_once, tokens - done)
         text = "".join(rng.choice([" abc", " the", " xyzw"]) for _ in range(count))
-        part: dict[str, Any]
-        if route == "messages":
-            delta = {"type": "text_delta", "text": text}
-            part = {"type": "content_block_delta", "index": 0, "delta": delta}
-        elif route == "responses":
-            part = {"type": "response.output_text.delta", "output_index": 0, "delta": text}
-        else:
-            said = {"text": text} if route == "completions" else {"delta": {"content": text}}
-            part = {"id": "c", "choices": [{"index": 0, **said, "finish_reason": None}]}
-        out.append((part, done + count))
+        out.append((said(route, text), done + count))
+    last: list[dict[str, Any] | str]
     if route == "messages":
-        out.append(({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}, tokens))
-        out.append(({"type": "message_stop"}, tokens))
+        delta = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+        last = [delta, {"type": "message_stop"}]
     elif route == "responses":
-        out.append(({"type": "response.completed", "response": {"user": "usage", "usage": usage}}, tokens))
+        last = [{"type": "response.completed", "response": {"user": "usage", "usage": usage}}]
     else:
-        out.append(({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, tokens))
-        if usage is not None:
-            out.append(({"id": "c", "choices": [], "usage": usage}, tokens))
-        out.append(("[DONE]", tokens))
+        told = [{"id": "c", "choices": [], "usage": usage}] if usage else []
+        last = [{"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, *told, "[DONE]"]
     reads = [(SSE_HEAD, 0)]
-    for data, computed in out:
+    for data, computed in [*out, *((each, tokens) for each in last)]:
         name = f"event: {data['type']}\n" if isinstance(data, dict) and "type" in data else ""
         body = data if isinstance(data, str) else orjson.dumps(data).decode()
         reads.append((chunk(f"{name}data: {body}\n\n".encode()), computed))
     return [*reads, (LAST_CHUNK, tokens)]
+
+
+def said(route: str, text: str) -> dict[str, Any]:
+    """An event that says this."""
+    if route == "messages":
+        delta = {"type": "text_delta", "text": text}
+        return {"type": "content_block_delta", "index": 0, "delta": delta}
+    if route == "responses":
+        return {"type": "response.output_text.delta", "output_index": 0, "delta": text}
+    said = {"text": text} if route == "completions" else {"delta": {"content": text}}
+    return {"id": "c", "choices": [{"index": 0, **said, "finish_reason": None}]}
 
 
 def plain(
@@ -525,23 +485,19 @@ def request(*fields: tuple[bytes, bytes]) -> Request:
         ([(b"authorization", b"Bearer k")], b"k"),
         ([(b"authorization", b"bearer  k ")], b"k"),
         ([(b"x-api-key", b"k")], b"k"),
-        ([(b"api-key", b"k")], b"k"),
-        ([(b"x-api-key", b"k"), (b"authorization", b"Bearer k")], b"k"),
+        ([(b"x-api-key", b"k"), (b"authorization", b"Bearer k"), (b"api-key", b"k")], b"k"),
         ([(b"x-api-key", b"k"), (b"authorization", b"Bearer other")], b""),
         ([(b"authorization", b"Basic k")], b""),
         ([(b"authorization", b"")], b""),
         ([], b""),
     ],
 )
-@pytest.mark.parametrize("more", [[], [SESSION]])
-def test_it_is_taken_out_whatever_it_is(shown: Fields, more: Fields, key: bytes) -> None:
-    read = request((b"accept", b"*/*"), *shown, *more)
-    assert take_credentials(read) == key
-    assert read.lines == request((b"accept", b"*/*"), *more).lines
-    assert read.routing == more
-
-
-def test_a_key_that_is_for_this_connection_alone_is_none() -> None:
-    read = request((b"authorization", b"Bearer k"))
-    read.lines.clear()
-    assert take_credentials(read) == b""
+def test_it_is_taken_out_whatever_it_is(shown: Fields, key: bytes) -> None:
+    for more in ([], [SESSION]):
+        read = request((b"accept", b"*/*"), *shown, *more)
+        assert take_credentials(read) == key
+        assert read.lines == request((b"accept", b"*/*"), *more).lines
+        assert read.routing == more
+    alone = request((b"authorization", b"Bearer k"))
+    alone.lines.clear()
+    assert take_credentials(alone) == b"", "a key that is for this connection alone is none"
