@@ -106,20 +106,11 @@ def test_of_those_that_come_at_once_no_more_are_accepted_than_can_have_a_unit_ea
     accepted = process.accepted()
     assert 30 <= accepted <= 36
     assert process.used + accepted <= 92
-
-
-def test_clients_that_ask_nothing_need_one_descriptor_each() -> None:
+    process.used = 30
+    assert process.accepted(2.0 * FRESH_S) > 10, "who left makes room"
     process = Process(used=20)
     accepted = sum(process.accepted(now, most=2) for now in range(1, 100))
-    assert process.used == 20 + accepted
-    assert process.used >= 88
-
-
-def test_who_left_makes_room() -> None:
-    process = Process(used=20)
-    process.accepted()
-    process.used = 30
-    assert process.accepted(2.0 * FRESH_S) > 10
+    assert process.used == 20 + accepted >= 88, "clients that ask nothing need one each"
 
 
 def test_the_operator_hears_once_of_one_shortage() -> None:
@@ -143,20 +134,13 @@ def test_idle_connections_make_way_for_those_who_come() -> None:
 
 
 def test_to_count_is_rare_while_there_is_room() -> None:
-    counted = 0
-
-    def count() -> int:
-        nonlocal counted
-        counted += 1
-        return 100
-
-    many = Descriptors(65536, lambda line: None, lambda most: 0, count)
-    assert all(many.has_room(number / 1000.0) for number in range(100_000))
-    assert counted < 10
-
-
-def test_without_a_limit_all_may_come() -> None:
-    assert Descriptors(None, lambda line: None, lambda most: 0, lambda: 1_000_000).has_room(0.0)
+    process = Process(used=100)
+    many = Descriptors(65536, process.told.append, process._make_room, process._count)
+    assert all(many.has_room(number / 1000.0) for number in range(50_000))
+    assert process.counted < 6
+    process.used = 1_000_000
+    without_limit = Descriptors(None, process.told.append, process._make_room, process._count)
+    assert without_limit.has_room(0.0)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +220,6 @@ def ticks_by_turn(*ticks: tuple[int, float]) -> list[int]:
 def test_one_turn_checks_the_clocks_of_a_bounded_number_of_clients() -> None:
     # The first part is done in the tick, the next in the turn that follows at once.
     assert ticks_by_turn((0, 1.0)) == [2 * CLIENTS_PER_TURN, CLIENTS, CLIENTS, CLIENTS, CLIENTS]
-
-
-def test_a_tick_that_comes_before_the_last_has_reached_all_lets_it_go_on() -> None:
+    # A tick that comes before the last has reached all lets it go on.
     assert ticks_by_turn((0, 1.0), (1, 1.25))[-1] == CLIENTS
     assert ticks_by_turn((0, 1.0), (3, 1.25))[-1] == 2 * CLIENTS

@@ -86,49 +86,30 @@ def test_what_signals_do(signals: list[signal.Signals], endless: bool, done: lis
     gate.endless = endless
     live(gate, *signals)
     assert gate.done == done
+    announced = {TERM: [], HUP: ["reload", "reload"], INT: None, USR2: None}
+    assert gate.announced_before == announced[signals[0]], "in the turn of its signal"
 
 
-@pytest.mark.parametrize(
-    ("signals", "before"),
-    [([TERM], []), ([TERM, TERM], []), ([HUP, TERM], ["reload"]), ([INT], None), ([USR2, TERM], None)],
-)
-def test_a_stop_is_announced_in_the_turn_of_its_signal(
-    signals: list[signal.Signals], before: list[str] | None
-) -> None:
-    gate = Gate()
-    gate.endless = True
-    live(gate, *signals, INT)
-    assert gate.announced_before == before
-
-
-def test_without_a_successor_it_goes_on() -> None:
-    asked = 0
+def test_without_a_successor_it_goes_on_and_one_hand_over_at_a_time_is_ended_by_a_stop() -> None:
+    asked: list[str] = []
 
     async def refuse() -> bool:
-        nonlocal asked
-        asked += 1
+        asked.append("no")
         return False
 
-    gate = Gate()
-    live(gate, USR2, USR2, HUP, TERM, hand_over=refuse)
-    assert (asked, gate.done) == (2, ["reload", "stop 1 2"])
-
-
-def test_there_is_one_hand_over_at_a_time_and_a_stop_ends_it() -> None:
-    events: list[str] = []
-
     async def slow() -> bool:
-        events.append("begun")
+        asked.append("begun")
         try:
             await asyncio.sleep(60.0)
         finally:
-            events.append("ended")
+            asked.append("ended")
         return True
 
-    gate = Gate()
-    live(gate, USR2, USR2, TERM, hand_over=slow)
-    assert events == ["begun", "ended"]
-    assert gate.done == ["stop 1 2"]
+    gate, other = Gate(), Gate()
+    live(gate, USR2, USR2, HUP, TERM, hand_over=refuse)
+    assert (asked, gate.done) == (["no", "no"], ["reload", "stop 1 2"])
+    live(other, USR2, USR2, TERM, hand_over=slow)
+    assert (asked[2:], other.done) == (["begun", "ended"], ["stop 1 2"])
 
 
 def test_process_1_of_a_container_hands_nothing_over(
@@ -176,45 +157,39 @@ def test_the_example_of_a_service_reloads_by_handing_over() -> None:
 # Which changes of files are noticed, and when.
 
 
-def test_a_rewritten_file_is_noticed_once_it_rests(tmp_path: Path) -> None:
-    (file := tmp_path / "token").write_text("one")
-    watched = WatchedFiles([str(file)])
-    assert not watched.changed()
-    file.write_text("three")
-    assert [watched.changed() for _ in range(4)] == [False, True, False, False]
+def rewritten(folder: Path) -> None:
+    (folder / "token").write_text("three")
 
 
-def test_files_that_are_still_written_are_not_taken(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("cert", "key")]
-    for file in files:
-        file.write_text("old")
-    watched = WatchedFiles(map(str, files))
-    files[0].write_text("new certificate")
-    assert not watched.changed()
-    files[1].write_text("new key")
-    assert [watched.changed() for _ in range(3)] == [False, True, False]
+def gone(folder: Path) -> None:
+    (folder / "token").unlink()
 
 
-def test_a_swapped_link_to_a_folder_is_noticed(tmp_path: Path) -> None:
+def come(folder: Path) -> None:
+    (folder / "later").write_text("two")
+
+
+def swapped(folder: Path) -> None:
+    (folder / "next").symlink_to("second")
+    os.replace(folder / "next", folder / "..data")
+
+
+@pytest.mark.parametrize("change", [rewritten, gone, come, swapped])
+def test_a_file_that_changes_goes_comes_or_is_in_a_swapped_folder_is_noticed_once_it_rests(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tls.crt").write_text("same")
-    link = tmp_path / "..data"
-    link.symlink_to("first")
+    (tmp_path / "..data").symlink_to("first")
     (tmp_path / "tls.crt").symlink_to("..data/tls.crt")
-    watched = WatchedFiles([str(tmp_path / "tls.crt")])
-    (tmp_path / "next").symlink_to("second")
-    os.replace(tmp_path / "next", link)
-    assert [watched.changed() for _ in range(3)] == [False, True, False]
-
-
-def test_a_file_that_goes_and_comes_back_is_noticed(tmp_path: Path) -> None:
-    (file := tmp_path / "token").write_text("one")
-    watched = WatchedFiles([str(file)])
-    file.unlink()
-    assert [watched.changed() for _ in range(3)] == [False, True, False]
-    file.write_text("two")
-    assert [watched.changed() for _ in range(3)] == [False, True, False]
+    (tmp_path / "token").write_text("one")
+    watched = WatchedFiles(str(tmp_path / name) for name in ("token", "later", "tls.crt", "key"))
+    assert not watched.changed()
+    change(tmp_path)
+    assert not watched.changed()
+    (tmp_path / "key").write_text("it comes with another that is still written")
+    assert [watched.changed() for _ in range(4)] == [False, True, False, False]
 
 
 # What a process of the gate has used once, and needs no more, goes back to the system.
@@ -324,22 +299,14 @@ class Memory:
             self.looks += 1
 
 
-def test_memory_that_has_doubled_is_looked_through() -> None:
+def test_memory_that_has_doubled_is_looked_through_and_streams_that_live_not_again_and_again() -> None:
     memory = Memory()
     collector = memory.garbage()
-    memory.used = int(GROWTH * 1_000)
+    memory.waiting, memory.used = 1, int(GROWTH * 1_000)
     collector.tick(1.0)
     assert memory.collections == 0
-    memory.used += 1
-    collector.tick(2.0)
-    assert memory.collections == 1
-
-
-def test_streams_that_live_are_not_looked_through_again_and_again() -> None:
-    memory = Memory()
-    collector = memory.garbage()
-    memory.waiting, memory.used, memory.kept = 1, 2_001, 2_001
-    for at in range(1, 100):
+    memory.used = memory.kept = memory.used + 1
+    for at in range(2, 100):
         collector.tick(float(at))
     assert (memory.collections, memory.looks) == (1, 98)
 
@@ -350,17 +317,12 @@ def test_it_is_looked_for_every_ten_minutes_while_nobody_waits() -> None:
     for at in range(5, 5 + 3 * int(IDLE_S)):
         collector.tick(float(at))
     assert memory.collections == 2
-
-
-def test_streams_do_not_stop_for_it_however_long_ago_it_was() -> None:
-    memory = Memory()
-    collector = memory.garbage()
     memory.waiting = 1
     collector.tick(10 * IDLE_S)
-    assert memory.collections == 0
+    assert memory.collections == 2, "streams do not stop for it, however long ago it was"
     memory.waiting = 0
     collector.tick(10 * IDLE_S + 1.0)
-    assert memory.collections == 1
+    assert memory.collections == 3
 
 
 def test_new_objects_are_looked_at_in_each_tick() -> None:
@@ -409,11 +371,8 @@ def test_a_cycle_that_has_become_old_is_freed() -> None:
 # An interpreter that makes everything slower is told of once.
 
 
-def test_a_python_built_without_profiles_is_told_of() -> None:
+def test_a_python_built_without_profiles_is_told_of_and_others_are_not() -> None:
     assert "10 to 20 % more CPU" in slow_build("'--prefix=/opt/python'", "/opt/python")
-
-
-def test_others_are_not() -> None:
     assert not slow_build("'--enable-optimizations' '--with-lto'", "/usr/local")
     assert not slow_build("'--enable-shared' '--prefix=/usr'", "/usr"), "Debian's says it otherwise"
     assert not slow_build("", "C:/Python"), "nothing is known"
