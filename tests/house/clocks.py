@@ -49,7 +49,6 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/unit/process/test_process.py": 1,
     "tests/unit/redis/test_link.py": 1,
     "tests/unit/request/test_large_bodies.py": 1,
-    "tests/unit/tracing/test_tracing_quiet.py": 2,
 }
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""
 

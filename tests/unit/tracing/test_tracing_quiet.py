@@ -7,19 +7,19 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from prometheus_client import Metric as Family
 
-from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import ConfigError, Overrides
+from cellgate.proxy import tracing
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.log import Level
@@ -59,56 +59,31 @@ class Away(SpanExporter):
         """Nothing to close."""
 
 
-@pytest.fixture
-def lines() -> list[tuple[Level, str]]:
-    return []
-
-
-@pytest.fixture
-def away() -> Away:
-    return Away()
-
-
-@pytest.fixture
-def exporter(away: Away, lines: list[tuple[Level, str]]) -> Exporter:
-    return Exporter(away, ENDPOINT, lambda level, text: lines.append((level, text)))
-
-
-def spans(count: int) -> list[ReadableSpan]:
-    return [ReadableSpan("request")] * count
-
-
-def test_each_change_of_the_collectors_state_is_one_line(
-    exporter: Exporter, away: Away, lines: list[tuple[Level, str]], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_change_of_the_collectors_state_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    away, lines, spans = Away(), list[tuple[Level, str]](), [ReadableSpan("request")] * 10
+    exporter = Exporter(away, ENDPOINT, lambda level, text: lines.append((level, text)))
     for _ in range(5):
-        assert exporter.export(spans(10)) is SpanExportResult.FAILURE
+        assert exporter.export(spans) is SpanExportResult.FAILURE
     away.crashes = True
-    exporter.export(spans(10))
+    exporter.export(spans)
     away.is_there, away.crashes = True, False
     for _ in range(5):
-        assert exporter.export(spans(10)) is SpanExportResult.SUCCESS
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+    away.crashes = True
+    assert exporter.export(spans) is SpanExportResult.FAILURE
+    refused = f"tracing: {ENDPOINT} does not accept spans"
     lost = "spans are dropped until it does; requests are not affected"
     assert lines == [
-        ("warning", f"tracing: {ENDPOINT} does not accept spans (refused, retrying): {lost}"),
+        ("warning", f"{refused} (refused, retrying): {lost}"),
         ("info", f"tracing: {ENDPOINT} accepts spans again; at least 60 were lost"),
+        ("warning", f"{refused} (RuntimeError('broken')): {lost}"),
     ]
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_exporter_that_crashes_is_a_reason(
-    exporter: Exporter, away: Away, lines: list[tuple[Level, str]]
-) -> None:
-    away.crashes = True
-    assert exporter.export(spans(1)) is SpanExportResult.FAILURE
-    assert "(RuntimeError('broken'))" in lines[0][1]
-
-
-def test_spans_that_nobody_takes_are_bounded_and_silent(
-    exporter: Exporter, away: Away, capfd: pytest.CaptureFixture[str]
-) -> None:
-    provider = TracerProvider(shutdown_on_exit=False)
-    processor = BatchSpanProcessor(exporter, 64, 1.0, 16)
+def test_spans_that_nobody_takes_are_bounded_and_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    away, provider = Away(), TracerProvider(shutdown_on_exit=False)
+    processor = BatchSpanProcessor(Exporter(away, ENDPOINT, lambda *_: None), 64, 1.0, 16)
     provider.add_span_processor(processor)
     tracer = provider.get_tracer("test")
     away.may_go_on.clear()
@@ -124,25 +99,19 @@ def test_spans_that_nobody_takes_are_bounded_and_silent(
 def test_a_gate_without_the_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    exporter = "opentelemetry.exporter.otlp"
     monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
     with caplog.at_level(logging.INFO):
         assert trace(TracingSettings(ENDPOINT)) is None
-    [line] = caplog.messages
-    assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in line
-
-
-def test_neither_does_one_that_should_send_metrics(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
-    with caplog.at_level(logging.INFO):
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
+        monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
         assert send_metrics(OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules()))) is None
-    [line] = caplog.messages
-    assert line.startswith(
-        "metrics are not sent by OTLP, though it is configured: opentelemetry.exporter.otlp"
-    )
+    spans, metrics = caplog.messages
+    assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in spans
+    assert metrics.startswith(f"metrics are not sent by OTLP, though it is configured: {exporter}")
 
 
 def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
@@ -157,28 +126,6 @@ def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("section", "problem"),
-    [
-        ("{}", "tracing.endpoint: required key is missing"),
-        ("{endpoint: 'http://c:4318'}", "did you mean 'http://c:4318/v1/traces'?"),
-        ("{endpoint: 'http://me:secret@c:4318/v1/traces'}", "not shown, it may hold a password"),
-        ("{endpoint: 'grpc://c:4317'}", "tracing.endpoint: expected http://HOST:PORT/PATH"),
-        ("{endpoint: 'http://c:4318/v1/traces', sample_ratio: 5}", "expected a share from 0 to 1, found 5"),
-        ("{endpoint: 'http://c:4318/v1/traces', ratio: 1}", "tracing.ratio"),
-        ("true", "tracing: expected"),
-    ],
-)
-def test_a_section_that_cannot_be_used_is_refused(section: str, problem: str, tmp_path: Path) -> None:
-    file = tmp_path / "cellgate.yaml"
-    file.write_text(f"cells: [{{name: c, units: [{{name: a, url: 'http://a:8000'}}]}}]\ntracing: {section}\n")
-    with pytest.raises(ConfigError) as refused:
-        load(str(file), Overrides(), {})
-    [line] = refused.value.problems
-    assert problem in line
-    assert "secret" not in line
-
-
 # The numbers that are sent by OTLP are those of /metrics.
 
 OFTEN_S = 0.02
@@ -187,15 +134,11 @@ _CHANGING = ("process_", "cellgate_tasks")
 """What another moment shows otherwise."""
 
 
-def exposed(metrics: Metrics) -> dict[Key, float]:
+async def exposed(metrics: Metrics) -> dict[Key, float]:
     """All samples of /metrics."""
-
-    async def read() -> list[Family]:
-        return [family async for family in metrics.families()]
-
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in asyncio.run(read())
+        async for family in metrics.families()
         for sample in family.samples
     }
 
@@ -228,56 +171,36 @@ def _take_histogram(
         found[f"{metric.name}_bucket", tuple(sorted({**labels, "le": bound}.items()))] = total
 
 
-def test_each_number_of_the_exposition_comes_once() -> None:
+async def test_each_number_of_the_exposition_comes_once() -> None:
     metrics, _ = make(A1, A2)
     for unit, ttft_s in (("a1", 0.2), ("a2", 400.0), ("a2", None)):
         metrics.finished(DONE._replace(unit=unit, ttft_s=ttft_s))
-
-    async def send() -> Collector:
-        async with collecting() as collector:
-            sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics)
-            await asyncio.sleep(10 * OFTEN_S)
-            await sender.close()
-            return collector
-
-    collector = asyncio.run(send())
-    assert collector.batches > 1
+    async with collecting() as collector:
+        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics)
+        while collector.batches < 2:  # noqa: ASYNC110 - nobody tells.
+            await asyncio.sleep(OFTEN_S)
+        await sender.close()
     assert collector.resource["service.name"] == "cellgate"
 
     def steady(numbers: dict[Key, float]) -> dict[Key, float]:
         return {key: value for key, value in numbers.items() if not key[0].startswith(_CHANGING)}
 
-    assert steady(received(collector)) == pytest.approx(steady(exposed(metrics)))
+    assert steady(received(collector)) == pytest.approx(steady(await exposed(metrics)))
     assert "process_resident_memory_bytes" in collector.metrics
     ttft = collector.metrics["cellgate_ttft_seconds"].histogram
     assert ttft.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
     assert collector.metrics["cellgate_client_requests"].sum.is_monotonic
 
 
-def test_a_collector_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    metrics, _ = make(A1)
-    endpoint = f"http://127.0.0.1:{free_port()}/v1/metrics"
+class Watched:
+    """An exporter that counts, and metrics that cannot be read the first time."""
 
-    async def send() -> None:
-        sender = MetricsSender(OtlpMetrics(endpoint, OFTEN_S), metrics)
-        await asyncio.sleep(1.0)
-        await sender.close()
+    def __init__(self, export: Callable[..., MetricExportResult]) -> None:
+        self.reads, self.sent, self._export = 0, 0, export
 
-    with caplog.at_level(logging.INFO):
-        asyncio.run(send())
-    lines = [line for line in caplog.messages if "otlp_metrics" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"otlp_metrics: {endpoint} does not accept metrics (")
-
-
-# Metrics go on being sent, whatever is wrong with one of them.
-
-
-class Broken:
-    """Metrics that cannot be read the first time."""
-
-    def __init__(self) -> None:
-        self.reads = 0
+    def export(self, batch: object) -> MetricExportResult:
+        self.sent += 1
+        return self._export(batch)
 
     async def families(self) -> AsyncIterator[Family]:
         self.reads += 1
@@ -286,24 +209,20 @@ class Broken:
         yield Family("a", "a", "gauge")
 
 
-def test_metrics_that_cannot_be_read_are_said_and_the_next_ones_sent() -> None:
-    sent: list[object] = []
-
-    def export(batch: object) -> MetricExportResult:
-        sent.append(batch)
-        return MetricExportResult.SUCCESS
-
-    async def scenario() -> list[Any]:
-        said: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
-        metrics: Any = Broken()
-        sender = MetricsSender(OtlpMetrics("http://127.0.0.1:9/v1/metrics", every_s=0.01), metrics)
-        sender._exporter.export = export  # type: ignore[method-assign, assignment]
-        async with asyncio.timeout(10.0):
-            while not sent:  # noqa: ASYNC110 - nobody tells.
-                await asyncio.sleep(0.01)
+async def test_a_collector_that_is_away_costs_one_line_and_metrics_that_cannot_be_read_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 0.01)
+    endpoint, said = f"http://127.0.0.1:{free_port()}/v1/metrics", list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+    metrics: Any = Watched(OTLPMetricExporter(endpoint, timeout=0.01).export)
+    with caplog.at_level(logging.INFO):
+        sender = MetricsSender(OtlpMetrics(endpoint, OFTEN_S), metrics)
+        sender._exporter = metrics
+        while metrics.sent < 3:  # noqa: ASYNC110 - nobody tells.
+            await asyncio.sleep(OFTEN_S)
         await sender.close()
-        return said
-
-    [error] = asyncio.run(scenario())
+    [error] = said
     assert isinstance(error, KeyError)
+    [line] = [line for line in caplog.messages if "otlp_metrics" in line]
+    assert line.startswith(f"otlp_metrics: {endpoint} does not accept metrics (")
