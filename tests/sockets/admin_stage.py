@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
-import uvloop
 
 from cellgate.policies.prefix_affinity import PrefixAffinity
 from cellgate.proxy.admin.pages import AdminView, admin_server
@@ -68,50 +68,47 @@ class Port:
             self.events.add(consequence.flip, consequence.evicted)
 
 
-def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> None:
-    """Run a test against a port of its own, on the loop the gate uses."""
-
-    async def main() -> None:
-        board = Board(Rules())
-        board.configure(FLEET, 90.0)
-        events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as client:
-            port = Port(board, events, client, "")
-            none = cast("Any", None)
-            port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
-            metrics = Metrics(board)
-            metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict))
-            router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
-            choice = RoutingExplain(
-                router,
-                StoredResponses(board),
-                HeaderNames(),
-                "prefix_affinity",
-                lambda: port.now,
-                random.Random(1),
-            )
-            view = AdminView(
-                board=board,
-                events=events,
-                metrics=metrics,
-                now=lambda: port.now,
-                stopping=lambda: port.stopping,
-                set_drain=lambda name, drained: board.drain(name, drained=drained),
-                token=lambda: token,
-                peers=NOBODY,
-                due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
-                explain=choice.explain,
-                poison=port.poison,
-                scaling=Scaling(board, router.queue),
-            )
-            server = admin_server(view)
-            listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-            port.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            try:
-                await test(port)
-            finally:
-                listening.close()
-                events.close()
-                await server.close()
-
-    uvloop.run(main())
+@asynccontextmanager
+async def admin_port(token: str | None = None) -> AsyncIterator[Port]:
+    """A port that listens."""
+    board = Board(Rules())
+    board.configure(FLEET, 90.0)
+    events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as client:
+        port = Port(board, events, client, "")
+        none = cast("Any", None)
+        port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
+        metrics = Metrics(board)
+        metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict))
+        router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
+        choice = RoutingExplain(
+            router,
+            StoredResponses(board),
+            HeaderNames(),
+            "prefix_affinity",
+            lambda: port.now,
+            random.Random(1),
+        )
+        view = AdminView(
+            board=board,
+            events=events,
+            metrics=metrics,
+            now=lambda: port.now,
+            stopping=lambda: port.stopping,
+            set_drain=lambda name, drained: board.drain(name, drained=drained),
+            token=lambda: token,
+            peers=NOBODY,
+            due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
+            explain=choice.explain,
+            poison=port.poison,
+            scaling=Scaling(board, router.queue),
+        )
+        server = admin_server(view)
+        listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        port.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        try:
+            yield port
+        finally:
+            listening.close()
+            events.close()
+            await server.close()

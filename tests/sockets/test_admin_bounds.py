@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvloop
 from aiohttp import web
 
 from cellgate.proxy.admin import http
@@ -41,19 +40,9 @@ class Port:
         return caller
 
 
-def run(handler: Handler, test: Callable[[Port], Awaitable[None]]) -> None:
-    """Run a test before a server of its own."""
-
-    async def main() -> None:
-        async with _served(handler) as port:
-            await asyncio.wait_for(test(port), 2 * PATIENCE_S)
-        assert not port.server.clients
-
-    uvloop.run(main())
-
-
 @asynccontextmanager
-async def _served(handler: Handler) -> AsyncIterator[Port]:
+async def served(handler: Handler) -> AsyncIterator[Port]:
+    """A server of one's own."""
     loop = asyncio.get_running_loop()
     defects: list[Any] = []
     loop.set_exception_handler(lambda _, context: defects.append(context))
@@ -64,6 +53,7 @@ async def _served(handler: Handler) -> AsyncIterator[Port]:
     finally:
         listening.close()
         await server.close()
+    assert not server.clients
 
 
 def page(size: int) -> Handler:
@@ -88,8 +78,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_who_waits_to_be_asked_for_the_body_is_asked() -> None:
-    async def check(port: Port) -> None:
+async def test_who_waits_to_be_asked_for_the_body_is_asked() -> None:
+    async with served(echo()) as port:
         reader, writer = await port.dial(POST % b"Expect: 100-continue\r\nContent-Length: 2\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"hi")
@@ -97,65 +87,55 @@ def test_who_waits_to_be_asked_for_the_body_is_asked() -> None:
         assert await reader.readexactly(2) == b"hi"
         writer.close()
 
-    run(echo(), check)
 
-
-def test_a_body_that_says_no_length_is_refused_when_it_becomes_too_large() -> None:
-    async def check(port: Port) -> None:
+async def test_a_body_that_says_no_length_is_refused_when_it_becomes_too_large() -> None:
+    async with served(echo()) as port:
         reader, writer = await port.dial(POST % b"Transfer-Encoding: chunked\r\n")
         chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
         writer.write(chunk * (BODY_BYTES // 0x10000 + 1) + b"0\r\n\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
         writer.close()
 
-    run(echo(), check)
 
-
-def test_a_body_that_does_not_come_is_given_up_and_so_is_the_wait_for_others(
+async def test_a_body_that_does_not_come_is_given_up_and_so_is_the_wait_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "BODY_S", 0.05)
     monkeypatch.setattr(http, "BODIES_AT_ONCE", 1)
     half = POST % b"Content-Length: 2\r\n" + b"h"
 
-    async def check(port: Port) -> None:
+    async with served(echo()) as port:
         callers = [await port.dial(half) for _ in range(3)]
         for reader, writer in callers:
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
             writer.close()
 
-    run(echo(), check)
 
-
-def test_a_line_that_is_too_long_is_refused() -> None:
-    async def check(port: Port) -> None:
+async def test_a_line_that_is_too_long_is_refused() -> None:
+    async with served(page(1)) as port:
         reader, writer = await port.dial(GET[:-2] + b"x: " + b"a" * 10_000 + b"\r\n\r\n")
         answer = await reader.read()
         assert answer.split()[1] == b"431"
         assert b'"code":"head_too_large"' in answer
         writer.close()
 
-    run(page(1), check)
 
-
-def test_a_page_that_nobody_reads_is_cut_off_and_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_that_nobody_reads_is_cut_off_and_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.05)
 
-    async def check(port: Port) -> None:
+    async with served(page(16 * 1024 * 1024)) as port:
         caller = port.dial_deaf(GET)
         await until(lambda: len(port.server.clients) == 1)
         await until(lambda: not port.server.clients)
         assert port.defects == []
         caller.close()
 
-    run(page(16 * 1024 * 1024), check)
 
-
-def test_a_large_page_is_whole_for_who_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_page_is_whole_for_who_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.2)
     size = 16 * 1024 * 1024
 
-    async def check(port: Port) -> None:
+    async with served(page(size)) as port:
         reader, writer = await asyncio.open_connection(*port.address, limit=64 * 1024)
         writer.write(GET)
         await reader.readuntil(b"\r\n\r\n")
@@ -165,10 +145,8 @@ def test_a_large_page_is_whole_for_who_reads_slowly(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.005)
         writer.close()
 
-    run(page(size), check)
 
-
-def test_no_page_is_made_for_who_has_yet_to_read_the_last() -> None:
+async def test_no_page_is_made_for_who_has_yet_to_read_the_last() -> None:
     made = 0
 
     async def answer(_: web.BaseRequest) -> web.StreamResponse:
@@ -176,18 +154,16 @@ def test_no_page_is_made_for_who_has_yet_to_read_the_last() -> None:
         made += 1
         return reply(b"x" * 20_000)
 
-    async def check(port: Port) -> None:
+    async with served(answer) as port:
         caller = port.dial_deaf(GET * 200)
         await until(lambda: made > 0)
         await asyncio.sleep(0.2)
         assert made < 50
         caller.close()
 
-    run(answer, check)
 
-
-def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
-    async def check(port: Port) -> None:
+async def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
+    async with served(page(120_000)) as port:
         # Little enough to be no longer waited for, and more than the kernel takes.
         caller = socket.socket()
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -200,10 +176,8 @@ def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
         await until(lambda: not port.server.clients)
         caller.close()
 
-    run(page(120_000), check)
 
-
-def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
+async def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
@@ -216,7 +190,7 @@ def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return Stream(endless(), "text/plain") if request.path == "/stream" else reply(b"page")
 
-    async def check(port: Port) -> None:
+    async with served(answer) as port:
         follower, following = await port.dial(GET.replace(b"/ ", b"/stream "))
         await follower.readuntil(b"more")
         silent, silence = await port.dial()
@@ -231,5 +205,3 @@ def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
         await reader.readuntil(b"page")
         for each in (following, silence, writer, late):
             each.close()
-
-    run(answer, check)

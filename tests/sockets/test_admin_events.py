@@ -11,11 +11,11 @@ import pytest
 from cellgate.proxy.admin import http, pages
 from cellgate.proxy.observe.events import Action
 from cellgate.router.nouns import Sign, Strength
-from tests.sockets.admin_stage import Port, run
+from tests.sockets.admin_stage import admin_port
 
 
-def test_followers_get_events_as_they_happen_and_the_end_when_the_gate_goes() -> None:
-    async def check(port: Port) -> None:
+async def test_followers_get_events_as_they_happen_and_the_end_when_the_gate_goes() -> None:
+    async with admin_port() as port:
         async with port.client.get(port.url + "/events", headers={"Accept": "text/event-stream"}) as reply:
             assert reply.headers["Content-Type"] == "text/event-stream"
             assert (await reply.content.readuntil(b"\n\n")).startswith(b": ")
@@ -25,47 +25,38 @@ def test_followers_get_events_as_they_happen_and_the_end_when_the_gate_goes() ->
             port.events.close()
             assert await reply.content.read() == b""
 
-    run(check)
 
-
-def test_stopping_does_not_wait_for_followers() -> None:
+async def test_stopping_does_not_wait_for_followers() -> None:
     replies: list[aiohttp.ClientResponse] = []
 
-    async def check(port: Port) -> None:
+    async with admin_port() as port:
         replies.append(await port.client.get(port.url + "/events?follow=1"))
-
-    run(check)
     assert replies[0].status == 200
 
 
-def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "HEARTBEAT_S", 0.005)
 
-    async def check(port: Port) -> None:
-        async with port.client.get(port.url + "/events?follow=1") as reply:
-            await reply.content.readuntil(b"\n\n")
-            for _ in range(3):
-                assert await reply.content.readuntil(b"\n\n") == b": heartbeat\n\n"
-            port.events.add(Action("reload", "SIGHUP"))
-            assert b"event: reload\n" in await reply.content.readuntil(b"}\n\n")
-
-    run(check)
+    async with admin_port() as port, port.client.get(port.url + "/events?follow=1") as reply:
+        await reply.content.readuntil(b"\n\n")
+        for _ in range(3):
+            assert await reply.content.readuntil(b"\n\n") == b": heartbeat\n\n"
+        port.events.add(Action("reload", "SIGHUP"))
+        assert b"event: reload\n" in await reply.content.readuntil(b"}\n\n")
 
 
-def test_a_follower_that_leaves_is_forgotten_at_once() -> None:
-    async def check(port: Port) -> None:
+async def test_a_follower_that_leaves_is_forgotten_at_once() -> None:
+    async with admin_port() as port:
         async with port.client.get(port.url + "/events?follow=1") as reply:
             await reply.content.readuntil(b"\n\n")
             assert port.events.followers == 1
         await until(lambda: port.events.followers == 0)
 
-    run(check)
 
-
-def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.02)
 
-    async def check(port: Port) -> None:
+    async with admin_port() as port:
         host, number = port.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(number), limit=1024)
         writer.write(b"GET /events?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -79,8 +70,6 @@ def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch)
         writer.close()
         with pytest.raises(ConnectionResetError):
             await writer.wait_closed()
-
-    run(check)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -11,33 +11,29 @@ import pytest
 
 from cellgate.router.nouns import Ask, Evidence, Load, Sign, Strength
 from cellgate.router.poison import Ban
-from tests.sockets.admin_stage import RELAYED, Port, run
+from tests.sockets.admin_stage import RELAYED, admin_port
 
 
-def test_livez_says_ok_and_metrics_are_in_prometheus_format() -> None:
-    async def check(port: Port) -> None:
+async def test_livez_says_ok_and_metrics_are_in_prometheus_format() -> None:
+    async with admin_port() as port:
         async with port.client.get(port.url + "/livez") as reply:
             assert (reply.status, await reply.text()) == (200, "ok\n")
         async with port.client.get(port.url + "/metrics") as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=")
             assert 'cellgate_in_flight{unit="a1"} 0.0\n' in await reply.text()
 
-    run(check)
 
-
-def test_the_status_page_is_for_everyone_and_what_it_shows_is_not() -> None:
-    async def check(port: Port) -> None:
+async def test_the_status_page_is_for_everyone_and_what_it_shows_is_not() -> None:
+    async with admin_port(token="t0ken") as port:
         async with port.client.get(port.url + "/", headers=RELAYED) as reply:
             assert (reply.status, reply.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
             assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
         assert (await port.get("/status", RELAYED))[0] == 401
         assert (await port.get("/status", RELAYED | {"Authorization": "Bearer t0ken"}))[0] == 200
 
-    run(check, token="t0ken")
 
-
-def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be() -> None:
-    async def check(port: Port) -> None:
+async def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be() -> None:
+    async with admin_port() as port:
         port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
         port.board.observe(
             Evidence("a1", Sign.BAD, Strength.FATAL, "agent", "gone: process 7", port.now, node="a1-1")
@@ -59,16 +55,14 @@ def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be(
             {"name": "a1-1", "role": "follower", "state": "bad", "reason": "gone: process 7"},
         ]
 
-    run(check)
-
 
 def ready(is_ready: bool, *, panic: bool = False) -> dict[str, bool]:
     """The first lines of /readyz."""
     return {"ready": is_ready, "stopping": False, "full": False, "panic": panic}
 
 
-def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> None:
-    async def check(port: Port) -> None:
+async def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> None:
+    async with admin_port() as port:
         starting = {"usable": False, "verdict": "starting", "reason": "no probe has answered yet"}
         assert await port.get("/readyz") == (
             503,
@@ -81,19 +75,15 @@ def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> None:
             {**ready(True), "usable_units": 1, "units": {"a1": starting, "a2": up}},
         )
 
-    run(check)
 
-
-def test_a_stopping_gate_is_not_ready_but_alive() -> None:
-    async def check(port: Port) -> None:
+async def test_a_stopping_gate_is_not_ready_but_alive() -> None:
+    async with admin_port() as port:
         port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
         port.stopping = True
         status, body = await port.get("/readyz")
         assert (status, body["ready"], body["stopping"], body["usable_units"]) == (503, False, True, 1)
         async with port.client.get(port.url + "/livez") as reply:
             assert reply.status == 200
-
-    run(check)
 
 
 SHOWN = {
@@ -147,8 +137,8 @@ SHOWN = {
 """A unit that has refused a connection 2 s ago, as /units shows it."""
 
 
-def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
-    async def check(port: Port) -> None:
+async def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
+    async with admin_port() as port:
         port.observe("a1", Sign.BAD, Strength.FATAL, "request", "connection refused")
         port.board.report(Load("a1", 101.0, running=3, waiting=1, kv_use=0.5))
         port.now = 102.0
@@ -168,11 +158,9 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
             None,
         )
 
-    run(check)
 
-
-def test_the_deciding_evidence_stays_in_sight_when_newer_pieces_come() -> None:
-    async def check(port: Port) -> None:
+async def test_the_deciding_evidence_stays_in_sight_when_newer_pieces_come() -> None:
+    async with admin_port() as port:
         port.observe("a1", Sign.BAD, Strength.FATAL, "request", "connection refused")
         for i in range(9):
             port.observe("a1", Sign.BAD, Strength.WEAK, "ready", f"no answer {i}")
@@ -180,11 +168,9 @@ def test_the_deciding_evidence_stays_in_sight_when_newer_pieces_come() -> None:
         reasons = [piece["reason"] for piece in unit["evidence"]]
         assert reasons == ["no answer 8", "no answer 7", "no answer 6", "no answer 5", "connection refused"]
 
-    run(check)
 
-
-def test_health_of_one_unit_is_200_503_or_404() -> None:
-    async def check(port: Port) -> None:
+async def test_health_of_one_unit_is_200_503_or_404() -> None:
+    async with admin_port() as port:
         assert (await port.get("/healthz/unit/a1"))[0] == 503
         port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
         assert await port.get("/healthz/unit/a1") == (200, {"unit": "a1", "reason": "token (source canary)"})
@@ -192,14 +178,12 @@ def test_health_of_one_unit_is_200_503_or_404() -> None:
         assert await port.get("/healthz/unit/a1") == (404, {"unit": "a1", "reason": "drained by an operator"})
         assert await port.get("/healthz/unit/b7") == (404, {"unit": "b7", "reason": "no unit is named 'b7'"})
 
-    run(check)
-
 
 # Signals for autoscalers on the admin port.
 
 
-def test_a_scaler_reads_how_many_units_there_should_be() -> None:
-    async def test(port: Port) -> None:
+async def test_a_scaler_reads_how_many_units_there_should_be() -> None:
+    async with admin_port() as port:
         status, found = await port.get("/scaling?p90_s=1.5&model=tiny")
         assert status == 200
         assert found["desired_units"] == 2
@@ -207,11 +191,9 @@ def test_a_scaler_reads_how_many_units_there_should_be() -> None:
         for goal in ("0", "-1", "nan", "inf", "soon"):
             assert (await port.get(f"/scaling?p90_s={goal}"))[0] == 400
 
-    run(test)
 
-
-def test_the_unit_that_is_missed_least_is_drained_and_never_the_last_one() -> None:
-    async def test(port: Port) -> None:
+async def test_the_unit_that_is_missed_least_is_drained_and_never_the_last_one() -> None:
+    async with admin_port() as port:
         for unit in ("a1", "a2"):
             port.observe(unit, Sign.GOOD, Strength.STRONG, "canary", "a token")
         port.board.units["a1"].costs.prefixes.record([1, 2, 3])
@@ -222,14 +204,12 @@ def test_the_unit_that_is_missed_least_is_drained_and_never_the_last_one() -> No
         assert status == 409
         assert "no unit to spare" in said["error"]["message"]
 
-    run(test)
-
 
 # What an operator does through the admin port, and how mistakes are answered, over real sockets.
 
 
-def test_drain_and_undrain_change_rotation_and_are_events_only_when_they_change_something() -> None:
-    async def check(port: Port) -> None:
+async def test_drain_and_undrain_change_rotation_and_are_events_only_when_they_change_something() -> None:
+    async with admin_port() as port:
         port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
         for _ in range(2):
             status, unit = await port.post("/units/a1/drain")
@@ -244,10 +224,8 @@ def test_drain_and_undrain_change_rotation_and_are_events_only_when_they_change_
             ("undrain", "a1"),
         ]
 
-    run(check)
 
-
-def test_a_change_is_published_before_its_answer_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_is_published_before_its_answer_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[str] = []
 
     def publish(unit: str) -> None:
@@ -255,7 +233,7 @@ def test_a_change_is_published_before_its_answer_is_sent(monkeypatch: pytest.Mon
         time.sleep(0.05)
         published.append(unit)
 
-    async def check(port: Port) -> None:
+    async with admin_port() as port:
         drain, loop = port.board.drain, asyncio.get_running_loop()
 
         def drain_and_publish_soon(unit: str, *, drained: bool) -> bool:
@@ -273,11 +251,9 @@ def test_a_change_is_published_before_its_answer_is_sent(monkeypatch: pytest.Mon
         monkeypatch.setattr(port.board, "drain", drain_and_publish_soon)
         assert await asyncio.to_thread(ask) == ["a1"]
 
-    run(check)
 
-
-def test_a_whole_cell_is_drained_in_one_go_and_is_one_event() -> None:
-    async def check(port: Port) -> None:
+async def test_a_whole_cell_is_drained_in_one_go_and_is_one_event() -> None:
+    async with admin_port() as port:
         await port.post("/units/a2/drain")
         for _ in range(2):
             status, cell = await port.post("/cells/a/drain")
@@ -299,11 +275,9 @@ def test_a_whole_cell_is_drained_in_one_go_and_is_one_event() -> None:
         assert (await port.get("/cells/a/drain"))[0] == 405
         assert (await port.post("/cells/a/drain", RELAYED))[0] == 403
 
-    run(check)
 
-
-def test_explain_is_asked_by_parameters_or_with_a_body() -> None:
-    async def check(port: Port) -> None:
+async def test_explain_is_asked_by_parameters_or_with_a_body() -> None:
+    async with admin_port() as port:
         status, found = await port.get("/explain?model=tiny&prompt_tokens=1000&priority=2")
         assert (status, found["decision"], found["ask"]["priority"]) == (200, "refused", 2)
         assert found["units"][0]["why_not"].startswith("starting: ")
@@ -322,11 +296,9 @@ def test_explain_is_asked_by_parameters_or_with_a_body() -> None:
             assert "not valid JSON" in (await reply.json())["error"]["message"]
         assert (await port.get("/explain", RELAYED))[0] == 403
 
-    run(check)
 
-
-def test_mistakes_get_one_line_that_says_what_there_is() -> None:
-    async def check(port: Port) -> None:
+async def test_mistakes_get_one_line_that_says_what_there_is() -> None:
+    async with admin_port() as port:
         status, body = await port.get("/unit")
         assert (status, body["error"]["code"]) == (404, "not_found")
         assert body["error"]["message"].startswith(
@@ -340,21 +312,17 @@ def test_mistakes_get_one_line_that_says_what_there_is() -> None:
         assert (status, body["error"]["code"]) == (405, "method_not_allowed")
         assert body["error"]["message"] == "/units/a1/drain takes POST, not GET"
 
-    run(check)
 
-
-def test_a_handler_that_fails_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
-    async def check(port: Port) -> None:
+async def test_a_handler_that_fails_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with admin_port() as port:
         port.board.units["a1"].weight = object()  # type: ignore[assignment]
         status, body = await port.get("/units")
         assert (status, body["error"]["code"]) == (500, "internal_server_error")
-
-    run(check)
     assert "admin port: GET /units failed: TypeError" in caplog.text
 
 
-def test_refused_prompts_are_listed_and_an_operator_lets_them_be_asked_again() -> None:
-    async def check(port: Port) -> None:
+async def test_refused_prompts_are_listed_and_an_operator_lets_them_be_asked_again() -> None:
+    async with admin_port() as port:
         assert port.poison is not None
         for number in (1, 2, 0xABC):
             ban = Ban(number, "m", port.now, port.now + 600.0, ("a1", "a2"))
@@ -374,5 +342,3 @@ def test_refused_prompts_are_listed_and_an_operator_lets_them_be_asked_again() -
         assert len((await port.post("/poison/clear"))[1]["cleared"]) == 2
         assert (await port.get("/poison"))[1]["bans"] == []
         assert port.events.last()[-1]["kind"] == "poison_lifted"
-
-    run(check)

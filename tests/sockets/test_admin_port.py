@@ -11,8 +11,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from email.utils import parsedate
 from http import HTTPStatus
 from typing import Any
@@ -32,29 +33,23 @@ from cellgate.proxy.observe.exposition import Exposition
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
-from tests.sockets.admin_stage import NOBODY, RELAYED, Port, run
+from tests.sockets.admin_stage import NOBODY, RELAYED, admin_port
+from tests.wire.stage import run_live
 
-LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
-Test = Callable[[AdminPort, SharedStatus], Awaitable[None]]
+on_both_loops = pytest.mark.parametrize("play", [run_live, asyncio.run], indirect=True)
 
 
-def run_gate(
-    test: Test, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop, host: str = "127.0.0.1"
-) -> None:
-    """Run a test against a port of its own."""
-
-    async def main() -> None:
-        shared_status = SharedStatus()
-        port = AdminPort(_view(), shared_status)
-        try:
-            await port.open(await listen(Address(host, 0), BACKLOG))
-            shared_status.publish(True, b"ready\n")
-            await test(port, shared_status)
-        finally:
-            await port.close()
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(main())
+@asynccontextmanager
+async def gate_port(host: str = "127.0.0.1") -> AsyncIterator[AdminPort]:
+    """The port of a gate."""
+    shared_status = SharedStatus()
+    port = AdminPort(_view(), shared_status)
+    try:
+        await port.open(await listen(Address(host, 0), BACKLOG))
+        shared_status.publish(True, b"ready\n")
+        yield port
+    finally:
+        await port.close()
 
 
 def get(port: AdminPort, *paths: str) -> list[tuple[int, bytes]]:
@@ -69,9 +64,9 @@ def get(port: AdminPort, *paths: str) -> list[tuple[int, bytes]]:
     return answers
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_one_connection_may_ask_for_everything(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+@on_both_loops
+async def test_one_connection_may_ask_for_everything() -> None:
+    async with gate_port() as port:
         answers = await asyncio.to_thread(
             get, port, "/livez", "/readyz", "/metrics", "/livez", "/units", "/no"
         )
@@ -79,14 +74,10 @@ def test_one_connection_may_ask_for_everything(loop: Callable[[], asyncio.Abstra
         assert answers[:2] == [(200, b"ok\n"), (200, b"ready\n")]
         assert answers[3] == (200, b"ok\n")
 
-    run_gate(check, loop)
 
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+@on_both_loops
+async def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost() -> None:
+    async with gate_port() as port:
         reader, writer = await asyncio.open_connection(*port.address)
         line = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
         writer.write(
@@ -98,12 +89,10 @@ def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
         writer.close()
         await writer.wait_closed()
 
-    run_gate(check, loop)
-
 
 @pytest.mark.alone
-def test_health_is_told_while_the_loop_stands_still() -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+async def test_health_is_told_while_the_loop_stands_still() -> None:
+    async with gate_port() as port:
         await asyncio.to_thread(get, port, "/livez")
 
         def ask() -> float:
@@ -118,29 +107,25 @@ def test_health_is_told_while_the_loop_stands_still() -> None:
             assert answer.done()
             assert answer.result() < 0.1
 
-    run_gate(check)
 
-
-def test_a_health_process_that_dies_is_replaced(
+async def test_a_health_process_that_dies_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.admin.pages.RESTART_S", 0.01)
 
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+    async with gate_port() as port:
         await asyncio.to_thread(get, port, "/livez")
         os.kill(port.health_pid, signal.SIGKILL)
         assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
-
-    run_gate(check)
     assert "admin port: its process ended with -9; another is started" in caplog.text
 
 
-def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
+async def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.admin.pages.RESTART_S", 0.01)
 
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+    async with gate_port() as port:
         start, refusals = port._start_health_process, iter(range(3))
 
         async def short_of_descriptors() -> asyncio.subprocess.Process:
@@ -152,18 +137,14 @@ def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
         await asyncio.to_thread(get, port, "/livez")
         os.kill(port.health_pid, signal.SIGKILL)
         assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
-
-    run_gate(check)
     assert caplog.text.count("no process can be started: Too many open files; it is retried") == 3
 
 
-def test_nothing_is_left_of_a_port_that_was_closed() -> None:
+async def test_nothing_is_left_of_a_port_that_was_closed() -> None:
     seen: list[tuple[int, tuple[str, int]]] = []
 
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+    async with gate_port() as port:
         seen.append((port.health_pid, port.address))
-
-    run_gate(check)
     ((pid, address),) = seen
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -171,28 +152,22 @@ def test_nothing_is_left_of_a_port_that_was_closed() -> None:
         socket.create_connection(address, 1.0)
 
 
-def test_it_listens_on_ipv6() -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+async def test_it_listens_on_ipv6() -> None:
+    async with gate_port(host="::1") as port:
         assert port.address[0] == "::1"
         answers = await asyncio.to_thread(get, port, "/livez", "/units")
         assert [status for status, _ in answers] == [200, 200]
 
-    run_gate(check, host="::1")
 
-
-def test_an_address_in_use_is_an_error() -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+async def test_an_address_in_use_is_an_error() -> None:
+    async with gate_port() as port:
         with pytest.raises(OSError, match="in use"):
             await listen(Address(*port.address), BACKLOG)
 
-    run_gate(check)
 
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_successor(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+@on_both_loops
+async def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_successor() -> None:
+    async with gate_port() as port:
         mine = [socket.socket(fileno=os.dup(each.fileno())) for each in port._listeners]
         connection = http.client.HTTPConnection(*port.address, timeout=10)
         await asyncio.to_thread(_ask, connection, "/readyz")
@@ -210,8 +185,6 @@ def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_succes
                 ]
         finally:
             await successor.close()
-
-    run_gate(check, loop)
 
 
 def _ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
@@ -368,8 +341,8 @@ def test_what_a_handler_streams_is_closed_when_its_client_leaves() -> None:
 # Who may ask what of the admin port.
 
 
-def test_a_relayed_caller_sees_only_what_is_for_everyone() -> None:
-    async def check(port: Port) -> None:
+async def test_a_relayed_caller_sees_only_what_is_for_everyone() -> None:
+    async with admin_port() as port:
         for path, status in (("/livez", 200), ("/readyz", 503), ("/metrics", 200), ("/metrics/engine", 200)):
             async with port.client.get(port.url + path, headers=RELAYED) as reply:
                 assert reply.status == status
@@ -379,19 +352,15 @@ def test_a_relayed_caller_sees_only_what_is_for_everyone() -> None:
         assert (await port.post("/units/a1/drain", RELAYED))[0] == 403
         assert not port.board.units["a1"].drained
 
-    run(check)
 
-
-def test_with_a_token_a_relayed_caller_may_do_everything_and_without_it_nothing() -> None:
-    async def check(port: Port) -> None:
+async def test_with_a_token_a_relayed_caller_may_do_everything_and_without_it_nothing() -> None:
+    async with admin_port(token="secret") as port:
         for wrong in ({}, {"Authorization": "Bearer secret2"}, {"Authorization": "Basic secret"}):
             async with port.client.get(port.url + "/units", headers=RELAYED | wrong) as reply:
                 assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert "secret" not in await reply.text()
         assert (await port.post("/units/a1/drain", RELAYED | {"Authorization": "Bearer secret"}))[0] == 200
         assert (await port.get("/units"))[0] == 200
-
-    run(check, token="secret")
 
 
 @pytest.mark.parametrize(
@@ -497,12 +466,10 @@ def test_callers_of_trusted_networks_may_use_names() -> None:
     assert refusal("GET", "/units", "10.1.2.3", {"Host": "gate.cells.svc:9901"}, "token", peers) is None
 
 
-def test_who_may_not_drain_may_not_see_or_clear_refused_prompts() -> None:
-    async def check(port: Port) -> None:
+async def test_who_may_not_drain_may_not_see_or_clear_refused_prompts() -> None:
+    async with admin_port(token="t0ken") as port:
         assert (await port.get("/poison", RELAYED))[0] == 401
         assert (await port.post("/poison/clear", RELAYED))[0] == 401
-
-    run(check, token="t0ken")
 
 
 # The health process at its door, over real sockets: what it answers, leaves to the gate, and bounds.

@@ -25,7 +25,7 @@ from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.discovery.sources import LATER, Endpoint, units_at, weighed
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
-from tests.sockets.test_recovery_deeds import rights_given, rights_used
+from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
 NAME = "units.example."
@@ -148,15 +148,6 @@ PATIENCE_S = 10.0
 LIKE_SET = Unit(name="", cell="c", url="")
 
 
-@asynccontextmanager
-async def cluster(*, bookmark_s: float = 60.0) -> AsyncIterator[FakeKubernetes]:
-    api = await FakeKubernetes(bookmark_s=bookmark_s).start()
-    try:
-        yield api
-    finally:
-        await api.stop()
-
-
 async def add_group(api: FakeKubernetes, number: int, *, size: int = 2) -> None:
     for rank in range(size):
         ip = f"127.0.{number}.{rank + 1}"
@@ -182,7 +173,7 @@ def held_against(found: Found) -> dict[str, str]:
 
 
 async def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         await add_group(api, 0)
         await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
@@ -198,7 +189,7 @@ async def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: 
 
 
 async def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         await add_group(api, 0)
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
             await told_of_set(follow)
@@ -220,7 +211,7 @@ async def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
 ) -> None:
     monkeypatch.setattr(kubernetes, "WATCH_S", 1)
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.1)
-    async with cluster(bookmark_s=0.2) as api:
+    async with kubernetes_api(bookmark_s=0.2) as api:
         await add_group(api, 0)
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
             await told_of_set(follow)
@@ -238,7 +229,7 @@ async def test_a_version_that_is_gone_is_answered_with_a_new_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.2)
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         await add_group(api, 0)
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
             await told_of_set(follow)
@@ -257,7 +248,7 @@ async def test_a_watch_that_is_cut_off_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         await add_group(api, 0)
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
             await told_of_set(follow)
@@ -270,7 +261,7 @@ async def test_a_watch_that_is_cut_off_goes_on_where_it_was(
 
 
 async def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         await add_group(api, 0)
         async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
             await told_of_set(follow)
@@ -283,7 +274,7 @@ async def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> N
 
 
 async def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         the_set = source(api, tmp_path)
         api.refuse_with = 403
         with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
@@ -344,7 +335,7 @@ async def placed(api: FakeKubernetes, folder: Path) -> list[list[tuple[str, ...]
 
 
 async def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         on_nodes(api)
         found = await placed(api, tmp_path)
         assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
@@ -353,7 +344,7 @@ async def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(
 
 
 async def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         on_nodes(api, first=1)
         assert await placed(api, tmp_path) == [[(), ("r", "r-1")]] * 2
 
@@ -361,7 +352,7 @@ async def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -
 async def test_without_the_right_to_get_nodes_units_are_found_without_places(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with cluster() as api:
+    async with kubernetes_api() as api:
         on_nodes(api)
         api.lacks = {("get", "nodes")}
         assert await placed(api, tmp_path) == [[(), ()]] * 2

@@ -8,7 +8,7 @@ import pytest
 
 from cellgate.proxy.config.settings import Limits
 from tests.wire.client import Client, chat, get, post
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, STREAM, chunk, whole
 
 PATH = "/v1/chat/completions"
@@ -127,7 +127,6 @@ async def refused(here: Stage, client: Client, data: bytes, status: int) -> dict
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-@live
 async def test_malformed_requests_get_400_and_reach_no_unit(data: bytes) -> None:
     async with stage(STREAM) as here, here.client() as client:
         error = await refused(here, client, data, 400)
@@ -136,7 +135,6 @@ async def test_malformed_requests_get_400_and_reach_no_unit(data: bytes) -> None
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-@live
 async def test_malformed_requests_are_refused_however_they_arrive(data: bytes) -> None:
     """Byte by byte: each of them may be all that is seen so far."""
     async with stage(STREAM) as here, here.client() as client:
@@ -147,7 +145,6 @@ async def test_malformed_requests_are_refused_however_they_arrive(data: bytes) -
         assert error["type"] == "invalid_request_error"
 
 
-@live
 async def test_what_comes_before_a_malformed_request_is_answered() -> None:
     async with stage(STREAM) as here, here.client() as client:
         client.send(chat() + chat() + MALFORMED["length with a sign"] + chat())
@@ -168,14 +165,12 @@ HEADS_TOO_LARGE = {
 
 
 @pytest.mark.parametrize("data", HEADS_TOO_LARGE.values(), ids=HEADS_TOO_LARGE)
-@live
 async def test_a_head_that_is_too_large_gets_431(data: bytes) -> None:
     async with stage(STREAM, limits=Limits(head_bytes=HEAD_LIMIT)) as here, here.client() as client:
         error = await refused(here, client, data, 431)
         assert error["message"] == "the request's head is larger than 2048 bytes"
 
 
-@live
 async def test_a_large_body_does_not_make_a_head_large() -> None:
     async with stage(STREAM, limits=Limits(head_bytes=HEAD_LIMIT)) as here, here.client() as client:
         for _ in range(2):
@@ -187,7 +182,6 @@ async def test_a_large_body_does_not_make_a_head_large() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"0\r\nX-A: ", b"3;a="])
-@live
 async def test_an_endless_trailer_or_chunk_extension_is_not_read_for_ever(begun: bytes) -> None:
     async with stage(STREAM, limits=Limits(head_bytes=HEAD_LIMIT)) as here, here.client() as client:
         client.send(CHUNKED + chunk(BODY) + begun)
@@ -198,7 +192,6 @@ async def test_an_endless_trailer_or_chunk_extension_is_not_read_for_ever(begun:
         await refusal
 
 
-@live
 async def test_a_body_declared_too_large_gets_413_before_it_is_sent() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=1000)) as here, here.client() as client:
         error = await refused(here, client, post(b"x" * 1001)[:-1001], 413)
@@ -206,13 +199,11 @@ async def test_a_body_declared_too_large_gets_413_before_it_is_sent() -> None:
         assert here.gateway.memory.used == 0
 
 
-@live
 async def test_a_client_that_expects_continue_is_told_413_and_not_to_go_on() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=1000)) as here, here.client() as client:
         await refused(here, client, post(b"x" * 1001, "Expect: 100-continue\r\n")[:-1001], 413)
 
 
-@live
 async def test_a_chunked_body_gets_413_as_soon_as_it_passes_the_limit() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=1000)) as here, here.client() as client:
         client.send(CHUNKED + chunk(b"x" * 500))
@@ -220,7 +211,6 @@ async def test_a_chunked_body_gets_413_as_soon_as_it_passes_the_limit() -> None:
         assert here.gateway.memory.used == 0
 
 
-@live
 async def test_a_body_of_just_the_limit_passes() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=len(BODY))) as here, here.client() as client:
         assert (await client.ask(post(BODY))).status == 200
@@ -238,7 +228,6 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize(("data", "status"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-@live
 async def test_what_is_not_supported_is_refused_even_where_every_path_passes(
     data: bytes, status: int
 ) -> None:
@@ -255,7 +244,6 @@ async def test_what_is_not_supported_is_refused_even_where_every_path_passes(
         ("/v1/models", "POST", "GET, HEAD"),
     ],
 )
-@live
 async def test_a_method_that_the_path_does_not_take_gets_405(path: str, method: str, allowed: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(get(path, method=method), method)
@@ -267,7 +255,6 @@ async def test_a_method_that_the_path_does_not_take_gets_405(path: str, method: 
 @pytest.mark.parametrize(
     "path", ["/pause", "/%70ause", "/sleep?level=1", "/v1/%6coad_lora_adapter", "/sleep/x"]
 )
-@live
 async def test_engine_administration_never_passes(path: str) -> None:
     async with stage(whole(), pass_unlisted=True) as here, here.client() as client:
         reply = await client.ask(post(b"{}", path=path))
@@ -294,7 +281,6 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize(("body", "said"), NOT_JSON.values(), ids=NOT_JSON)
-@live
 async def test_bodies_that_are_no_json_object_get_400_that_says_where(body: bytes, said: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(post(body))
@@ -307,7 +293,6 @@ async def test_bodies_that_are_no_json_object_get_400_that_says_where(body: byte
 
 
 @pytest.mark.parametrize("path", ["/v1/models/../../pause", "/v1/models/%2e%2e/pause", "//pause", "/x/./y"])
-@live
 async def test_a_path_that_others_may_read_otherwise_reaches_no_unit(path: str) -> None:
     async with stage(whole(), pass_unlisted=True) as here, here.client() as client:
         reply = await client.ask(get(path))

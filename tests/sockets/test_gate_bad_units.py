@@ -13,7 +13,7 @@ from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import Limits
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
-from tests.wire.stage import live, simulated, stage
+from tests.wire.stage import simulated, stage
 from tests.wire.unit import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -100,7 +100,6 @@ BEFORE_COMMIT: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", BEFORE_COMMIT.values(), ids=BEFORE_COMMIT)
-@live
 async def test_before_the_commit_another_unit_answers(script: Script) -> None:
     async with stage(script, STREAM) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -112,7 +111,6 @@ async def test_before_the_commit_another_unit_answers(script: Script) -> None:
 
 
 @pytest.mark.parametrize("script", BEFORE_COMMIT.values(), ids=BEFORE_COMMIT)
-@live
 async def test_before_the_commit_the_gate_answers_502_when_there_is_no_other_unit(script: Script) -> None:
     async with stage(script) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -122,14 +120,12 @@ async def test_before_the_commit_the_gate_answers_502_when_there_is_no_other_uni
 
 
 @pytest.mark.parametrize("name", ["ends without an event", "ends after comments"])
-@live
 async def test_a_prompt_for_which_units_end_their_streams_empty_is_not_banned(name: str) -> None:
     async with stage(*[BEFORE_COMMIT[name]] * 3) as here, here.client() as client:
         for _ in range(3):
             assert (await client.ask(chat())).error["code"] == "garbage"
 
 
-@live
 async def test_nobody_is_asked_twice_when_all_units_are_bad() -> None:
     scripts = [BEFORE_COMMIT[name] for name in ("not HTTP", "closes at once", "begins with an error")]
     async with stage(*scripts) as here, here.client() as client:
@@ -137,7 +133,6 @@ async def test_nobody_is_asked_twice_when_all_units_are_bad() -> None:
         assert [len(unit.requests) for unit in here.units] == [1, 1, 1]
 
 
-@live
 async def test_a_unit_that_refuses_connections_costs_nobody_anything() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
         here.gateway.pool(here.plane.board.units["u0"]).port = 1  # Nobody listens there.
@@ -146,7 +141,6 @@ async def test_a_unit_that_refuses_connections_costs_nobody_anything() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
-@live
 async def test_statuses_that_another_unit_may_better_are_tried_there(status: int) -> None:
     async with stage(whole(b'{"error": {}}', f"{status} Sorry"), STREAM) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -154,7 +148,6 @@ async def test_statuses_that_another_unit_may_better_are_tried_there(status: int
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 400, 404, 422])
-@live
 async def test_without_another_unit_the_unit_has_its_say(status: int) -> None:
     async with stage(whole(b'{"error": {"x": 1}}', f"{status} Sorry")) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -214,7 +207,6 @@ STREAM_CUT: dict[str, Script] = {
 
 @pytest.mark.parametrize("script", STREAM_CUT.values(), ids=STREAM_CUT)
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@live
 async def test_a_begun_stream_ends_in_an_error_event_and_a_cut(script: Script, version: bytes) -> None:
     async with stage(script, STREAM) as here, here.client() as client:
         reply = await client.ask(chat().replace(b"HTTP/1.1", b"HTTP/" + version))
@@ -250,7 +242,6 @@ PLAIN_CUT: dict[str, Script] = {
 
 @pytest.mark.parametrize("script", PLAIN_CUT.values(), ids=PLAIN_CUT)
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@live
 async def test_a_begun_plain_body_is_cut_so_that_the_client_can_tell(script: Script, version: bytes) -> None:
     async with stage(script) as here, here.client() as client:
         reply = await client.ask(chat(stream=False).replace(b"HTTP/1.1", b"HTTP/" + version))
@@ -260,7 +251,6 @@ async def test_a_begun_plain_body_is_cut_so_that_the_client_can_tell(script: Scr
 
 
 @pytest.mark.parametrize("garbage", [b"zz\r\n", chunk(b"data: x\n\n") + b"zz\r\n", LAST_CHUNK + STREAM])
-@live
 async def test_of_a_read_that_does_not_parse_nothing_goes_on(garbage: bytes) -> None:
     async with stage(in_turn(BEGUN, garbage)) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -270,7 +260,6 @@ async def test_of_a_read_that_does_not_parse_nothing_goes_on(garbage: bytes) -> 
         await here.unit.connections[0].until_gone()
 
 
-@live
 async def test_bytes_that_nobody_asked_for_cost_the_connection_only() -> None:
     script = in_turn(whole(), whole(b'{"of": "somebody else"}'))
     async with stage(script) as here, here.client() as client:
@@ -281,7 +270,6 @@ async def test_bytes_that_nobody_asked_for_cost_the_connection_only() -> None:
         assert first.connection is not second.connection
 
 
-@live
 async def test_an_error_in_the_middle_of_a_stream_is_told_once_and_held_against_the_unit() -> None:
     end = chunk(ERROR) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
     async with stage(in_turn(BEGUN, end)) as here, here.client() as client:
@@ -292,14 +280,12 @@ async def test_an_error_in_the_middle_of_a_stream_is_told_once_and_held_against_
         assert here.outcomes == ["stream_error"]
 
 
-@live
 async def test_a_path_that_is_not_known_to_be_safe_is_asked_once() -> None:
     async with stage(then_close(b""), whole(), pass_unlisted=True) as here, here.client() as client:
         assert (await client.ask(get("/v1/batches"))).status == 502
         assert [len(unit.requests) for unit in here.units] == [1, 0]
 
 
-@live
 async def test_a_unit_that_stops_in_the_middle_of_a_refusal_is_not_waited_for() -> None:
     stuck = b"HTTP/1.1 503 Sorry\r\nContent-Length: 10\r\n\r\n{"
     async with stage(stuck, STREAM) as here, here.client() as client:
@@ -378,7 +364,6 @@ def in_segments(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [64 << 10, 600_000, (1 << 20) + 1, 3 << 20, 8 << 20])
 @pytest.mark.parametrize("path", DIALECTS)
-@live
 async def test_a_large_first_event_comes_whole_from_the_first_unit(path: str, size: int) -> None:
     body = DIALECTS[path](size)
     for script in (in_segments(body), SSE_HEAD + chunk(body) + LAST_CHUNK):
@@ -390,7 +375,6 @@ async def test_a_large_first_event_comes_whole_from_the_first_unit(path: str, si
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@live
 async def test_without_memory_for_it_a_first_event_is_passed_on_as_it_comes(path: str) -> None:
     body = DIALECTS[path](3 << 20)
     async with stage(in_segments(body), limits=Limits(bodies_bytes=1 << 20)) as here, here.client() as client:
@@ -398,7 +382,6 @@ async def test_without_memory_for_it_a_first_event_is_passed_on_as_it_comes(path
         assert (reply.status, reply.whole, reply.body == body) == (200, True, True)
 
 
-@live
 async def test_no_answer_holds_more_than_one_body_may() -> None:
     """A unit that never ends its first event does not use up the memory of others."""
     begun = SSE_HEAD + b"".join(map(chunk, [b"data: " + b"x" * 100_000] + [b"x" * 100_000] * 40))
@@ -501,7 +484,6 @@ def told(reply: Reply, shown: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("code", BREAKS)
 @pytest.mark.parametrize("name", CASES)
-@live
 async def test_one_error_event_with_a_code_and_the_reason_then_the_end(name: str, code: str) -> None:
     fields, shown, why = CASES[name]
     async with stage(broken(shown, code), STREAM) as here, here.client() as client:
@@ -524,7 +506,6 @@ async def test_one_error_event_with_a_code_and_the_reason_then_the_end(name: str
         ({"prompt": [1, 2, 3]}, "its prompt is not one string"),
     ],
 )
-@live
 async def test_completions_likewise(fields: dict[str, Any], why: str) -> None:
     choices = [{"index": 0, "text": "Once", "logprobs": None, "finish_reason": None}]
     shown = [b"data: %b\n\n" % orjson.dumps({"id": "cmpl-1", "created": 1, "choices": choices})]
@@ -535,7 +516,6 @@ async def test_completions_likewise(fields: dict[str, Any], why: str) -> None:
         assert why in error["message"]
 
 
-@live
 async def test_stop_strings_that_are_too_long_are_counted_as_a_limit() -> None:
     before = REACHED["stop_bytes"]
     async with stage(broken(ONCE_UPON, "truncated"), STREAM) as here, here.client() as client:
@@ -545,7 +525,6 @@ async def test_stop_strings_that_are_too_long_are_counted_as_a_limit() -> None:
 
 @pytest.mark.parametrize("code", BREAKS)
 @pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}])
-@live
 async def test_what_goes_wrong_behind_the_end_is_nothing_to_the_client(
     fields: dict[str, Any], code: str
 ) -> None:
@@ -559,7 +538,6 @@ async def test_what_goes_wrong_behind_the_end_is_nothing_to_the_client(
 
 
 @pytest.mark.parametrize("turns", range(5))
-@live
 async def test_who_connects_at_the_last_moment_is_let_go_as_well(turns: int) -> None:
     unit = ScriptedUnit(STREAM)
     async with listening(unit):

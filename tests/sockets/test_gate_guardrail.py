@@ -16,7 +16,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.observe.counters import GUARDRAIL, TALLIES
 from tests.wire.client import Client, chat
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Received, ScriptedUnit, chunk, listening, whole
 
 ALLOW = {"action": "allow"}
@@ -81,7 +81,6 @@ def no_secrets(asked: dict[str, Any]) -> dict[str, str]:
     return {"action": "deny", "reason": "a secret"} if "secret" in str(asked) else ALLOW
 
 
-@live
 async def test_an_allowed_request_goes_on_as_it_is() -> None:
     judge = Judge()
     async with (
@@ -97,7 +96,6 @@ async def test_an_allowed_request_goes_on_as_it_is() -> None:
         assert len(judge.connections) == 1
 
 
-@live
 async def test_a_denied_request_reaches_no_unit_and_says_why() -> None:
     judge = Judge(no_secrets)
     async with (
@@ -112,7 +110,6 @@ async def test_a_denied_request_reaches_no_unit_and_says_why() -> None:
         assert here.received == 1
 
 
-@live
 async def test_a_changed_request_is_what_the_unit_gets() -> None:
     fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
     judge = Judge(lambda _: {"action": "change", "body": fresh})
@@ -131,7 +128,6 @@ BROKEN = whole(orjson.dumps({"error": "secret: device-side assert"}))
 
 @pytest.mark.parametrize("answer", [REPEATED, BROKEN], ids=["repeats", "an error under 200"])
 @pytest.mark.parametrize("units", [1, 2])
-@live
 async def test_an_answer_that_is_not_good_is_seen_as_well(answer: bytes, units: int) -> None:
     async with (
         judged(Judge(no_secrets), request=False, answer="whole") as guardrail,
@@ -155,7 +151,6 @@ async def test_an_answer_that_is_not_good_is_seen_as_well(answer: bytes, units: 
     ],
 )
 @pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 503)])
-@live
 async def test_without_a_verdict_the_rule_decides(told: Any, how: str, fail: Any, status: int) -> None:
     # Only the one that never answers may be too late, however busy the machine is.
     timeout_s = 0.2 if told is None else 30.0
@@ -169,7 +164,6 @@ async def test_without_a_verdict_the_rule_decides(told: Any, how: str, fail: Any
 
 
 @pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 413)])
-@live
 async def test_a_request_that_is_too_large_to_be_shown_has_no_verdict(fail: Any, status: int) -> None:
     judge = Judge()
     async with gate(judge, STREAM, fail=fail) as (here, client):
@@ -179,14 +173,12 @@ async def test_a_request_that_is_too_large_to_be_shown_has_no_verdict(fail: Any,
         assert status == 200 or reply.error["code"] == "guardrail_too_large"
 
 
-@live
 async def test_a_guardrail_that_is_away_decides_nothing() -> None:
     guardrail = GuardrailSettings("http://127.0.0.1:9/check", fail="open")
     async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
         assert (await client.ask(chat())).whole
 
 
-@live
 async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("guard") / "sock"
 
@@ -202,7 +194,6 @@ async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathF
     server.close()
 
 
-@live
 async def test_a_client_that_leaves_stops_its_question() -> None:
     judge = Judge(lambda _: None)
     async with (
@@ -219,7 +210,6 @@ async def test_a_client_that_leaves_stops_its_question() -> None:
 
 
 @pytest.mark.parametrize("mode", ["whole", "windows"])
-@live
 async def test_an_allowed_answer_is_what_the_unit_wrote(mode: Any) -> None:
     judge = Judge()
     for script, stream in ((SPOKEN, True), (PLAIN, False)):
@@ -234,7 +224,6 @@ async def test_an_allowed_answer_is_what_the_unit_wrote(mode: Any) -> None:
     assert any("body" in asked for asked in judge.asked)
 
 
-@live
 async def test_a_denied_plain_answer_is_an_error_and_the_connection_goes_on() -> None:
     judge = Judge(no_secrets)
     async with gate(judge, PLAIN, request=False, answer="whole") as (_here, client):
@@ -244,7 +233,6 @@ async def test_a_denied_plain_answer_is_an_error_and_the_connection_goes_on() ->
             assert b"place" not in reply.body
 
 
-@live
 async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
     judge = Judge(no_secrets)
     async with judged(judge, request=False, answer="windows", window_bytes=8) as guardrail:
@@ -266,7 +254,6 @@ async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
 @pytest.mark.parametrize("mode", ["whole", "windows"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 20_000])
-@live
 async def test_a_tool_call_is_seen_however_its_event_ends_and_comes(mode: Any, end: bytes, size: int) -> None:
     arguments = {"function": {"arguments": "x" * size + "a secret" + "x" * size}}
     call = orjson.dumps({"choices": [{"delta": {"tool_calls": [arguments]}}]})
@@ -287,7 +274,6 @@ async def test_a_tool_call_is_seen_however_its_event_ends_and_comes(mode: Any, e
         assert "".join(asked["text"] for asked in judge.asked) == "first" + arguments["function"]["arguments"]
 
 
-@live
 async def test_what_is_held_for_a_client_that_does_not_read_is_bounded() -> None:
     event, wrote = word("x" * 60_000), 0
 
@@ -318,7 +304,6 @@ async def test_what_is_held_for_a_client_that_does_not_read_is_bounded() -> None
             assert (await client.event()).endswith(event[-20:])
 
 
-@live
 async def test_a_window_waits_no_longer_than_it_may() -> None:
     judge = Judge()
 
@@ -332,7 +317,6 @@ async def test_a_window_waits_no_longer_than_it_may() -> None:
 
 
 @pytest.mark.parametrize(("fail", "code"), [("open", None), ("closed", "guardrail_failed")])
-@live
 async def test_an_answer_that_is_too_large_to_be_held_has_no_verdict(fail: Any, code: str | None) -> None:
     judge = Judge()
     text = "x" * (LIMITS.guardrail_held_bytes + 1)

@@ -24,7 +24,7 @@ from cellgate.router.nouns import Fleet
 from tests.sockets.test_gate_guardrail import Judge, judged, no_secrets
 from tests.unit.request.test_models import field, form, lines
 from tests.wire.client import chat, get, post
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, Script, ScriptedUnit, chunk, listening, whole
 
 KEY = "sk-alice"
@@ -52,7 +52,6 @@ def code(body: bytes) -> str:
     return found
 
 
-@live
 async def test_a_key_comes_in_by_either_header_and_its_unit_gets_none_of_it(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
         for head in (BEARER, f"x-api-key: {KEY}\r\n"):
@@ -61,7 +60,6 @@ async def test_a_key_comes_in_by_either_header_and_its_unit_gets_none_of_it(tmp_
             assert (request.get("authorization"), request.get("x-api-key")) == (None, None)
 
 
-@live
 async def test_a_unit_gets_its_own_key(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
         state = next(iter(here.plane.board))
@@ -70,7 +68,6 @@ async def test_a_unit_gets_its_own_key(tmp_path: Path) -> None:
         assert here.unit.requests[0].get("authorization") == "Bearer unit-key"
 
 
-@live
 async def test_without_a_key_that_counts_nothing_is_served_but_health(tmp_path: Path) -> None:
     old = line("old", "sk-old", expires="2020-01-01")
     async with keyed(tmp_path, STREAM, line(), old) as here, here.client() as client:
@@ -89,7 +86,6 @@ async def test_without_a_key_that_counts_nothing_is_served_but_health(tmp_path: 
         assert here.received == 0
 
 
-@live
 async def test_anthropics_clients_get_anthropics_errors(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line(models=["other"])) as here, here.client() as client:
         body = b'{"model": "tiny", "messages": []}'
@@ -99,7 +95,6 @@ async def test_anthropics_clients_get_anthropics_errors(tmp_path: Path) -> None:
         assert (barred.status, orjson.loads(barred.body)["error"]["type"]) == (403, "permission_error")
 
 
-@live
 async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> None:
     lines = [line(models=["tiny"], priority=[0, 5]), line("other", "sk-other", models=["large"])]
     async with keyed(tmp_path, STREAM, *lines) as here, here.client() as client:
@@ -119,7 +114,6 @@ async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> Non
         assert here.received == 1
 
 
-@live
 async def test_a_key_that_goes_last_needs_no_priority_but_a_headers(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line(priority=[10, 100])) as here, here.client() as client:
         assert (await client.ask(chat(head=f"{BEARER}x-priority: 20\r\n"))).status == 200
@@ -127,7 +121,6 @@ async def test_a_key_that_goes_last_needs_no_priority_but_a_headers(tmp_path: Pa
         assert (await client.ask(chat(head=BEARER))).status == 403
 
 
-@live
 async def test_a_key_for_some_models_is_for_no_request_without_one(tmp_path: Path) -> None:
     """Its engine would take its only model, or one that stands where the gate does not look."""
     lines = [line(models=["tiny"]), line("any", "sk-any")]
@@ -141,7 +134,6 @@ async def test_a_key_for_some_models_is_for_no_request_without_one(tmp_path: Pat
         assert reply.status == 200
 
 
-@live
 async def test_where_the_path_names_the_model_a_key_is_for_that_one(tmp_path: Path) -> None:
     """Triton goes by its path, whatever a body says."""
     body = b'{"model": "tiny", "text_input": "hi"}'
@@ -156,7 +148,6 @@ async def test_where_the_path_names_the_model_a_key_is_for_that_one(tmp_path: Pa
         assert reply.status == 403
 
 
-@live
 async def test_a_key_for_some_models_is_for_these_in_forms_and_in_paths(tmp_path: Path) -> None:
     async with keyed(tmp_path, whole(), line(models=["tiny"])) as here, here.client() as client:
         for model, status in (("tiny", 200), ("large", 403)):
@@ -170,7 +161,6 @@ async def test_a_key_for_some_models_is_for_these_in_forms_and_in_paths(tmp_path
         assert here.received == 3
 
 
-@live
 async def test_a_key_falls_back_to_none_but_its_models(tmp_path: Path) -> None:
     lines = [line(models=["large", "tiny"]), line("one", "sk-one", models=["large"])]
     fallbacks = {"large": ("other", "tiny")}
@@ -180,7 +170,6 @@ async def test_a_key_falls_back_to_none_but_its_models(tmp_path: Path) -> None:
         assert (await client.ask(chat(model="large", head="Authorization: Bearer sk-one\r\n"))).status == 404
 
 
-@live
 async def test_the_tenant_is_that_of_the_key_whatever_the_client_says(tmp_path: Path) -> None:
     asked: list[str] = []
     async with keyed(tmp_path, STREAM, line(tenant="team")) as here, here.client() as client:
@@ -206,7 +195,6 @@ def endless(release: asyncio.Event) -> Script:
     return play
 
 
-@live
 @pytest.mark.parametrize("on_revoke", ["finish", "end"])
 async def test_a_revoked_key_is_refused_within_a_second_and_its_streams_end_by_policy(
     on_revoke: str, tmp_path: Path
@@ -234,7 +222,6 @@ async def test_a_revoked_key_is_refused_within_a_second_and_its_streams_end_by_p
             assert TOKENS[1] in await client.event()
 
 
-@live
 async def test_a_file_with_a_mistake_changes_nothing_but_is_told(tmp_path: Path) -> None:
     async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
         (tmp_path / "keys.jsonl").write_text(line() + '\n{"key": "b"}\n')
@@ -248,7 +235,6 @@ async def test_a_file_with_a_mistake_changes_nothing_but_is_told(tmp_path: Path)
         assert "cellgate_key_file_refused 1.0" in page
 
 
-@live
 async def test_a_mounted_secret_is_followed_through_its_links(tmp_path: Path) -> None:
     for name, key in (("one", "sk-one"), ("two", "sk-two")):
         (tmp_path / name).mkdir()
@@ -267,7 +253,6 @@ async def test_a_mounted_secret_is_followed_through_its_links(tmp_path: Path) ->
 # Limits.
 
 
-@live
 async def test_a_limit_of_requests_is_told_and_kept(tmp_path: Path) -> None:
     limited = line(limits={"requests_per_minute": 2})
     async with keyed(tmp_path, whole(USAGE), limited) as here, here.client() as client:
@@ -280,7 +265,6 @@ async def test_a_limit_of_requests_is_told_and_kept(tmp_path: Path) -> None:
         assert here.received == 2
 
 
-@live
 async def test_tokens_are_charged_by_estimate_and_settled_by_usage(tmp_path: Path) -> None:
     lines = line(tenant="team"), '{"tenant": "team", "limits": {"tokens_per_minute": 110}}'
     async with keyed(tmp_path, whole(USAGE), *lines) as here, here.client() as client:
@@ -292,7 +276,6 @@ async def test_tokens_are_charged_by_estimate_and_settled_by_usage(tmp_path: Pat
         assert 'cellgate_limited_requests_total{limit="tokens_per_minute",tenant="team"} 1.0' in page
 
 
-@live
 async def test_what_no_limit_has_room_for_is_told_so_and_not_to_retry(tmp_path: Path) -> None:
     limited = line(limits={"tokens_per_minute": 100})
     async with keyed(tmp_path, whole(USAGE), limited) as here, here.client() as client:
@@ -301,7 +284,6 @@ async def test_what_no_limit_has_room_for_is_told_so_and_not_to_retry(tmp_path: 
         assert b"more than key alice may use in a minute" in reply.body
 
 
-@live
 async def test_what_a_guardrail_denied_gives_nothing_back(tmp_path: Path) -> None:
     limited = line(limits={"tokens_per_minute": 110})
     judge = Judge(no_secrets)
@@ -317,7 +299,6 @@ async def test_what_a_guardrail_denied_gives_nothing_back(tmp_path: Path) -> Non
         assert (await client.ask(asks)).status == 429
 
 
-@live
 async def test_a_budget_of_money_is_no_rate(tmp_path: Path) -> None:
     lines = line(limits={"cost_per_month": 0.05}), '{"model": "tiny", "prompt": 1000, "completion": 2000}'
     async with keyed(tmp_path, whole(USAGE), *lines) as here, here.client() as client:
@@ -328,7 +309,6 @@ async def test_a_budget_of_money_is_no_rate(tmp_path: Path) -> None:
         assert reply.get("x-should-retry") == "false"
 
 
-@live
 async def test_requests_in_flight_are_limited_until_they_end(tmp_path: Path) -> None:
     release = asyncio.Event()
     limited = line(limits={"in_flight": 1})
@@ -347,7 +327,6 @@ async def test_requests_in_flight_are_limited_until_they_end(tmp_path: Path) -> 
         assert (await other.ask(chat(head=BEARER))).status == 200
 
 
-@live
 async def test_the_usage_log_has_a_line_for_each_request_that_was_charged(tmp_path: Path) -> None:
     log = tmp_path / "usage.jsonl"
     log.write_bytes(b'{"cut": ')
@@ -379,7 +358,6 @@ async def test_the_usage_log_has_a_line_for_each_request_that_was_charged(tmp_pa
 LARGE = b'{"model": "tiny", "prompt": "%b"}' % (b"x" * (1 << 20))
 
 
-@live
 async def test_a_key_without_a_request_left_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
     limited = line(limits={"requests_per_minute": 1})
     async with keyed(tmp_path, whole(USAGE), limited, line("other", "sk-other")) as here:
@@ -406,7 +384,6 @@ async def test_a_key_without_a_request_left_is_refused_before_its_body_is_read(t
         assert counts["alice", "requests_per_minute"] == 3
 
 
-@live
 async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_read(tmp_path: Path) -> None:
     limited = line(limits={"requests_per_minute": 1})
     async with keyed(tmp_path, whole(USAGE), limited) as here:
@@ -434,7 +411,6 @@ def head_of(request: bytes) -> bytes:
     return request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
-@live
 async def test_a_large_body_of_nobody_whose_key_counts_is_not_read(tmp_path: Path) -> None:
     expired = line("old", "sk-old", expires="2020-01-01T00:00:00Z")
     async with keyed(tmp_path, STREAM, line(), expired) as here:
@@ -456,7 +432,6 @@ def _chunked(shown: str) -> bytes:
     return head.encode()
 
 
-@live
 async def test_a_key_with_as_many_in_flight_as_it_may_is_refused_before_its_body_is_read(
     tmp_path: Path,
 ) -> None:
@@ -510,7 +485,6 @@ async def status(here: Stage, shown: str, **fields: Any) -> int:
         return (await client.ask(chat(head=f"Authorization: Bearer {shown}\r\n", **fields))).status
 
 
-@live
 async def test_a_token_of_the_issuer_counts_and_has_what_its_tenant_has(tmp_path: Path) -> None:
     async with issued(tmp_path, whole(page())) as here:
         good = token()
@@ -518,7 +492,6 @@ async def test_a_token_of_the_issuer_counts_and_has_what_its_tenant_has(tmp_path
         assert await status(here, good, model="other") == 403
 
 
-@live
 async def test_no_other_token_counts(tmp_path: Path) -> None:
     async with issued(tmp_path, whole(page())) as here:
         wrong = {
@@ -539,7 +512,6 @@ async def test_no_other_token_counts(tmp_path: Path) -> None:
             assert await status(here, shown) == 401, what
 
 
-@live
 async def test_a_key_of_the_file_counts_while_the_page_is_none(tmp_path: Path) -> None:
     lines = TENANT, orjson.dumps({"key": "k", "sha256": sha256(b"sk-1").hexdigest()}).decode()
     for served in (whole(b"[]"), whole(b"x" * (2 << 20)), whole(b"{}", status="500 No")):
@@ -548,7 +520,6 @@ async def test_a_key_of_the_file_counts_while_the_page_is_none(tmp_path: Path) -
             assert await status(here, "sk-1") == 200
 
 
-@live
 async def test_a_token_ends_with_its_key_though_the_next_one_has_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,7 +552,6 @@ async def answered_from_its_head(here: Stage, shown: str) -> tuple[int, str]:
     return reply.status, orjson.loads(reply.body)["error"]["code"]
 
 
-@live
 async def test_a_large_body_is_refused_from_its_head_by_a_token_that_does_not_count(tmp_path: Path) -> None:
     async with issued(tmp_path, whole(page())) as here:
         for shown in (token(STRANGER), token(team="others"), token(exp=time.time() - 60), "a.b.c"):
@@ -592,7 +562,6 @@ async def test_a_large_body_is_refused_from_its_head_by_a_token_that_does_not_co
             assert (await client.ask(asked)).status == 200
 
 
-@live
 async def test_a_large_body_is_refused_from_its_head_by_a_token_that_is_used_up(tmp_path: Path) -> None:
     limited = '{"tenant": "team", "limits": {"requests_per_minute": 1}}'
     async with issued(tmp_path, whole(page()), limited, TENANT.replace("team", "other")) as here:

@@ -19,7 +19,7 @@ from loadtests.wire.raw import dial
 from tests.real.asking import until
 from tests.sim.loop import SimLoop
 from tests.wire.client import Client, chat, get, post
-from tests.wire.stage import Stage, live, simulated, stage
+from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import PAUSE_S, SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
 
 SOON_S = 0.1
@@ -54,7 +54,6 @@ WAYS: dict[str, Callable[[Client], None]] = {
 
 @pytest.mark.parametrize(("sent", "seen"), MOMENTS.values(), ids=MOMENTS)
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
-@live
 async def test_a_client_that_leaves_closes_its_units_connection(
     sent: bytes, seen: bytes, leave: Callable[[Client], None]
 ) -> None:
@@ -77,7 +76,6 @@ async def test_a_client_that_leaves_closes_its_units_connection(
         assert len(here.units[1].requests) == 0
 
 
-@live
 async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone() -> None:
     async with stage(then_silent(SSE_HEAD)) as here, here.client() as client:
         client.send(chat() * 5)
@@ -88,7 +86,6 @@ async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone
         assert here.outcomes == ["client_left"]
 
 
-@live
 async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
@@ -116,7 +113,6 @@ async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
         assert (here.received, here.outcomes) == (0, ["client_left"])
 
 
-@live
 async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
     asked = asyncio.Event()
 
@@ -134,7 +130,6 @@ async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
         assert here.gateway.memory.used == 0
 
 
-@live
 async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is_collected() -> None:
     class Body(bytearray):
         """Can be waited for, unlike bytes."""
@@ -177,7 +172,6 @@ async def test_a_client_may_leave_before_there_is_a_connection() -> None:
             assert (await other.ask(chat())).status == 200
 
 
-@live
 async def test_many_come_and_go_and_nothing_is_left() -> None:
     async def play(request: Received) -> None:
         number = len(here.unit.requests)
@@ -204,7 +198,6 @@ async def test_many_come_and_go_and_nothing_is_left() -> None:
         assert set(here.outcomes) == {"ok", "client_left"}
 
 
-@live
 async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,7 +244,6 @@ async def until_free(here: Stage) -> None:
     await until(lambda: here.received and not here.plane.board.in_flight)
 
 
-@live
 async def test_a_slot_ends_with_its_engine_and_the_rest_waits_in_the_gate() -> None:
     async with stage(long_answer) as here:
         raw = reader(here)
@@ -266,7 +258,6 @@ async def test_a_slot_ends_with_its_engine_and_the_rest_waits_in_the_gate() -> N
         await until(lambda: not here.gateway.backlogs.held)
 
 
-@live
 async def test_without_memory_for_it_the_unit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(long_answer) as here:
         here.gateway.backlogs.held = LIMITS.unsent_total_bytes
@@ -276,7 +267,6 @@ async def test_without_memory_for_it_the_unit_waits(monkeypatch: pytest.MonkeyPa
         raw.close()
 
 
-@live
 async def test_who_reads_nothing_is_ended_by_a_named_limit() -> None:
     async with stage(long_answer) as here:
         before = REACHED["slow_reader_s"]
@@ -299,7 +289,6 @@ APP = "https://app.example"
 PREFLIGHT = f"Origin: {APP}\r\nAccess-Control-Request-Method: POST\r\n"
 
 
-@live
 async def test_a_page_of_a_listed_origin_reads_answers_and_errors() -> None:
     async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
         for request in (chat(head=f"Origin: {APP}\r\n"), chat(model="none", head=f"Origin: {APP}\r\n")):
@@ -309,7 +298,6 @@ async def test_a_page_of_a_listed_origin_reads_answers_and_errors() -> None:
         assert all(received.get("origin") is None for received in here.unit.requests)
 
 
-@live
 async def test_a_preflight_reaches_no_unit() -> None:
     async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
         reply = await client.ask(get("/v1/chat/completions", PREFLIGHT, method="OPTIONS"))
@@ -325,7 +313,6 @@ ENGINES = (
 
 
 @pytest.mark.parametrize("origins", [(APP,), ("*",)])
-@live
 async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...]) -> None:
     """Browsers refuse an answer with two lines. llama.cpp and TGI send their own."""
     stream = STREAM.replace(b"Transfer", ENGINES.encode() + b"Transfer", 1)
@@ -359,7 +346,6 @@ REFUSED_EARLY: dict[str, tuple[int, bytes]] = {
 
 @pytest.mark.parametrize("origins", [(APP, "https://b.example"), ("*",)])
 @pytest.mark.parametrize("what", REFUSED_EARLY)
-@live
 async def test_a_page_reads_why_its_request_was_not_even_read(what: str, origins: tuple[str, ...]) -> None:
     status, request = REFUSED_EARLY[what]
     async with stage(STREAM, cors=Cors(origins)) as here, here.client() as client:
@@ -369,7 +355,6 @@ async def test_a_page_reads_why_its_request_was_not_even_read(what: str, origins
         assert here.received == 0
 
 
-@live
 async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
@@ -379,7 +364,6 @@ async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
 
 
 @pytest.mark.parametrize(("shown_to", "shown"), [("trusted", False), ("all", True)])
-@live
 async def test_strangers_are_not_told_of_units(
     shown_to: Any, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

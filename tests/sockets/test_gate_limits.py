@@ -10,7 +10,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
 from tests.wire.client import Client, chat, get, post
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, STREAM, TOKENS, Received, chunk, whole
 
 SHORT_S = 0.05
@@ -35,7 +35,6 @@ async def refused(client: Client, status: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("begun", [b"P", b"POST /v1/chat/completions HTTP/1.1\r\nHo", DECLARED[:-2]])
-@live
 async def test_a_head_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
     async with stage(STREAM, limits=SLOW_HEAD) as here, here.client() as client:
         client.send(begun)
@@ -43,7 +42,6 @@ async def test_a_head_that_does_not_come_to_its_end_gets_408(begun: bytes) -> No
         assert here.received == 0
 
 
-@live
 async def test_a_head_that_dribbles_gets_408_all_the_same() -> None:
     async with stage(STREAM, limits=SLOW_HEAD) as here, here.client() as client:
         refusal = asyncio.create_task(refused(client, 408))
@@ -57,7 +55,6 @@ async def test_a_head_that_dribbles_gets_408_all_the_same() -> None:
 @pytest.mark.parametrize(
     "begun", [DECLARED, DECLARED + b"x" * 799, CHUNKED, CHUNKED + chunk(b"x") + b"0\r\n"]
 )
-@live
 async def test_a_body_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
     async with stage(STREAM, limits=SLOW_BODY) as here, here.client() as client:
         client.send(begun)
@@ -65,7 +62,6 @@ async def test_a_body_that_does_not_come_to_its_end_gets_408(begun: bytes) -> No
         assert here.received == 0
 
 
-@live
 async def test_the_time_for_a_body_grows_with_it() -> None:
     async with stage(STREAM, limits=SLOW_BODY) as here, here.client() as client:
         large = post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}')
@@ -74,7 +70,6 @@ async def test_the_time_for_a_body_grows_with_it() -> None:
         assert (await client.ask(large[-2:])).status == 200
 
 
-@live
 async def test_an_idle_connection_is_closed_without_a_word() -> None:
     async with stage(STREAM, limits=Limits(idle_timeout_s=SHORT_S)) as here:
         async with here.client() as client:
@@ -84,7 +79,6 @@ async def test_an_idle_connection_is_closed_without_a_word() -> None:
             assert await client.rest() == b""
 
 
-@live
 async def test_a_request_in_flight_has_no_timeout_of_its_clients() -> None:
     async def slow(request: Received) -> None:
         await asyncio.sleep(4 * SHORT_S)
@@ -95,7 +89,6 @@ async def test_a_request_in_flight_has_no_timeout_of_its_clients() -> None:
         assert (await client.ask(chat(stream=False))).status == 200
 
 
-@live
 async def test_a_second_request_that_stays_incomplete_gets_408_after_the_answer_to_the_first() -> None:
     limits = Limits(head_timeout_s=SHORT_S, body_timeout_s=SHORT_S, idle_timeout_s=LONG_S)
     async with stage(STREAM, limits=limits) as here, here.client() as client:
@@ -104,7 +97,6 @@ async def test_a_second_request_that_stays_incomplete_gets_408_after_the_answer_
         assert (await refused(client, 408))["code"] == "head_timeout"
 
 
-@live
 async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.http.server.CLOSE_S", SHORT_S)
     async with stage(STREAM) as here, here.client() as client:
@@ -113,7 +105,6 @@ async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.M
         await here.until(lambda: not here.gateway.clients)
 
 
-@live
 async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
     async with stage(STREAM) as here, here.client() as client:
         here.gateway.announce_stop()
@@ -123,7 +114,6 @@ async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
         assert [record.route for record in here.records.kept] == ["models"]
 
 
-@live
 async def test_a_failure_behind_an_answer_that_closes_is_not_told() -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(get("/v1/models", "Connection: close\r\n") + b"x")
@@ -151,7 +141,6 @@ async def until_one_waits(here: Stage) -> None:
     await here.until(lambda: here.gateway.memory.is_short)
 
 
-@live
 async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
@@ -162,7 +151,6 @@ async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
         assert (await second.ask(BODY[-1:])).status == 200
 
 
-@live
 async def test_who_only_declares_a_body_takes_nothing() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         first.send(DECLARED)
@@ -172,7 +160,6 @@ async def test_who_only_declares_a_body_takes_nothing() -> None:
         assert (await second.ask(BODY[-1:])).status == 200
 
 
-@live
 async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
     limits = Limits(bodies_bytes=1000, body_bytes=1000, head_timeout_s=LONG_S, body_timeout_s=SHORT_S)
     async with stage(STREAM, limits=limits) as here, here.client() as first, here.client() as second:
@@ -182,7 +169,6 @@ async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
         assert await second.rest() == b""
 
 
-@live
 async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.http.server.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
@@ -194,7 +180,6 @@ async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch
         assert (await second.ask(BODY[-1:])).status == 200
 
 
-@live
 async def test_a_body_that_stands_still_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.http.server.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
     limits = replace(SLOW_BODY, body_timeout_s=2 * SHORT_S)
@@ -204,7 +189,6 @@ async def test_a_body_that_stands_still_for_long_is_given_up(monkeypatch: pytest
         assert (await refused(client, 408))["code"] == "body_timeout"
 
 
-@live
 async def test_a_body_that_is_there_already_needs_no_memory() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
@@ -214,7 +198,6 @@ async def test_a_body_that_is_there_already_needs_no_memory() -> None:
         assert here.gateway.memory.used == SIZE
 
 
-@live
 async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
@@ -225,7 +208,6 @@ async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
         assert (await second.ask(chunk(b"}") + LAST_CHUNK)).status == 200
 
 
-@live
 async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
@@ -237,7 +219,6 @@ async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() ->
         assert (here.gateway.memory.used, here.gateway.memory.is_short) == (0, False)
 
 
-@live
 async def test_a_client_that_leaves_while_it_waits_for_memory_is_seen() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
@@ -248,7 +229,6 @@ async def test_a_client_that_leaves_while_it_waits_for_memory_is_seen() -> None:
         assert not here.gateway.memory.is_short
 
 
-@live
 async def test_a_reset_behind_more_pipelined_bytes_than_are_read_is_seen() -> None:
     async def never(request: Received) -> None:
         await asyncio.sleep(LONG_S)
@@ -262,7 +242,6 @@ async def test_a_reset_behind_more_pipelined_bytes_than_are_read_is_seen() -> No
         assert here.plane.board.in_flight == 0
 
 
-@live
 async def test_a_refused_body_gives_its_memory_back_at_once() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as client:
         client.send(CHUNKED + chunk(b"x" * 600))
@@ -293,7 +272,6 @@ async def until_still(here: Stage) -> None:
         await asyncio.sleep(SHORT_S)
 
 
-@live
 async def test_a_slow_reader_is_not_buffered_for_and_harms_nobody() -> None:
     async with stage(pour) as here:
         async with here.client() as slow:
@@ -310,7 +288,6 @@ async def test_a_slow_reader_is_not_buffered_for_and_harms_nobody() -> None:
         assert len(here.unit.connections) == 1
 
 
-@live
 async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_buffered_for() -> None:
     async with stage(pour) as here, here.client() as slow:
         slow.stop_reading()

@@ -20,7 +20,7 @@ from cellgate.proxy.extras import realtime
 from cellgate.proxy.extras.realtime import FrameEnds, close_frame
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 from tests.wire.client import Client, chat, get
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import STREAM, Received, whole
 
 HELLO = (
@@ -53,7 +53,6 @@ async def echoed(client: Client, data: bytes) -> bytes:
         return await client.reader.readexactly(len(data))
 
 
-@live
 async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         head = await begun(client)
@@ -69,7 +68,6 @@ async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
         assert [record.status for record in here.records.kept] == [101]
 
 
-@live
 async def test_a_client_may_offer_other_protocols_beside() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         offers = HELLO.replace("Upgrade: websocket", "Upgrade: h2c, WebSocket")
@@ -77,7 +75,6 @@ async def test_a_client_may_offer_other_protocols_beside() -> None:
         assert here.unit.requests[0].get("upgrade") == "websocket"
 
 
-@live
 async def test_the_unit_ends_it() -> None:
     async def one(request: Received) -> None:
         request.write(SWITCHED + b"\x88\x00")
@@ -89,7 +86,6 @@ async def test_the_unit_ends_it() -> None:
         await here.until(lambda: here.outcomes == ["ok"])
 
 
-@live
 async def test_off_it_is_not_supported() -> None:
     async with stage(echo) as here, here.client() as client:
         reply = await client.ask(ASK)
@@ -101,13 +97,11 @@ async def test_off_it_is_not_supported() -> None:
     ("path", "head", "status"),
     [("/v1/models", HELLO, 200), ("/v1/realtime", HELLO.replace("websocket", "h2c"), 404)],
 )
-@live
 async def test_other_upgrades_are_ignored(path: str, head: str, status: int) -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         assert (await client.ask(get(path, head))).status == status
 
 
-@live
 async def test_what_comes_before_the_answer_is_refused() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         reply = await client.ask(ASK + b"\x81\x02hi")
@@ -115,7 +109,6 @@ async def test_what_comes_before_the_answer_is_refused() -> None:
         assert here.received == 0
 
 
-@live
 async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
     models = {"gpt": (("tiny", 1.0),)}
     async with stage(echo, realtime=True, models=models) as here:
@@ -128,7 +121,6 @@ async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
             client.abort()
 
 
-@live
 async def test_two_models_are_one_too_many() -> None:
     """A key might be for the first, and the engine take the last."""
     async with stage(echo, realtime=True) as here:
@@ -138,7 +130,6 @@ async def test_two_models_are_one_too_many() -> None:
                 assert (reply.status, here.received) == (400, 0)
 
 
-@live
 async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,7 +158,6 @@ async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
             client.abort()
 
 
-@live
 async def test_with_keys_its_unit_gets_its_own(tmp_path: Path) -> None:
     file = tmp_path / "keys.jsonl"
     file.write_text(orjson.dumps({"key": "a", "sha256": sha256(b"sk-a").hexdigest()}).decode())
@@ -179,7 +169,6 @@ async def test_with_keys_its_unit_gets_its_own(tmp_path: Path) -> None:
         client.abort()
 
 
-@live
 async def test_a_unit_that_does_not_switch_is_left_for_another() -> None:
     async with stage(whole(status="500 No"), echo, realtime=True) as here, here.client() as client:
         head = await begun(client)
@@ -189,7 +178,6 @@ async def test_a_unit_that_does_not_switch_is_left_for_another() -> None:
         assert (await client.ask(ASK)).status == 404
 
 
-@live
 async def test_a_unit_that_goes_down_ends_it_with_a_close() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         await begun(client)
@@ -198,7 +186,6 @@ async def test_a_unit_that_goes_down_ends_it_with_a_close() -> None:
         assert await client.rest() == close_frame(1013, b"the unit went down")
 
 
-@live
 async def test_a_gate_that_stops_ends_it_with_a_close() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         await begun(client)
@@ -215,7 +202,6 @@ def _drained_soon(here: Stage) -> Any:
     return replace(here.gateway.settings, timeouts=timeouts)
 
 
-@live
 async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
@@ -228,7 +214,6 @@ async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (await client.ask(chat())).whole
 
 
-@live
 async def test_a_real_client_talks_to_a_real_server() -> None:
     async def server(request: Received) -> None:
         key = (request.get("sec-websocket-key") or "").encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

@@ -10,7 +10,7 @@ from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.http.unit import ONE_OFFS
 from cellgate.router.board import Board
 from tests.wire.client import chat, get
-from tests.wire.stage import live, stage
+from tests.wire.stage import stage
 from tests.wire.unit import (
     LAST_CHUNK,
     PAUSE_S,
@@ -30,7 +30,6 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 206, 301, 304, 400, 404, 418, 422, 299, 599])
-@live
 async def test_a_units_status_is_the_clients(status: int) -> None:
     body = b"" if status in (204, 304) else b'{"a": 1}'
     async with stage(whole(body, f"{status} Whatever")) as here, here.client() as client:
@@ -40,7 +39,6 @@ async def test_a_units_status_is_the_clients(status: int) -> None:
         assert len(here.unit.connections) == 1
 
 
-@live
 async def test_an_engine_that_closes_after_each_stream_is_not_suspected_of_a_restart() -> None:
     """llama.cpp's head says keep-alive, and it keeps what carried a plain reply."""
     async with stage(then_close(STREAM)) as here, here.client() as client:
@@ -55,7 +53,6 @@ async def test_an_engine_that_closes_after_each_stream_is_not_suspected_of_a_res
         assert len(here.unit.connections) == 4
 
 
-@live
 async def test_an_engine_without_the_path_is_told_as_such_in_openais_shape() -> None:
     """FastAPI's engines answer {"detail":"Not Found"}, which the OpenAI SDK turns into a wordless error."""
     async with stage(whole(b'{"detail":"Not Found"}', "404 Not Found")) as here, here.client() as client:
@@ -66,7 +63,6 @@ async def test_an_engine_without_the_path_is_told_as_such_in_openais_shape() -> 
         assert here.plane.board.in_flight == 0
 
 
-@live
 async def test_the_head_of_a_reply_crosses_but_for_the_connections_own() -> None:
     lines = (
         "Server: uvicorn\r\nX-A: 1\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: the-units\r\n"
@@ -87,7 +83,6 @@ async def test_the_head_of_a_reply_crosses_but_for_the_connections_own() -> None
             assert reply.get(name) is None
 
 
-@live
 async def test_an_engine_that_repeats_the_request_id_adds_no_line() -> None:
     async with stage(whole(b"{}", head="x-request-id: mine\r\n")) as here, here.client() as client:
         reply = await client.ask(chat(stream=False, head="X-Request-Id: mine\r\n"))
@@ -96,7 +91,6 @@ async def test_an_engine_that_repeats_the_request_id_adds_no_line() -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("http10", [False, True])
-@live
 async def test_hints_are_passed_on_to_clients_that_know_them(http10: bool, apart: bool) -> None:
     """RFC 9110, 15.2: a proxy forwards 1xx, but for those it has asked for itself, and none to HTTP/1.0."""
     hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
@@ -126,7 +120,6 @@ async def test_hints_are_passed_on_to_clients_that_know_them(http10: bool, apart
         ("https://elsewhere/x", "https://elsewhere/x"),
     ],
 )
-@live
 async def test_an_address_of_a_unit_that_is_its_own_leads_to_the_gate(
     place: str, shown: str, name: str, status: str
 ) -> None:
@@ -140,7 +133,6 @@ async def test_an_address_of_a_unit_that_is_its_own_leads_to_the_gate(
         assert (reply.status, reply.get(name.lower())) == (int(status[:3]), shown.replace("PORT", str(port)))
 
 
-@live
 async def test_the_only_unit_says_when_to_come_again_and_is_asked_once() -> None:
     busy = whole(b'{"error": {}}', "429 Too Many Requests", "Retry-After: 7\r\n")
     async with stage(busy) as here, here.client() as client:
@@ -148,7 +140,6 @@ async def test_the_only_unit_says_when_to_come_again_and_is_asked_once() -> None
         assert (reply.status, reply.get("retry-after"), here.received) == (429, "7", 1)
 
 
-@live
 async def test_head_is_answered_by_a_head() -> None:
     async def play(request: Received) -> None:
         assert request.method == "HEAD"
@@ -165,7 +156,6 @@ async def test_head_is_answered_by_a_head() -> None:
         assert [connection.requests for connection in here.unit.connections] == [2]
 
 
-@live
 async def test_each_event_is_shown_as_soon_as_it_is_there() -> None:
     go_on = asyncio.Event()
 
@@ -185,7 +175,6 @@ async def test_each_event_is_shown_as_soon_as_it_is_there() -> None:
         assert (await client.reader.readexactly(7)) == b"\r\n" + LAST_CHUNK
 
 
-@live
 async def test_trailers_are_passed_on_and_the_connection_is_kept() -> None:
     trailers = b"X-Checksum: 1\r\nKeep-Alive: 3\r\nX-B: 2\r\n\r\n"
     async with stage(STREAM[:-2] + trailers) as here, here.client() as client:
@@ -196,7 +185,6 @@ async def test_trailers_are_passed_on_and_the_connection_is_kept() -> None:
         assert len(here.unit.connections) == 1
 
 
-@live
 async def test_bodies_that_end_with_their_connection_are_framed_for_the_client() -> None:
     plain = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{}"
     for data, body in ((SSE + b"\r\n" + EVENTS, EVENTS), (plain, b"{}")):
@@ -207,7 +195,6 @@ async def test_bodies_that_end_with_their_connection_are_framed_for_the_client()
             assert len(here.unit.connections) == 2
 
 
-@live
 async def test_a_unit_that_says_close_gets_a_new_connection_for_the_next_request() -> None:
     async with stage(whole(head="Connection: close\r\n")) as here, here.client() as client:
         for _ in range(3):
@@ -216,7 +203,6 @@ async def test_a_unit_that_says_close_gets_a_new_connection_for_the_next_request
         assert [connection.requests for connection in here.unit.connections] == [1, 1, 1]
 
 
-@live
 async def test_a_unit_of_http_1_0_serves_clients_of_http_1_1() -> None:
     data = whole(b"{}").replace(b"HTTP/1.1", b"HTTP/1.0")
     async with stage(then_close(data)) as here, here.client() as client:
@@ -225,7 +211,6 @@ async def test_a_unit_of_http_1_0_serves_clients_of_http_1_1() -> None:
 
 
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
-@live
 async def test_large_plain_bodies_come_through_whole(framing: str) -> None:
     body = bytes(range(251)) * 12_000
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
@@ -255,7 +240,6 @@ def without_suspicion(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@live
 async def test_a_kept_connection_that_took_the_request_and_ended_is_no_failure_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +265,6 @@ async def test_a_kept_connection_that_took_the_request_and_ended_is_no_failure_y
         assert (len(here.unit.connections), state.case.verdict.value) == (4, "suspect")
 
 
-@live
 async def test_a_unit_that_has_died_of_a_request_is_blamed_for_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -301,7 +284,6 @@ async def test_a_unit_that_has_died_of_a_request_is_blamed_for_it_once(
         assert here.plane.containment.counts["deaths"] == 1
 
 
-@live
 async def test_a_unit_that_closes_after_each_answer_without_saying_so_answers_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -314,7 +296,6 @@ async def test_a_unit_that_closes_after_each_answer_without_saying_so_answers_al
         assert len(suspicions) <= ONE_OFFS
 
 
-@live
 async def test_an_answer_that_broke_off_gets_no_free_try_and_is_never_taken_for_one_behind_which_units_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,7 +313,6 @@ async def test_an_answer_that_broke_off_gets_no_free_try_and_is_never_taken_for_
         assert len(suspicions) == ONE_OFFS + 1
 
 
-@live
 async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -356,7 +336,6 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
         assert state.case.verdict.value == "up"
 
 
-@live
 async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -373,7 +352,6 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 # Patience
 
 
-@live
 async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
     begin = asyncio.Event()
@@ -394,7 +372,6 @@ async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch:
         assert rest.endswith(b"".join(TOKENS) + b"\r\n" + LAST_CHUNK)
 
 
-@live
 async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
 
@@ -415,7 +392,6 @@ async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: py
             assert [len(unit.requests) for unit in here.units] == [1, 1]
 
 
-@live
 async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -433,7 +409,6 @@ async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
         assert last.startswith(b'data: {"error":{')
 
 
-@live
 async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -447,7 +422,6 @@ async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
         await here.units[0].connections[0].until_gone()
 
 
-@live
 async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

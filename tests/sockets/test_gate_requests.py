@@ -18,7 +18,7 @@ from cellgate.proxy.request.conversation import read_conversation
 from cellgate.router.nouns import Ask, Load, RankLoad, Refusal
 from cellgate.router.unit_state import Lease
 from tests.wire.client import chat, get, post
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, PAUSE_S, STREAM, TOKENS, Received, chunk, whole
 
 EVENTS = b"".join(TOKENS)
@@ -32,7 +32,6 @@ async def echo(request: Received) -> None:
     request.write(whole(request.body or b"{}"))
 
 
-@live
 async def test_connections_are_kept_on_both_sides() -> None:
     async with stage(STREAM) as here, here.client() as client:
         for _ in range(5):
@@ -41,7 +40,6 @@ async def test_connections_are_kept_on_both_sides() -> None:
         assert [connection.requests for connection in here.unit.connections] == [5]
 
 
-@live
 async def test_requests_at_once_have_a_connection_each_and_share_them_later() -> None:
     async def slow(request: Received) -> None:
         await asyncio.sleep(PAUSE_S)
@@ -54,7 +52,6 @@ async def test_requests_at_once_have_a_connection_each_and_share_them_later() ->
         assert [connection.requests for connection in here.unit.connections] == [2, 2]
 
 
-@live
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async def later_ones_are_faster(request: Received) -> None:
         await asyncio.sleep(PAUSE_S / (1 + len(here.unit.requests)))
@@ -70,7 +67,6 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert replies[1].json["data"][0]["id"] == "tiny"
 
 
-@live
 async def test_requests_arrive_alike_in_any_pieces() -> None:
     body = b'{"messages": [],\r\n\r\n"pad": "GET / HTTP/1.1"\r\n\r\n}'
     requests = post(body) + CHUNKED + b"".join(chunk(body[n : n + 9]) for n in range(0, len(body), 9))
@@ -84,7 +80,6 @@ async def test_requests_arrive_alike_in_any_pieces() -> None:
             assert [(reply.status, reply.body) for reply in replies] == [(200, body)] * 3
 
 
-@live
 async def test_a_chunked_body_reaches_the_unit_with_its_length() -> None:
     async with stage(echo) as here, here.client() as client:
         parts = [b'{"messages": ', b"[]", b"}"]
@@ -94,7 +89,6 @@ async def test_a_chunked_body_reaches_the_unit_with_its_length() -> None:
         assert (request.get("content-length"), request.get("transfer-encoding")) == ("16", None)
 
 
-@live
 async def test_a_large_body_arrives_whole() -> None:
     async with stage(echo) as here, here.client() as client:
         body = b'{"prompt": "' + b"abcdefghijklmnopqrstuvwxyz0123456789" * 200_000 + b'"}'
@@ -102,7 +96,6 @@ async def test_a_large_body_arrives_whole() -> None:
         assert here.gateway.memory.used == 0
 
 
-@live
 async def test_a_client_that_waits_for_100_is_told_to_go_on() -> None:
     async with stage(echo) as here, here.client() as client:
         request = post(b'{"a": 1}', "Expect: 100-continue\r\n")
@@ -113,7 +106,6 @@ async def test_a_client_that_waits_for_100_is_told_to_go_on() -> None:
         assert here.unit.requests[0].get("expect") is None
 
 
-@live
 async def test_a_client_that_does_not_wait_for_100_gets_none() -> None:
     async with stage(echo) as here, here.client() as client:
         reply = await client.ask(post(b'{"a": 1}', "Expect: 100-Continue\r\n"))
@@ -121,7 +113,6 @@ async def test_a_client_that_does_not_wait_for_100_gets_none() -> None:
         assert reply.interim in ([], [100])
 
 
-@live
 async def test_100_is_said_in_its_turn_and_not_into_the_answer_before() -> None:
     async def slow(request: Received) -> None:
         await asyncio.sleep(PAUSE_S)
@@ -136,7 +127,6 @@ async def test_100_is_said_in_its_turn_and_not_into_the_answer_before() -> None:
         assert (await client.ask(second[at:])).body == EVENTS
 
 
-@live
 async def test_http_1_0_gets_no_chunks_and_no_100_and_a_close() -> None:
     for extra in ("", "Connection: keep-alive\r\n", "Expect: 100-continue\r\n"):
         for request in (chat(head=extra), get("/v1/models", extra), get("/nowhere", extra)):
@@ -147,7 +137,6 @@ async def test_http_1_0_gets_no_chunks_and_no_100_and_a_close() -> None:
                 assert await client.rest() == b""
 
 
-@live
 async def test_a_client_that_says_close_is_closed_after_its_answer() -> None:
     for request in (chat(head="Connection: close\r\n"), get("/v1/models", "Connection: x, Close\r\n")):
         async with stage(STREAM) as here, here.client() as client:
@@ -156,7 +145,6 @@ async def test_a_client_that_says_close_is_closed_after_its_answer() -> None:
             assert await client.rest() == b""
 
 
-@live
 async def test_empty_lines_before_a_request_are_skipped() -> None:
     async with stage(STREAM) as here, here.client() as client:
         client.send(b"\r\n" + chat() + b"\r\n\r\n" + chat())
@@ -174,7 +162,6 @@ async def received(head: str, *, version: str = "1.1") -> Received:
         return here.unit.requests[0]
 
 
-@live
 async def test_fields_of_the_connection_stay_behind() -> None:
     dropped = {
         "Connection": "keep-alive, X-Hop, Authorization",
@@ -195,7 +182,6 @@ async def test_fields_of_the_connection_stay_behind() -> None:
 
 
 @pytest.mark.parametrize("offered", ["h2c", "websocket, h2c", "h2c, websocket", "TLS/1.0"])
-@live
 async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit(offered: str) -> None:
     """Java's client asks for it with each request on a new connection, and so does `curl --http2`."""
     h2c = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offered}\r\nHTTP2-Settings: AAEAAEAA\r\n"
@@ -208,7 +194,6 @@ async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit(offered: 
         assert len(here.unit.requests[1].body) > 100_000
 
 
-@live
 async def test_fields_for_the_unit_go_on_as_they_are_and_in_order() -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     request = await received(
@@ -223,7 +208,6 @@ async def test_fields_for_the_unit_go_on_as_they_are_and_in_order() -> None:
     )
 
 
-@live
 async def test_the_unit_is_addressed_by_its_own_name() -> None:
     async with stage(STREAM) as here, here.client() as client:
         await client.ask(get("/version?x=1&y=%20", "X-Real-IP: 192.0.2.1\r\n"))
@@ -233,14 +217,12 @@ async def test_the_unit_is_addressed_by_its_own_name() -> None:
         assert (request.get("content-length"), request.get("x-real-ip")) == (None, "192.0.2.1")
 
 
-@live
 async def test_the_unit_learns_who_asked() -> None:
     request = await received("")
     assert request.get("x-forwarded-for") == "127.0.0.1"
     assert (request.get("x-forwarded-proto"), request.get("x-forwarded-host")) == ("http", "gate")
 
 
-@live
 async def test_what_an_ingress_has_said_is_kept_and_added_to() -> None:
     request = await received(
         "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-For: 192.0.2.8\r\n"
@@ -250,7 +232,6 @@ async def test_what_an_ingress_has_said_is_kept_and_added_to() -> None:
     assert (request.get("x-forwarded-proto"), request.get("x-forwarded-host")) == ("https", "api.example")
 
 
-@live
 async def test_a_good_request_id_is_kept_and_echoed() -> None:
     async with stage(STREAM) as here, here.client() as client:
         for path in (PATH, "/v1/embeddings"):
@@ -262,7 +243,6 @@ async def test_a_good_request_id_is_kept_and_echoed() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 129, "a,b", "<script>", '"a"', "\xe4"])
-@live
 async def test_a_bad_request_id_is_replaced(bad: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(chat(head=f"X-Request-Id: {bad}\r\n"))
@@ -272,14 +252,12 @@ async def test_a_bad_request_id_is_replaced(bad: str) -> None:
         assert here.unit.requests[0].get("x-request-id") == made
 
 
-@live
 async def test_request_ids_that_are_made_differ() -> None:
     async with stage(STREAM) as here, here.client() as client:
         made = {(await client.ask(chat())).get("x-request-id") for _ in range(10)}
         assert len(made) == 10
 
 
-@live
 async def test_a_client_that_uses_up_its_pipeline_is_read_again() -> None:
     async with stage(STREAM, limits=Limits()) as here, here.client() as client:
         client.send(chat(pad="x" * 2000) * 200)
@@ -288,7 +266,6 @@ async def test_a_client_that_uses_up_its_pipeline_is_read_again() -> None:
         assert (await client.ask(chat())).body == EVENTS
 
 
-@live
 async def test_of_a_large_conversation_only_what_is_new_is_read() -> None:
     said = [{"role": "user", "content": f"{number} " + "word " * 200} for number in range(1200)]
     async with stage(echo) as here:
@@ -316,7 +293,6 @@ AUDIO = (
 
 
 @pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/moderations", "/invocations"])
-@live
 async def test_they_are_generations(path: str) -> None:
     async with stage(whole(b'{"made": 1}')) as here, here.client() as client:
         reply = await client.ask(post(BODY, path=path))
@@ -327,7 +303,6 @@ async def test_they_are_generations(path: str) -> None:
         assert [received.target for received in here.unit.requests] == [path]
 
 
-@live
 async def test_speech_is_passed_on_as_it_is() -> None:
     async with stage(AUDIO) as here, here.client() as client:
         reply = await client.ask(post(BODY, path="/v1/audio/speech"))
@@ -335,7 +310,6 @@ async def test_speech_is_passed_on_as_it_is() -> None:
         assert reply.body == b"\xff\xfb" * 100_000
 
 
-@live
 async def test_sagemaker_pings_the_gate_and_no_unit() -> None:
     async with stage(whole()) as here, here.client() as client:
         assert (await client.ask(get("/ping"))).status == 200
@@ -354,7 +328,6 @@ WISHES = {
 }
 
 
-@live
 async def test_they_reach_the_router_and_cross_to_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(STREAM) as here, here.client() as client:
         asks = _noted(here, monkeypatch)
@@ -367,7 +340,6 @@ async def test_they_reach_the_router_and_cross_to_the_unit(monkeypatch: pytest.M
         assert {name: received.get(name) for name in WISHES} == WISHES
 
 
-@live
 async def test_credentials_tell_whose_a_request_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(STREAM) as here, here.client() as client:
         asks = _noted(here, monkeypatch)
@@ -379,7 +351,6 @@ async def test_credentials_tell_whose_a_request_is(monkeypatch: pytest.MonkeyPat
         assert crossed == ["Bearer a", "Bearer b", "Bearer a"]
 
 
-@live
 async def test_one_that_makes_no_sense_is_named_and_reaches_no_unit() -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(chat(head="x-slo-ttft-ms: soon\r\n"))
@@ -423,7 +394,6 @@ def coded(body: bytes, coding: str = "gzip") -> bytes:
 
 
 @pytest.mark.parametrize("coding", CODED)
-@live
 async def test_the_unit_gets_it_plain_and_its_model_counts(coding: str) -> None:
     async with stage(STREAM, models={"gpt": (("tiny", 1.0),)}) as here, here.client() as client:
         reply = await client.ask(coded(CODED[coding], coding))
@@ -433,7 +403,6 @@ async def test_the_unit_gets_it_plain_and_its_model_counts(coding: str) -> None:
         assert here.records.kept[0].model == "tiny"
 
 
-@live
 async def test_a_large_one_is_decoded_over_many_turns() -> None:
     body = orjson.dumps({"model": "tiny", "text": "".join(f"{n} {n * n}" for n in range(200_000))})
     async with stage(STREAM) as here, here.client() as client:
@@ -443,7 +412,6 @@ async def test_a_large_one_is_decoded_over_many_turns() -> None:
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, zstd", "compress", "x" * 100])
-@live
 async def test_another_coding_gets_415_that_says_which_are_known(coding: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(coded(b"xyz", coding))
@@ -453,7 +421,6 @@ async def test_another_coding_gets_415_that_says_which_are_known(coding: str) ->
         assert here.received == 1
 
 
-@live
 async def test_a_bomb_is_refused_and_its_memory_freed() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=3_000_000)) as here:
         for size in (2_900_000, 50_000_000):
@@ -464,7 +431,6 @@ async def test_a_bomb_is_refused_and_its_memory_freed() -> None:
         assert here.received == 0
 
 
-@live
 async def test_what_is_not_what_it_says_gets_400() -> None:
     async with stage(STREAM) as here:
         for body in (LARGE_BODY, CODED["gzip"][:-1], CODED["zstd"]):
@@ -474,7 +440,6 @@ async def test_what_is_not_what_it_says_gets_400() -> None:
         assert here.received == 0
 
 
-@live
 async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
     async with stage(STREAM) as here, here.client() as client:
         noisy = orjson.dumps({"model": "tiny", "text": "".join(f"{n} {n * n}" for n in range(400_000))})
@@ -495,7 +460,6 @@ def show_ranks(here: Stage) -> None:
     here.plane.board.report(Load(state.unit.name, here.plane.now(), 9, ranks=RANKS))
 
 
-@live
 async def test_a_request_is_sent_to_a_rank_and_logged_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[Finished] = []
     async with stage(STREAM) as here, here.client() as client:

@@ -19,7 +19,7 @@ from cellgate.router.nouns import Evidence, Fleet, Load, Models, Rules, Sign, St
 from tests.unit.request.test_models import field, file, form, lines
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.stage import stage as any_stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, Received, chunk, in_turn, then_close, whole
 
@@ -53,7 +53,6 @@ def refused(reply: Reply) -> tuple[int, str | None, object]:
     return reply.status, reply.get("x-cellgate-reason"), reply.error["code"]
 
 
-@live
 async def test_a_request_goes_to_the_unit_it_names_and_does_not_show_it_the_name() -> None:
     async with guarded_stage(STREAM, STREAM, STREAM) as here, here.client() as client:
         for number in (2, 2, 0):
@@ -64,7 +63,6 @@ async def test_a_request_goes_to_the_unit_it_names_and_does_not_show_it_the_name
 
 
 @pytest.mark.parametrize("field", [UNIT, ENDPOINT, SUBSET])
-@live
 async def test_without_the_token_it_is_forged_from_whatever_address(field: str) -> None:
     async with guarded_stage(STREAM, trusted=("203.0.113.0/24",)) as here, here.client() as client:
         await client.ask(chat())
@@ -79,7 +77,6 @@ async def test_without_the_token_it_is_forged_from_whatever_address(field: str) 
         assert (await client.ask(get("/readyz", f"{field}: u0\r\n"))).status == 200
 
 
-@live
 async def test_a_gate_with_the_same_admin_token_may_name_units() -> None:
     async with guarded_stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
@@ -93,7 +90,6 @@ async def test_a_gate_with_the_same_admin_token_may_name_units() -> None:
     ("token", "shown", "status"),
     [("s3cret", "s3cret", 200), ("s3cret", "s3cre", 403), ("s3cret", "", 403), (None, "", 403)],
 )
-@live
 async def test_who_shows_the_admin_token_is_trusted_and_units_do_not_see_it(
     token: str | None, shown: str, status: int
 ) -> None:
@@ -107,7 +103,6 @@ async def test_who_shows_the_admin_token_is_trusted_and_units_do_not_see_it(
         assert all(request.all(TOKEN) == [] for request in here.units[0].requests)
 
 
-@live
 async def test_a_unit_that_cannot_take_it_is_refused_for_with_the_reason() -> None:
     async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
         assert refused(await client.ask(to("nobody"))) == (503, "no_unit", "not_here")
@@ -119,7 +114,6 @@ async def test_a_unit_that_cannot_take_it_is_refused_for_with_the_reason() -> No
         assert here.received == 0
 
 
-@live
 async def test_a_unit_without_room_is_not_waited_for() -> None:
     async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
         state = here.plane.board.units["u0"]
@@ -128,7 +122,6 @@ async def test_a_unit_without_room_is_not_waited_for() -> None:
         assert not len(here.plane.router.queue)
 
 
-@live
 async def test_a_unit_that_dies_under_it_is_told_of_and_no_other_is_tried() -> None:
     async def cut(request: Received) -> None:
         request.connection.reset()
@@ -140,7 +133,6 @@ async def test_a_unit_that_dies_under_it_is_told_of_and_no_other_is_tried() -> N
         assert len(here.units[1].requests) == 0
 
 
-@live
 async def test_the_units_own_words_go_on_as_they_are() -> None:
     busy = whole(b'{"error":{"message":"queue is full"}}', "503 Service Unavailable")
     async with guarded_stage(busy, STREAM) as here, here.client() as client:
@@ -149,7 +141,6 @@ async def test_the_units_own_words_go_on_as_they_are() -> None:
         assert reply.json == {"error": {"message": "queue is full"}}
 
 
-@live
 async def test_an_endpoint_picker_names_addresses_the_best_first() -> None:
     async with guarded_stage(STREAM, STREAM, STREAM) as here, here.client() as client:
         both = (at(here, 2), at(here, 1))
@@ -161,7 +152,6 @@ async def test_an_endpoint_picker_names_addresses_the_best_first() -> None:
         assert refused(await client.ask(to("192.0.2.1:80", field=ENDPOINT))) == (503, "no_unit", "not_here")
 
 
-@live
 async def test_after_a_failure_the_next_address_is_tried() -> None:
     error = whole(status="500 Internal Server Error")
     async with guarded_stage(STREAM, STREAM, error) as here, here.client() as client:
@@ -170,7 +160,6 @@ async def test_after_a_failure_the_next_address_is_tried() -> None:
         assert len(here.units[0].requests) == 0
 
 
-@live
 async def test_a_subset_bounds_the_choice() -> None:
     async with guarded_stage(STREAM, STREAM, STREAM) as here, here.client() as client:
         inside = (at(here, 0), at(here, 2))
@@ -182,14 +171,12 @@ async def test_a_subset_bounds_the_choice() -> None:
         assert len(here.units[1].requests) == 0
 
 
-@live
 async def test_a_choice_outside_of_the_subset_is_none() -> None:
     async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
         head = f"{ENDPOINT}: {at(here, 1)}, {at(here, 0)}\r\n{SUBSET}: {at(here, 0)}\r\n{TOKEN}: {SECRET}\r\n"
         assert (await client.ask(chat(head=head))).get(UNIT) == "u0"
 
 
-@live
 async def test_who_names_the_unit_knows_which_one_made_a_response() -> None:
     async with (
         guarded_stage(whole(b'{"id":"resp_1"}'), whole(b'{"id":"resp_2"}')) as here,
@@ -203,7 +190,6 @@ async def test_who_names_the_unit_knows_which_one_made_a_response() -> None:
         assert (await client.ask(follows)).get(UNIT) == "u0"
 
 
-@live
 async def test_a_gate_that_refuses_for_its_unit_is_no_answer() -> None:
     """The other side: the unit's address is a gate's, and that one has just lost the unit."""
     gone = whole(status="503 Service Unavailable", head="x-cellgate-reason: down\r\n")
@@ -215,7 +201,6 @@ async def test_a_gate_that_refuses_for_its_unit_is_no_answer() -> None:
         assert verdicts == {"u0": "suspect", "u1": "up"}
 
 
-@live
 async def test_a_gate_whose_unit_is_full_costs_of_the_retry_budget_and_blames_nobody() -> None:
     full = whole(status="503 Service Unavailable", head="x-cellgate-reason: full\r\n")
     async with guarded_stage(full, STREAM) as here, here.client() as client:
@@ -240,7 +225,6 @@ def told(reply: Reply) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split(" "))
 
 
-@live
 async def test_the_answer_tells_what_its_unit_was_taken_to_cost() -> None:
     async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
         reply = await client.ask(asking())
@@ -256,14 +240,12 @@ async def test_the_answer_tells_what_its_unit_was_taken_to_cost() -> None:
         assert [request.all(EXPLAIN) for unit in here.units for request in unit.requests] == [[]]
 
 
-@live
 async def test_who_does_not_ask_is_not_told() -> None:
     async with guarded_stage(STREAM) as here, here.client() as client:
         for request in (chat(), asking("0")):
             assert (await client.ask(request)).get(EXPLAIN) is None
 
 
-@live
 async def test_strangers_may_not_ask() -> None:
     async with guarded_stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
@@ -277,7 +259,6 @@ async def test_strangers_may_not_ask() -> None:
         assert (await client.ask(get("/readyz", f"{EXPLAIN}: 1\r\n"))).status == 200
 
 
-@live
 async def test_the_unit_that_answers_is_the_one_that_is_explained() -> None:
     async def fail(request: Received) -> None:
         request.connection.reset()
@@ -287,14 +268,12 @@ async def test_the_unit_that_answers_is_the_one_that_is_explained() -> None:
         assert (reply.status, told(reply)["unit"]) == (200, "u1")
 
 
-@live
 async def test_a_request_that_names_its_unit_is_explained_as_well() -> None:
     async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
         reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u1\r\n{TOKEN_LINE}"))
         assert (reply.status, reply.get("x-cellgate-unit"), told(reply)["unit"]) == (200, "u1", "u1")
 
 
-@live
 async def test_strangers_who_name_a_unit_and_ask_are_refused_for_the_unit() -> None:
     async with guarded_stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
@@ -316,7 +295,6 @@ def models_of(here: Stage) -> list[str]:
     return [orjson.loads(request.body)["model"] for unit in here.units for request in unit.requests]
 
 
-@live
 async def test_an_alias_reaches_the_unit_as_its_model() -> None:
     async with stage(STREAM, models=ALIAS) as here, here.client() as client:
         before = TALLIES[NAMED, "gpt", "tiny"]
@@ -329,7 +307,6 @@ async def test_an_alias_reaches_the_unit_as_its_model() -> None:
         assert [record.model for record in here.records.kept] == ["tiny", "tiny"]
 
 
-@live
 async def test_sessions_stay_with_their_version() -> None:
     async with stage(STREAM, models={"gpt": (("tiny", 1.0), ("none", 1.0))}) as here, here.client() as client:
         statuses: dict[str, set[int]] = {}
@@ -343,7 +320,6 @@ async def test_sessions_stay_with_their_version() -> None:
         assert Counter(seen.copy().pop() for seen in statuses.values())[404] in range(4, 17)
 
 
-@live
 async def test_another_model_serves_when_none_can() -> None:
     async with stage(STREAM, fallback={"gone": ("tiny",)}) as here, here.client() as client:
         before = TALLIES[FALLBACKS, "gone", "tiny"]
@@ -355,7 +331,6 @@ async def test_another_model_serves_when_none_can() -> None:
         assert TALLIES[FALLBACKS, "gone", "tiny"] == before + 1
 
 
-@live
 async def test_without_a_model_left_the_client_gets_the_last_refusal() -> None:
     async with stage(STREAM, fallback={"gone": ("also gone",)}) as here, here.client() as client:
         reply = await client.ask(chat(model="gone"))
@@ -364,7 +339,6 @@ async def test_without_a_model_left_the_client_gets_the_last_refusal() -> None:
         assert here.received == 0
 
 
-@live
 async def test_names_are_listed_and_shown() -> None:
     async with stage(STREAM, models=ALIAS) as here, here.client() as client:
         listed = orjson.loads((await client.ask(get("/v1/models"))).body)["data"]
@@ -374,7 +348,6 @@ async def test_names_are_listed_and_shown() -> None:
         assert here.received == 0
 
 
-@live
 async def test_new_weights_count_from_the_next_request_on() -> None:
     async with stage(STREAM, models=ALIAS) as here, here.client() as client:
         assert (await client.ask(chat(model="gpt"))).status == 200
@@ -390,7 +363,6 @@ def reports(here: Stage, *models: str) -> None:
         here.plane.board.set_models(Models(unit.name, (model,), here.plane.board.units[unit.name].case.since))
 
 
-@live
 async def test_a_name_that_no_unit_lists_goes_to_units_that_are_all_alike_as_it_is() -> None:
     """llama.cpp, for one, serves any name; and what no name stands for, the engine says."""
     async with stage(STREAM, STREAM) as here, here.client() as client:
@@ -400,7 +372,6 @@ async def test_a_name_that_no_unit_lists_goes_to_units_that_are_all_alike_as_it_
         assert models_of(here) == ["gpt-4o", ""]
 
 
-@live
 async def test_a_name_without_a_tag_means_the_latest_of_several_models() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
         reports(here, "llama3:latest", "qwen:7b")
@@ -432,7 +403,6 @@ def a_form(model: str, *, first: bool) -> bytes:
     return head.encode() + body
 
 
-@live
 async def test_a_form_goes_to_the_unit_that_serves_its_model() -> None:
     async with stage(whole(), whole(), models={"gpt-audio": (("whisper", 1.0),)}) as here:
         kinds(here)
@@ -450,7 +420,6 @@ async def test_a_form_goes_to_the_unit_that_serves_its_model() -> None:
         assert [record.model for record in here.records.kept] == ["whisper"] * 21 + ["none"]
 
 
-@live
 async def test_json_goes_by_its_model_where_most_send_a_form() -> None:
     async with stage(whole(), whole()) as here:
         kinds(here)
@@ -461,7 +430,6 @@ async def test_json_goes_by_its_model_where_most_send_a_form() -> None:
         assert [len(unit.requests) for unit in here.units] == [0, 8]
 
 
-@live
 async def test_a_path_that_names_a_model_goes_to_a_unit_that_serves_it() -> None:
     async with stage(whole(), whole(), models={"gpt": (("ensemble", 1.0),)}) as here:
         kinds(here)
@@ -485,7 +453,6 @@ async def test_a_path_that_names_a_model_goes_to_a_unit_that_serves_it() -> None
             assert here.units[1].requests[-1].target == "/v2/models/ensemble/generate?a=b"
 
 
-@live
 async def test_a_path_with_a_model_that_nobody_lists_is_for_any_unit() -> None:
     async with stage(whole(status="404 Not Found")) as here, here.client() as client:
         assert (await client.ask(get("/v1/models/none"))).status == 404
@@ -502,7 +469,6 @@ async def begin(request: Received) -> None:
     request.write(SSE_HEAD + chunk(TOKENS[0]))
 
 
-@live
 async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -524,7 +490,6 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
         assert len(answered.requests) == 4 * RETRIES
 
 
-@live
 async def test_a_model_that_one_unit_has_unloaded_is_asked_of_another() -> None:
     gone = whole(b'{"error":{"message":"The model `poet` does not exist."}}', "404 Not Found")
     async with stage(gone, whole()) as here, here.client() as client:
@@ -546,7 +511,6 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %
 
 
 @pytest.mark.parametrize("together", [True, False])
-@live
 async def test_a_plain_answer_that_its_engine_aborted_is_asked_of_another_unit(*, together: bool) -> None:
     head = PLAIN % len(ABORTED)
     aborting = in_turn(head + ABORTED) if together else in_turn(head, ABORTED)
@@ -556,13 +520,11 @@ async def test_a_plain_answer_that_its_engine_aborted_is_asked_of_another_unit(*
         assert [len(unit.requests) for unit in here.units] == [1, 1]
 
 
-@live
 async def test_an_aborted_answer_is_no_whole_one_where_there_is_no_other_unit() -> None:
     async with stage(whole(ABORTED)) as here, here.client() as client:
         assert (await client.ask(chat(stream=False))).status == 503
 
 
-@live
 async def test_a_plain_answer_that_breaks_in_the_middle_is_asked_of_another_unit() -> None:
     async with stage(then_close(PLAIN % 9 + b"{"), whole()) as here, here.client() as client:
         reply = await client.ask(chat(stream=False))
@@ -570,7 +532,6 @@ async def test_a_plain_answer_that_breaks_in_the_middle_is_asked_of_another_unit
         assert [len(unit.requests) for unit in here.units] == [1, 1]
 
 
-@live
 async def test_the_usage_of_a_plain_answer_that_comes_behind_its_head_is_read() -> None:
     """Engines write both apart."""
     async with stage(in_turn(PLAIN % len(USED), USED)) as here, here.client() as client:
@@ -580,7 +541,6 @@ async def test_the_usage_of_a_plain_answer_that_comes_behind_its_head_is_read() 
         assert learnt.expected("tiny") < before
 
 
-@live
 async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
     failing = whole(status="500 Internal Server Error")
     ending = asyncio.Event()
@@ -612,7 +572,6 @@ ENGINES = (
 
 
 @pytest.mark.parametrize("script", [STREAM, whole(head=ENGINES)])
-@live
 async def test_every_proxied_answer_carries_the_gates_report_and_no_other(script: bytes) -> None:
     async with stage(script) as here, here.client() as client:
         here.plane.orca.refresh(here.gateway.now())
@@ -626,7 +585,6 @@ async def test_every_proxied_answer_carries_the_gates_report_and_no_other(script
 @pytest.mark.parametrize(
     ("asked", "begins"), [("TEXT", "TEXT application_u"), ("json", 'JSON {"application_u')]
 )
-@live
 async def test_the_report_comes_as_it_is_asked_for_and_units_are_not_asked(asked: str, begins: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(chat(head=f"Endpoint-Load-Metrics-Format: {asked}\r\n"))
@@ -636,7 +594,6 @@ async def test_the_report_comes_as_it_is_asked_for_and_units_are_not_asked(asked
         assert here.unit.requests[0].get("endpoint-load-metrics-format") is None
 
 
-@live
 async def test_what_no_unit_has_answered_carries_none() -> None:
     async with stage(STREAM) as here, here.client() as client:
         here.plane.set_drain("u0", True)
@@ -649,7 +606,6 @@ async def test_what_no_unit_has_answered_carries_none() -> None:
         assert reply.get("x-envoy-immediate-health-check-fail") is None
 
 
-@live
 async def test_a_stopping_gate_says_so_on_every_answer() -> None:
     async with stage(STREAM) as here, here.client() as client, here.client() as other:
         stopping = asyncio.create_task(here.gate.stop(delay_s=1.0, drain_s=1.0))
@@ -659,7 +615,6 @@ async def test_a_stopping_gate_says_so_on_every_answer() -> None:
         await stopping
 
 
-@live
 async def test_a_unit_takes_at_most_forty_series_of_a_page() -> None:
     async with stage(STREAM) as here, here.client() as client:
         here.plane.board.report(Load("u0", here.gateway.now(), running=1))

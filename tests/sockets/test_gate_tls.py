@@ -16,7 +16,7 @@ from cellgate.proxy.observe.counters import RELOADS, TALLIES
 from cellgate.proxy.process.tls import LiveTls
 from tests.real.certificates import Certificate, authority, signed_by
 from tests.wire.client import chat, get
-from tests.wire.stage import live, stage
+from tests.wire.stage import stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, chunk, then_close, whole
 
 PEM = str(Path(__file__).parents[1] / "wire" / "localhost.pem")
@@ -41,7 +41,6 @@ def serving() -> ssl.SSLContext:
     return context
 
 
-@live
 async def test_clients_are_served_over_tls() -> None:
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting()) as client:
         for _ in range(3):
@@ -51,7 +50,6 @@ async def test_clients_are_served_over_tls() -> None:
         assert len(here.unit.connections) == 1
 
 
-@live
 async def test_http_1_1_is_what_is_agreed_on() -> None:
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting("h2", "http/1.1")) as client:
         chosen = client.writer.get_extra_info("ssl_object").selected_alpn_protocol()
@@ -59,7 +57,6 @@ async def test_http_1_1_is_what_is_agreed_on() -> None:
         assert (await client.ask(get("/v1/models"))).status == 200
 
 
-@live
 async def test_units_are_asked_over_tls() -> None:
     async with stage(STREAM, tls=TO_UNITS, unit_tls=serving()) as here, here.client() as client:
         for _ in range(3):
@@ -69,7 +66,6 @@ async def test_units_are_asked_over_tls() -> None:
         assert len(here.unit.connections) == 1
 
 
-@live
 async def test_a_unit_that_cannot_prove_its_name_is_not_asked() -> None:
     stranger = ssl.create_default_context()
     async with stage(STREAM, tls=TO_UNITS, unit_tls=serving()) as here, here.client() as client:
@@ -83,7 +79,6 @@ async def test_a_unit_that_cannot_prove_its_name_is_not_asked() -> None:
         assert here.received == 0
 
 
-@live
 async def test_large_bodies_and_slow_readers_over_tls() -> None:
     body = b"x" * (4 << 20)
     script = whole(body)
@@ -98,7 +93,6 @@ async def test_large_bodies_and_slow_readers_over_tls() -> None:
         assert reply.body == body
 
 
-@live
 async def test_a_client_that_leaves_is_noticed_over_tls() -> None:
     async def play(request: Received) -> None:
         request.write(SSE_HEAD + chunk(TOKENS[0]))
@@ -113,7 +107,6 @@ async def test_a_client_that_leaves_is_noticed_over_tls() -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@live
 async def test_a_cut_can_be_told_from_an_end_over_tls(version: bytes) -> None:
     script = then_close(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{"))
     async with stage(script, tls=BOTH, unit_tls=serving()) as here, here.client(trusting()) as client:
@@ -125,7 +118,6 @@ async def test_a_cut_can_be_told_from_an_end_over_tls(version: bytes) -> None:
         assert here.outcomes == ["truncated"]
 
 
-@live
 async def test_refusals_are_read_over_tls() -> None:
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting()) as client:
         reply = await client.ask(b"GET / HTTP/1.1\r\n\r\n")
@@ -133,7 +125,6 @@ async def test_refusals_are_read_over_tls() -> None:
         assert await client.rest() == b""
 
 
-@live
 async def test_plain_http_to_a_tls_port_is_nobodys_request() -> None:
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client() as client:
         client.send(chat())
@@ -141,7 +132,6 @@ async def test_plain_http_to_a_tls_port_is_nobodys_request() -> None:
         assert (here.received, here.records.kept) == (0, [])
 
 
-@live
 async def test_a_handshake_that_stalls_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellgate.proxy.process.listeners.LIMITS", replace(LIMITS, tls_handshake_s=0.05))
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client() as plain:
@@ -194,7 +184,6 @@ def settle(tls: LiveTls) -> None:
     tls.tick(0.0)
 
 
-@live
 async def test_a_new_certificate_is_shown_to_the_next_client(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -68,7 +68,6 @@ async def port() -> AsyncIterator[Port]:
         await here.agent.close()
 
 
-@live
 async def test_a_line_asks_for_a_unit_or_the_gate() -> None:
     async with port() as here:
         assert await here.ask(b"u1\n") == UNIT_UP
@@ -80,7 +79,6 @@ async def test_a_line_asks_for_a_unit_or_the_gate() -> None:
         assert here.agent.counts["up"] == 4
 
 
-@live
 async def test_a_unit_nobody_knows_is_drained_as_on_its_health_url() -> None:
     async with port() as here:
         assert await here.ask(b"u9\n") == b"drain\n"
@@ -101,7 +99,6 @@ def test_what_is_no_question_gets_no_answer_least_of_all_down(question: bytes) -
     run()
 
 
-@live
 async def test_who_says_nothing_is_told_of_the_gate_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "QUESTION_WAIT_S", 0.05)
     async with port() as here:
@@ -109,7 +106,6 @@ async def test_who_says_nothing_is_told_of_the_gate_after_a_while(monkeypatch: p
         assert await here.ask(b"u1") == UNIT_UP
 
 
-@live
 async def test_who_ends_without_a_line_end_has_asked_who_ends_without_a_word_has_not() -> None:
     async with port() as here:
         assert await here.ask(b"u1", eof=True) == UNIT_UP
@@ -117,7 +113,6 @@ async def test_who_ends_without_a_line_end_has_asked_who_ends_without_a_word_has
         assert sum(here.agent.counts.values()) == 1
 
 
-@live
 async def test_strangers_get_no_answer() -> None:
     async with port() as here:
         here.welcome = False
@@ -125,7 +120,6 @@ async def test_strangers_get_no_answer() -> None:
         assert here.agent.counts["refused"] == 1
 
 
-@live
 async def test_a_gate_that_stops_drains_itself_and_says_of_its_units_what_is_so() -> None:
     async with port() as here:
         here.stopping = True
@@ -133,7 +127,6 @@ async def test_a_gate_that_stops_drains_itself_and_says_of_its_units_what_is_so(
         assert await here.ask(b"u1\n") == UNIT_UP
 
 
-@live
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "VISITORS_MAX", 2)
     async with port() as here:
@@ -147,7 +140,6 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await here.ask(b"u1\n") == UNIT_UP
 
 
-@live
 async def test_closing_leaves_nobody_waiting() -> None:
     async with port() as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cellgate.proxy.extras.operator.leases import KubernetesLeases
 from cellgate.proxy.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
-from tests.sockets.test_recovery_deeds import rights_given, rights_used
+from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used
 
 RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
 LEASE_S = 0.6
@@ -69,28 +70,22 @@ class Gate(KubernetesLeases):
     async def _nothing(self) -> None: ...
 
 
-Scenario = Callable[[FakeKubernetes, list[Gate]], Awaitable[None]]
-
-
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_S", 0.05)
     monkeypatch.setattr(leases, "LEASE_S", LEASE_S)
 
 
-def among(folder: Path, gates: int, scenario: Scenario) -> None:
-    async def main() -> None:
-        api = await FakeKubernetes().start()
+@asynccontextmanager
+async def among(folder: Path, gates: int) -> AsyncIterator[tuple[FakeKubernetes, list[Gate]]]:
+    async with kubernetes_api() as api:
         place = LeasePlace("prod", api.kubeconfig(folder))
         found = [Gate(place, f"g{number}") for number in range(gates)]
         try:
-            await scenario(api, found)
+            yield api, found
         finally:
             for gate in found:
                 await gate.close()
-            await api.stop()
-
-    asyncio.run(main())
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -107,8 +102,8 @@ async def acting(gates: list[Gate]) -> Gate:
     return next(gate for gate in gates if gate.acts)
 
 
-def test_one_acts_and_the_others_hear_of_its_claims(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_one_acts_and_the_others_hear_of_its_claims(tmp_path: Path) -> None:
+    async with among(tmp_path, 3) as (api, gates):
         one = await acting(gates)
         others = [gate for gate in gates if gate is not one]
         await until(lambda: not any(gate.trouble for gate in gates))
@@ -124,11 +119,9 @@ def test_one_acts_and_the_others_hear_of_its_claims(tmp_path: Path) -> None:
         (lease,) = api.objects.all("leases")
         assert lease["metadata"]["name"].startswith("cellgate-east-")
 
-    among(tmp_path, 3, scenario)
 
-
-def test_another_goes_on_when_it_stops_or_may_not_act(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_another_goes_on_when_it_stops_or_may_not_act(tmp_path: Path) -> None:
+    async with among(tmp_path, 2) as (_api, gates):
         one = await acting(gates)
         one.stand_for(())
         await until(lambda: not one.acts)
@@ -140,11 +133,9 @@ def test_another_goes_on_when_it_stops_or_may_not_act(tmp_path: Path) -> None:
         assert not two.acts
         await until(lambda: one.acts)
 
-    among(tmp_path, 2, scenario)
 
-
-def test_a_gate_that_stood_still_is_refused_when_another_has_taken_the_lease(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_a_gate_that_stood_still_is_refused_when_another_has_taken_the_lease(tmp_path: Path) -> None:
+    async with among(tmp_path, 2) as (_api, gates):
         one = await acting(gates)
         one.freeze()
         (two,) = (gate for gate in gates if gate is not one)
@@ -156,11 +147,9 @@ def test_a_gate_that_stood_still_is_refused_when_another_has_taken_the_lease(tmp
         assert one.rests()
         assert await two.claim(CLAIM) == 2
 
-    among(tmp_path, 2, scenario)
 
-
-def test_without_the_api_server_nobody_acts(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_without_the_api_server_nobody_acts(tmp_path: Path) -> None:
+    async with among(tmp_path, 2) as (api, gates):
         one = await acting(gates)
         await api.stop()
         await until(lambda: all(gate.trouble and not gate.acts for gate in gates))
@@ -169,11 +158,9 @@ def test_without_the_api_server_nobody_acts(tmp_path: Path) -> None:
         await acting(gates)
         await until(lambda: not any(gate.trouble for gate in gates))
 
-    among(tmp_path, 2, scenario)
 
-
-def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
+    async with among(tmp_path, 1) as (api, gates):
         api.lacks = {("create", "leases")}
         rule = '{apiGroups: ["coordination.k8s.io"], resources: [leases], verbs: [create]}'
         await until(lambda: rule in gates[0].trouble)
@@ -181,11 +168,9 @@ def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
         api.lacks = set()
         await until(lambda: gates[0].acts)
 
-    among(tmp_path, 1, scenario)
 
-
-def test_a_withdrawn_claim_is_not_heard_by_the_next_gate(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_a_withdrawn_claim_is_not_heard_by_the_next_gate(tmp_path: Path) -> None:
+    async with among(tmp_path, 1) as (_api, gates):
         one = await acting(gates)
         await one.claim(CLAIM)
         await one.claim(replace(CLAIM, unit="u2", id="u2-1"))
@@ -196,11 +181,9 @@ def test_a_withdrawn_claim_is_not_heard_by_the_next_gate(tmp_path: Path) -> None
         assert [claim.id for claim in next_one.news()] == ["u2-1"]
         await next_one.close()
 
-    among(tmp_path, 1, scenario)
 
-
-def test_each_attempt_is_granted_once_while_gates_come_and_go(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_each_attempt_is_granted_once_while_gates_come_and_go(tmp_path: Path) -> None:
+    async with among(tmp_path, 3) as (_api, gates):
         rng, granted = random.Random(7), list[int]()
         for number in range(40):
             one = await acting(gates)
@@ -220,11 +203,9 @@ def test_each_attempt_is_granted_once_while_gates_come_and_go(tmp_path: Path) ->
         assert granted == sorted(granted), "tokens grow"
         assert granted[-1] > 5
 
-    among(tmp_path, 3, scenario)
 
-
-def test_a_lease_that_is_refused_takes_none_from_other_cells(tmp_path: Path) -> None:
-    async def scenario(_api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_a_lease_that_is_refused_takes_none_from_other_cells(tmp_path: Path) -> None:
+    async with among(tmp_path, 1) as (_api, gates):
         (one,) = gates
         step = one._step
 
@@ -238,11 +219,9 @@ def test_a_lease_that_is_refused_takes_none_from_other_cells(tmp_path: Path) -> 
         await acting(gates)
         await until(lambda: one.trouble == "which gate acts is not known: leases is invalid")
 
-    among(tmp_path, 1, scenario)
 
-
-def test_a_server_that_does_not_answer_is_not_asked_for_every_cell(tmp_path: Path) -> None:
-    async def scenario(_api: FakeKubernetes, gates: list[Gate]) -> None:
+async def test_a_server_that_does_not_answer_is_not_asked_for_every_cell(tmp_path: Path) -> None:
+    async with among(tmp_path, 1) as (_api, gates):
         (one,) = gates
         await acting(gates)
         asked: list[str] = []
@@ -255,5 +234,3 @@ def test_a_server_that_does_not_answer_is_not_asked_for_every_cell(tmp_path: Pat
         one.stand_for({"A", "B", "East"})
         assert await one._round() == "which gate acts is not known: the API server does not answer"
         assert set(asked) == {"A"}
-
-    among(tmp_path, 1, scenario)

@@ -67,7 +67,6 @@ def is_gone(pid: int) -> bool:
     return eventually(lambda: not is_alive(pid))
 
 
-@live
 async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> None:
     os.environ["CELLGATE_ADMIN_TOKEN"] = "secret"
     try:
@@ -93,7 +92,6 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
     assert (told, told_and_pwd[end:]) == (ABOUT, os.getcwd())
 
 
-@live
 async def test_what_is_no_shell_is_not_read_as_one() -> None:
     report = await run(("echo", "$HOME; exit 1", "`id`"))
     assert (report.result, report.output) == (RecoveryResult.OK, "$HOME; exit 1 `id`\n")
@@ -111,28 +109,24 @@ def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
     test()
 
 
-@live
 async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
     report = await run(("/no/such/program",))
     assert report.result is RecoveryResult.FAILED
     assert "/no/such/program could not be started" in report.detail
 
 
-@live
 async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
     report = await shell("trap '' TERM; sleep 60 & echo $!; echo $$; wait", timeout_s=0.3)
     assert (report.result, report.detail) == (RecoveryResult.TIMEOUT, "killed: it did not end within 0.3 s")
     assert [is_gone(int(pid)) for pid in report.output.split()] == [True, True]
 
 
-@live
 async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> None:
     report = await shell("yes")
     assert report.result is RecoveryResult.FLOODED
     assert report.output == "y\n" * (OUTPUT_KEPT // 2)
 
 
-@live
 async def test_a_command_may_be_wordy() -> None:
     size = FLOOD_BYTES // 2
     report = await shell(f"head -c {size} /dev/zero | tr '\\0' x; echo end")
@@ -141,14 +135,12 @@ async def test_a_command_may_be_wordy() -> None:
     assert len(report.output) == OUTPUT_KEPT
 
 
-@live
 async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for() -> None:
     report = await shell("sleep 60 & echo done $!")
     assert (report.result, report.output[:5]) == (RecoveryResult.OK, "done ")
     os.kill(int(report.output.split()[1]), 9)
 
 
-@live
 async def test_a_command_ends_with_its_gate(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     script = f"echo $$ > {mark}.new; mv {mark}.new {mark}; sleep 60"
@@ -160,7 +152,6 @@ async def test_a_command_ends_with_its_gate(tmp_path: Path) -> None:
     assert is_gone(int(mark.read_text()))
 
 
-@live
 async def test_commands_leave_no_descriptor_behind() -> None:
     await shell("true")
     before = len(os.listdir("/proc/self/fd"))
@@ -197,7 +188,6 @@ async def post(url: str, timeout_s: float = 5.0, call: actions.WebhookCall | Non
 CALL = actions.caller(ssl.create_default_context(), wall=lambda: 1_700_000_000.9)
 
 
-@live
 async def test_a_webhook_is_signed_over_its_time_and_body() -> None:
     got: list[tuple[Any, bytes]] = []
 
@@ -214,7 +204,6 @@ async def test_a_webhook_is_signed_over_its_time_and_body() -> None:
     assert headers["X-Cellgate-Signature"] == f"sha256={expected}"
 
 
-@live
 async def test_a_webhook_over_https_is_verified() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response()
@@ -229,7 +218,6 @@ async def test_a_webhook_over_https_is_verified() -> None:
     assert "certificate" in refused.detail.lower()
 
 
-@live
 async def test_a_webhook_that_never_answers_is_bounded() -> None:
     async def answer(request: web.Request) -> web.Response:
         await asyncio.sleep(60.0)
@@ -239,7 +227,6 @@ async def test_a_webhook_that_never_answers_is_bounded() -> None:
         assert await post(url, 0.3) == RecoveryReport(RecoveryResult.TIMEOUT, "no answer within 0.3 s")
 
 
-@live
 async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_needed() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(status=500)
@@ -253,7 +240,6 @@ async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_need
     assert (report.result, len(report.output)) == (RecoveryResult.FAILED, actions.ANSWER_KEPT)
 
 
-@live
 async def test_a_webhook_is_called_where_it_was_configured_and_nowhere_else() -> None:
     async def answer(request: web.Request) -> web.Response:
         raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/elsewhere")
@@ -263,7 +249,6 @@ async def test_a_webhook_is_called_where_it_was_configured_and_nowhere_else() ->
     assert (report.result, report.detail) == (RecoveryResult.FAILED, "it answered 307")
 
 
-@live
 async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
     report = await post("http://127.0.0.1:1/hook")
     assert report.result is RecoveryResult.FAILED
@@ -273,7 +258,6 @@ async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
 # The log.
 
 
-@live
 async def test_the_log_has_a_line_for_each_entry_and_is_only_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text("what was there\n")
@@ -283,7 +267,6 @@ async def test_the_log_has_a_line_for_each_entry_and_is_only_appended_to(tmp_pat
     assert sorted(json.loads(line)["n"] for line in lines) == list(range(20))
 
 
-@live
 async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +284,6 @@ async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
     assert len(synced) == 2, "the folder as well, for a new file"
 
 
-@live
 async def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         await plan.record(str(tmp_path / "no" / "audit"), {})
@@ -309,7 +291,6 @@ async def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         await plan.record("/dev/full", {})
 
 
-@live
 async def test_a_disk_that_takes_for_ever_does_not_hold_up_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,30 +311,34 @@ UNIT = {**ABOUT, "unit": "big-1"}
 Replace = Callable[..., Awaitable[RecoveryReport]]
 
 
-def cluster(folder: Path, scenario: Callable[[FakeKubernetes, Replace], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[tuple[FakeKubernetes, Replace]]:
     """Two groups of two pods and a set, and a way to replace those of a unit."""
+    async with kubernetes_api() as api:
+        for number, rank in ((0, 0), (0, 1), (1, 1), (1, 0)):
+            ip = f"127.0.{number}.{rank + 1}"
+            made = group_pod("big", number, rank, size=2, uid=f"{number}/{rank}", ip=ip)
+            made["spec"]["nodeName"] = f"node-{rank}"
+            await api.put(made)
+            api.objects.put("nodes", "", {"metadata": {"name": f"node-{rank}"}, "spec": {}})
+        kind = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+        api.objects.put("leaderworkersets", "prod", {**kind, "metadata": {"name": "big"}})
 
-    async def main() -> None:
-        api = await FakeKubernetes().start()
-        try:
-            for number, rank in ((0, 0), (0, 1), (1, 1), (1, 0)):
-                ip = f"127.0.{number}.{rank + 1}"
-                made = group_pod("big", number, rank, size=2, uid=f"{number}/{rank}", ip=ip)
-                made["spec"]["nodeName"] = f"node-{rank}"
-                await api.put(made)
-                api.objects.put("nodes", "", {"metadata": {"name": f"node-{rank}"}, "spec": {}})
-            kind = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
-            api.objects.put("leaderworkersets", "prod", {**kind, "metadata": {"name": "big"}})
+        def replace(about: Any = UNIT, **keys: Any) -> Awaitable[RecoveryReport]:
+            action = ReplacePods("prod", kubeconfig=api.kubeconfig(folder), **keys)
+            return kubernetes.replace_pods(action, about)
 
-            def replace(about: Any = UNIT, **keys: Any) -> Awaitable[RecoveryReport]:
-                action = ReplacePods("prod", kubeconfig=api.kubeconfig(folder), **keys)
-                return kubernetes.replace_pods(action, about)
+        yield api, replace
 
-            await scenario(api, replace)
-        finally:
-            await api.stop()
 
-    asyncio.run(main())
+@asynccontextmanager
+async def kubernetes_api(**options: Any) -> AsyncIterator[FakeKubernetes]:
+    """An API server."""
+    api = await FakeKubernetes(**options).start()
+    try:
+        yield api
+    finally:
+        await api.stop()
 
 
 def going(api: FakeKubernetes) -> list[str]:
@@ -377,8 +362,8 @@ def rights_given(rules: Path) -> set[tuple[str, str, str]]:
     }
 
 
-def test_a_group_is_evicted_as_a_whole_and_the_cluster_is_told_why(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_group_is_evicted_as_a_whole_and_the_cluster_is_told_why(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         report = await replace()
         assert (report.result, report.detail) == (RecoveryResult.OK, "evicted 2 of 2 pods")
         assert report.output == "gone: big-1 big-1-1"
@@ -392,11 +377,9 @@ def test_a_group_is_evicted_as_a_whole_and_the_cluster_is_told_why(tmp_path: Pat
         (leader,) = (one for one in api.pods() if one["metadata"]["name"] == "big-1")
         assert leader["metadata"]["annotations"]["cellgate.io/verdict"].startswith("DOWN since 2026")
 
-    cluster(tmp_path, scenario)
 
-
-def test_pods_may_be_chosen_by_their_labels_and_deleted(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_pods_may_be_chosen_by_their_labels_and_deleted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         for name, unit in (("x-1", "llama"), ("x-2", "llama"), ("x-3", "qwen")):
             labels = {"app": "x", "unit": unit}
             await api.put(pod(name, labels=labels, annotations={}, uid=name, ip="127.0.0.9"))
@@ -405,22 +388,18 @@ def test_pods_may_be_chosen_by_their_labels_and_deleted(tmp_path: Path) -> None:
         assert going(api) == ["x-1", "x-2"]
         assert api.objects.all("events")[0]["involvedObject"]["name"] == "x-1"
 
-    cluster(tmp_path, scenario)
 
-
-def test_a_cordoned_node_is_said_and_keeps_nothing_from_being_done(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_cordoned_node_is_said_and_keeps_nothing_from_being_done(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         api.objects.put("nodes", "", {"metadata": {"name": "node-1"}, "spec": {"unschedulable": True}})
         report = await replace()
         assert report.result is RecoveryResult.OK
         assert "node node-1 is cordoned, so its pod is placed elsewhere if there is room" in report.detail
 
-    cluster(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("right", [("create", "pods/eviction"), ("list", "pods")])
-def test_a_right_that_is_missing_is_named_and_nothing_is_done(tmp_path: Path, right: tuple[str, str]) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_right_that_is_missing_is_named(tmp_path: Path, right: tuple[str, str]) -> None:
+    async with cluster(tmp_path) as (api, replace):
         api.lacks = {right}
         report = await replace()
         assert report.result is RecoveryResult.REFUSED
@@ -428,22 +407,18 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_done(tmp_path: Path, ri
         assert f"lacks a right in namespace prod: add the rule {rule} to its role" in report.detail
         assert going(api) == []
 
-    cluster(tmp_path, scenario)
 
-
-def test_rights_to_tell_things_are_not_needed_to_do_them(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_rights_to_tell_things_are_not_needed_to_do_them(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         api.lacks = {("patch", "pods"), ("create", "events"), ("get", "nodes"), ("get", "leaderworkersets")}
         report = await replace()
         assert report.result is RecoveryResult.OK
         assert report.detail.count("lacks a right") == 3, "each once"
         assert going(api) == ["big-1", "big-1-1"]
 
-    cluster(tmp_path, scenario)
 
-
-def test_a_disruption_budget_is_heeded_and_quoted(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_disruption_budget_is_heeded_and_quoted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         api.disruptions = 0
         report = await replace()
         assert report.result is RecoveryResult.REFUSED
@@ -453,8 +428,6 @@ def test_a_disruption_budget_is_heeded_and_quoted(tmp_path: Path) -> None:
         assert (report.result, going(api)) == (RecoveryResult.FAILED, ["big-1"])
         assert report.detail.startswith("evicted 1 of 2 pods; big-1-1: the API server refuses: 429 Cannot")
 
-    cluster(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("unit", "said"),
@@ -463,18 +436,16 @@ def test_a_disruption_budget_is_heeded_and_quoted(tmp_path: Path) -> None:
         ("llama", "unit llama is not named SET-INDEX: give a selector"),
     ],
 )
-def test_a_unit_without_pods_is_refused(tmp_path: Path, unit: str, said: str) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_unit_without_pods_is_refused(tmp_path: Path, unit: str, said: str) -> None:
+    async with cluster(tmp_path) as (_api, replace):
         report = await replace({**UNIT, "unit": unit})
         assert report.result is RecoveryResult.REFUSED
         assert report.detail.startswith(said)
         assert report.detail.endswith("nothing was done")
 
-    cluster(tmp_path, scenario)
 
-
-def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, _replace):
         listed = next(one for one in api.pods() if one["metadata"]["name"] == "big-1")
         await api.put({**listed, "metadata": {**listed["metadata"], "uid": "again"}})
         action = ReplacePods("prod", kubeconfig=api.kubeconfig(tmp_path))
@@ -483,34 +454,26 @@ def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) -> Non
                 await ask(connection, kubernetes.going(action, "prod", listed))
         assert going(api) == []
 
-    cluster(tmp_path, scenario)
 
-
-def test_an_api_server_that_is_gone_is_said(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_an_api_server_that_is_gone_is_said(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         await api.stop()
         report = await replace()
         assert report.result is RecoveryResult.REFUSED
         assert report.detail.startswith("the API server cannot be reached: ")
 
-    cluster(tmp_path, scenario)
 
-
-def test_the_rights_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
-    async def scenario(api: FakeKubernetes, replace: Replace) -> None:
+async def test_the_rights_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, replace):
         await replace()
         await replace({**UNIT, "unit": "big-0"}, evict=False)
         assert rights_used(api) == rights_given(REPLACE_RULES)
-
-    cluster(tmp_path, scenario)
 
 
 # Groups of a LeaderWorkerSet get another image, by the official client, from the highest group down.
 
 ROLL_RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-roll-rbac.yaml"
 OLD, NEW = "engine:1", "engine:2"
-
-Roll = Callable[..., Awaitable[RecoveryReport]]
 
 
 class Cluster:
@@ -552,42 +515,35 @@ class Cluster:
         return int(self.spec["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"])
 
 
-def in_cluster(folder: Path, scenario: Callable[[Cluster], Awaitable[None]]) -> None:
-    async def main() -> None:
-        api = await FakeKubernetes().start()
-        try:
-            cluster = Cluster(api, folder)
-            await cluster.fill()
-            await scenario(cluster)
-        finally:
-            await api.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def in_cluster(folder: Path) -> AsyncIterator[Cluster]:
+    async with kubernetes_api() as api:
+        sets = Cluster(api, folder)
+        await sets.fill()
+        yield sets
 
 
-def images(cluster: Cluster) -> list[str]:
-    return [pod["spec"]["containers"][0]["image"] for pod in cluster.api.pods()]
+def images(sets: Cluster) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"] for pod in sets.api.pods()]
 
 
-def test_groups_get_the_image_one_by_one_from_the_highest_down_and_back(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        report = await cluster.roll(2)
+async def test_groups_get_the_image_one_by_one_from_the_highest_down_and_back(tmp_path: Path) -> None:
+    async with in_cluster(tmp_path) as sets:
+        report = await sets.roll(2)
         assert (report.result, report.detail) == (
             RecoveryResult.OK,
             "set big has image engine:2 from group 2 on",
         )
-        assert images(cluster) == [OLD, OLD, NEW]
-        templates = cluster.spec["leaderWorkerTemplate"]
+        assert images(sets) == [OLD, OLD, NEW]
+        templates = sets.spec["leaderWorkerTemplate"]
         assert [one["image"] for one in templates["leaderTemplate"]["spec"]["containers"]] == ["other", NEW]
         assert templates["workerTemplate"]["spec"]["containers"][0]["image"] == NEW
-        await cluster.roll(1)
-        assert (images(cluster), cluster.partition) == ([OLD, NEW, NEW], 1)
-        await cluster.roll(2, OLD)
-        assert (images(cluster), cluster.partition) == ([OLD, NEW, OLD], 2)
-        await cluster.roll(1, OLD)
-        assert images(cluster) == [OLD, OLD, OLD]
-
-    in_cluster(tmp_path, scenario)
+        await sets.roll(1)
+        assert (images(sets), sets.partition) == ([OLD, NEW, NEW], 1)
+        await sets.roll(2, OLD)
+        assert (images(sets), sets.partition) == ([OLD, NEW, OLD], 2)
+        await sets.roll(1, OLD)
+        assert images(sets) == [OLD, OLD, OLD]
 
 
 @pytest.mark.parametrize(
@@ -601,47 +557,39 @@ def test_groups_get_the_image_one_by_one_from_the_highest_down_and_back(tmp_path
         (7, NEW, "groups from 7 on"),
     ],
 )
-def test_what_would_change_another_group_is_refused(tmp_path: Path, unit: int, image: str, said: str) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_what_would_change_others_is_refused(tmp_path: Path, unit: int, image: str, said: str) -> None:
+    async with in_cluster(tmp_path) as sets:
         if unit > 2:
-            await cluster.roll(unit, image)
-        report = await cluster.roll(unit, image)
+            await sets.roll(unit, image)
+        report = await sets.roll(unit, image)
         assert report.result is RecoveryResult.REFUSED
         assert report.detail.startswith(said)
         assert report.detail.endswith("nothing was done")
-        assert images(cluster) == [OLD, OLD, OLD]
-
-    in_cluster(tmp_path, scenario)
+        assert images(sets) == [OLD, OLD, OLD]
 
 
-def test_a_set_that_was_changed_meanwhile_is_left_as_it_is(
+async def test_a_set_that_was_changed_meanwhile_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async with in_cluster(tmp_path) as sets:
         rolled = kubernetes.rolled
 
         def meddled(before: Any, *rest: Any) -> Any:
-            cluster.api.objects.put(
-                "leaderworkersets", "prod", {**before, "spec": cluster.spec | {"replicas": 4}}
-            )
+            sets.api.objects.put("leaderworkersets", "prod", {**before, "spec": sets.spec | {"replicas": 4}})
             return rolled(before, *rest)
 
         monkeypatch.setattr(kubernetes, "rolled", meddled)
-        report = await cluster.roll(2)
+        report = await sets.roll(2)
         assert report.result is RecoveryResult.REFUSED
         assert "409 Operation cannot be fulfilled" in report.detail
-        assert cluster.spec["replicas"] == 4
-
-    in_cluster(tmp_path, scenario)
+        assert sets.spec["replicas"] == 4
 
 
-def test_the_rights_to_roll_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.roll(2)
-        assert rights_used(cluster.api) == rights_given(ROLL_RULES)
-        cluster.api.lacks = {("update", "leaderworkersets")}
-        report = await cluster.roll(1)
+async def test_the_rights_to_roll_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
+    async with in_cluster(tmp_path) as sets:
+        await sets.roll(2)
+        assert rights_used(sets.api) == rights_given(ROLL_RULES)
+        sets.api.lacks = {("update", "leaderworkersets")}
+        report = await sets.roll(1)
         rule = '{apiGroups: ["leaderworkerset.x-k8s.io"], resources: [leaderworkersets], verbs: [update]}'
         assert rule in report.detail
-
-    in_cluster(tmp_path, scenario)

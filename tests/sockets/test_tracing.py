@@ -16,7 +16,7 @@ from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.tracing import Tracing
 from loadtests.kit.collector import Collector, Seen, collecting
 from tests.wire.client import chat, get, post
-from tests.wire.stage import Stage, live, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -85,7 +85,6 @@ def is_within(inner: Seen, outer: Seen) -> bool:
     return outer.start_ns <= inner.start_ns <= inner.end_ns <= outer.end_ns
 
 
-@live
 async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
     before_ns = time.time_ns()
     async with traced(STREAM) as (here, collector), here.client() as client:
@@ -138,7 +137,6 @@ async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
     assert b"secret" not in collector.raw
 
 
-@live
 async def test_each_attempt_has_a_span_of_its_own_which_its_unit_is_told() -> None:
     async with traced(BROKEN, STREAM) as (here, collector), here.client() as client:
         assert (await client.ask(chat(head=SAMPLED))).status == 200
@@ -157,7 +155,6 @@ async def test_each_attempt_has_a_span_of_its_own_which_its_unit_is_told() -> No
     assert first.end_ns <= second.start_ns
 
 
-@live
 async def test_a_stream_that_another_unit_goes_on_with_has_a_continuation() -> None:
     async with traced(then_close(BEGUN), goes_on) as (here, collector), here.client() as client:
         reply = await client.ask(chat(head=SAMPLED, messages=[{"role": "user", "content": "Hello"}]))
@@ -173,7 +170,6 @@ async def test_a_stream_that_another_unit_goes_on_with_has_a_continuation() -> N
     assert [told(unit.requests[-1])[1] for unit in here.units] == [broken.span_id, going_on.span_id]
 
 
-@live
 async def test_a_place_in_the_queue_is_a_span() -> None:
     async with traced(first_then(BUSY, STREAM)) as (here, collector), here.client() as client:
         assert (await client.ask(chat(head=SAMPLED))).status == 200
@@ -186,7 +182,6 @@ async def test_a_place_in_the_queue_is_a_span() -> None:
     assert is_within(queue, request)
 
 
-@live
 @pytest.mark.parametrize("failing", [BROKEN, BUSY], ids=["broken", "busy"])
 async def test_attempts_do_not_overlap_however_the_clock_moves_between_them(failing: bytes) -> None:
     """The next unit is acquired before the lease of the failed attempt is released."""
@@ -199,7 +194,6 @@ async def test_attempts_do_not_overlap_however_the_clock_moves_between_them(fail
     assert first.end_ns <= second.start_ns
 
 
-@live
 async def test_a_client_that_leaves_ends_its_spans() -> None:
     async def never(request: Received) -> None:
         await request.connection.until_gone()
@@ -216,7 +210,6 @@ async def test_a_client_that_leaves_ends_its_spans() -> None:
     assert (request.is_error, attempt.is_error) == (False, False)
 
 
-@live
 async def test_a_refusal_of_the_gate_is_a_span_without_attempts() -> None:
     async with traced(BROKEN) as (here, collector), here.client() as client:
         assert (await client.ask(chat(model="nobody", head=SAMPLED))).status == 404
@@ -228,7 +221,6 @@ async def test_a_refusal_of_the_gate_is_a_span_without_attempts() -> None:
     assert b"secret" not in collector.raw
 
 
-@live
 async def test_a_failure_that_the_client_sees_is_an_error() -> None:
     async with traced(BROKEN) as (here, collector), here.client() as client:
         assert (await client.ask(chat(head=SAMPLED))).status == 500
@@ -236,7 +228,6 @@ async def test_a_failure_that_the_client_sees_is_an_error() -> None:
     assert (request.is_error, request.about["error.type"]) == (True, "500")
 
 
-@live
 async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> None:
     async with traced(STREAM, STREAM) as (here, collector), here.client() as client:
         assert (await client.ask(chat(head=SAMPLED + "x-cellgate-unit: u1\r\n" + TOKEN))).status == 200
@@ -246,14 +237,12 @@ async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> 
     assert len(collector.named("POST /v1/chat/completions")) == 2
 
 
-@live
 async def test_what_the_gate_answers_of_its_own_is_not_traced() -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
         assert (await client.ask(get("/health", SAMPLED))).status == 200
     assert collector.spans == []
 
 
-@live
 async def test_a_request_that_its_client_does_not_trace_is_not_traced_here() -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
         assert (await client.ask(chat(head=NOT_SAMPLED))).status == 200
@@ -261,7 +250,6 @@ async def test_a_request_that_its_client_does_not_trace_is_not_traced_here() -> 
     assert told(here.unit.requests[0]) == (TRACE, PARENT, False)
 
 
-@live
 @pytest.mark.parametrize("head", ["", "traceparent: 00-xyz-01\r\n", SAMPLED + SAMPLED.replace("b7", "b8")])
 async def test_a_request_without_a_parent_that_makes_sense_begins_a_trace(head: str) -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
@@ -273,7 +261,6 @@ async def test_a_request_without_a_parent_that_makes_sense_begins_a_trace(head: 
     assert here.unit.requests[0].get("tracestate") is None
 
 
-@live
 async def test_of_requests_without_a_parent_a_share_is_traced() -> None:
     async with traced(STREAM, sample_ratio=0.0) as (here, collector), here.client() as client:
         assert (await client.ask(chat())).status == 200
@@ -284,7 +271,6 @@ async def test_of_requests_without_a_parent_a_share_is_traced() -> None:
     assert {span.trace_id for span in collector.spans} == {TRACE}
 
 
-@live
 async def test_texts_that_clients_choose_are_cut() -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
         assert (await client.ask(post(b"{}", SAMPLED, "/v1/" + "x" * 5000))).status == 404
@@ -292,7 +278,6 @@ async def test_texts_that_clients_choose_are_cut() -> None:
     assert len(str(request.about["url.path"])) == 256
 
 
-@live
 @pytest.mark.parametrize("state", [",=,bad key=1", "a=1,a=2", "x" * 3000, "\xff=\xfe", "a=" + "v" * 300])
 async def test_a_tracestate_that_makes_no_sense_harms_nothing(state: str) -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
@@ -302,7 +287,6 @@ async def test_a_tracestate_that_makes_no_sense_harms_nothing(state: str) -> Non
     assert told(here.unit.requests[0])[0] == TRACE
 
 
-@live
 async def test_the_tokens_that_a_unit_tells_are_attributes_of_the_request() -> None:
     usage = {"prompt_tokens": 40, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
     message = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}

@@ -1,6 +1,7 @@
 """A gate before scripted units, without the probes, and what must be true when it is left.
 
-@live
+In tests/sockets, and elsewhere with @live:
+
 async def test_something() -> None:
     async with stage(STREAM) as here, here.client() as client:
         reply = await client.ask(chat())
@@ -49,15 +50,21 @@ def live_for(limit_s: float) -> Callable[[Test[P]], Callable[P, None]]:
     def bound(test: Test[P]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async def bounded() -> None:
-                async with asyncio.timeout(limit_s):
-                    await test(*args, **kwargs)
-
-            uvloop.run(bounded())
+            run_live(test(*args, **kwargs), limit_s)
 
         return run
 
     return bound
+
+
+def run_live(test: Coroutine[Any, Any, None], limit_s: float = TEST_S) -> None:
+    """What `live_for` makes of a test; tests/sockets runs all of its own so."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(limit_s):
+            await test
+
+    uvloop.run(bounded())
 
 
 def live(test: Test[P]) -> Callable[P, None]:
