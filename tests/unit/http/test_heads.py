@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from cellgate.proxy.config.settings import Limits
 from cellgate.proxy.http.errors import TABLE, Failure, FailureKind, Fault, error_body, error_event
 from cellgate.proxy.http.heads import (
     REPLY_FIELDS,
@@ -23,6 +24,10 @@ from cellgate.proxy.http.heads import (
 from cellgate.proxy.http.request import Request, check_head
 from cellgate.proxy.request.response import head_for_unit
 from cellgate.router.nouns import Strength
+from tests.wire.client import get, post
+from tests.wire.door import Door
+from tests.wire.replies import replies
+from tests.wire.unit import chunk
 
 # RFC 9110, 7.6.1, and what is hop-by-hop by custom.
 HOP_BY_HOP = (
@@ -170,31 +175,163 @@ def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
     assert (made.http10, made.expects_continue) == (True, False)
 
 
-WRONG: list[tuple[bytes, bytes, Fields, str, FailureKind]] = [
-    (b"GET", b"/", [], "1.1", FailureKind.BAD_REQUEST),
-    (b"GET", b"/", [HOST, HOST], "1.1", FailureKind.BAD_REQUEST),
-    (b"GET", b"/", [HOST, HOST], "1.0", FailureKind.BAD_REQUEST),
-    (b"GET", b"/", [HOST], "2.0", FailureKind.BAD_REQUEST),
-    (b"GET", b"/", [HOST], "0.9", FailureKind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"transfer-encoding", b"chunked")], "1.0", FailureKind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"transfer-encoding", b"gzip, chunked")], "1.1", FailureKind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"expect", b"tea")], "1.1", FailureKind.BAD_EXPECTATION),
-    (b"CONNECT", b"a:1", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
-    (b"CONNECT", b"/", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
-    (b"GET", b"*", [HOST], "1.1", FailureKind.BAD_REQUEST),
-    (b"GET", b"a", [HOST], "1.1", FailureKind.BAD_REQUEST),
-    (b"GET", b"ftp://a/", [HOST], "1.1", FailureKind.BAD_REQUEST),
-    (b"GET", b"/a#b", [HOST], "1.1", FailureKind.BAD_REQUEST),
-]
+# What is refused of a request, whole, byte by byte, and behind another one.
+
+PATH = "/v1/chat/completions"
+START = f"POST {PATH} HTTP/1.1\r\nHost: gate\r\n".encode()
+CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
+GOOD = b"GET /v1/models HTTP/1.1\r\nHost: gate\r\n\r\n"
 
 
-@pytest.mark.parametrize(("method", "target", "fields", "version", "kind"), WRONG)
-def test_heads_that_parse_and_are_refused(
-    method: bytes, target: bytes, fields: Fields, version: str, kind: FailureKind
-) -> None:
-    failure = check_head(request(method, target, fields), version)
-    assert failure is not None
-    assert failure.kind is kind
+def head(*lines: str, first: str = f"POST {PATH} HTTP/1.1", host: str = "Host: gate\r\n") -> bytes:
+    """A head with whatever lines, and a body of three bytes that must not become a request."""
+    fields = "".join(line + "\r\n" for line in lines)
+    return f"{first}\r\n{host}{fields}\r\nabc".encode("latin-1")
+
+
+MALFORMED: dict[str, bytes] = {
+    # Content-Length
+    "length with a sign": head("Content-Length: +3"),
+    "length twice in one field": head("Content-Length: 3,3"),
+    "length in two fields": head("Content-Length: 3", "Content-Length: 3"),
+    "two lengths": head("Content-Length: 3", "Content-Length: 4"),
+    "length in hex": head("Content-Length: 0x3"),
+    "length below zero": head("Content-Length: -1"),
+    "length with a fraction": head("Content-Length: 3.0"),
+    "length beyond 64 bits": head("Content-Length: 18446744073709551616"),
+    "length empty": head("Content-Length:"),
+    "length with a space inside": head("Content-Length: 3 3"),
+    "length in other digits": head("Content-Length: \xb3"),
+    "length and coding": head("Content-Length: 3", "Transfer-Encoding: chunked"),
+    "coding and length": head("Transfer-Encoding: chunked", "Content-Length: 3"),
+    # Transfer-Encoding
+    "coding not chunked": head("Transfer-Encoding: identity"),
+    "coding before chunked": head("Transfer-Encoding: gzip, chunked"),
+    "coding after chunked": head("Transfer-Encoding: chunked, identity"),
+    "chunked twice": head("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+    "coding looks like chunked": head("Transfer-Encoding: xchunked"),
+    "chunked in a list": head("Transfer-Encoding: ,chunked"),
+    "chunked in quotes": head('Transfer-Encoding: "chunked"'),
+    "chunked behind a control character": head("Transfer-Encoding: \x0bchunked"),
+    "coding empty": head("Transfer-Encoding:"),
+    "coding in HTTP/1.0": head("Transfer-Encoding: chunked", first=f"POST {PATH} HTTP/1.0"),
+    # Host
+    "no host": head("Content-Length: 3", host=""),
+    "two hosts": head("Host: other", "Content-Length: 3"),
+    "the same host twice": head("Host: gate", "Content-Length: 3"),
+    # Lines
+    "folded line": head("X-A: b", " c", "Content-Length: 3"),
+    "folded with a tab": head("X-A: b", "\tc", "Content-Length: 3"),
+    "NUL in a value": head("X-A: b\0c", "Content-Length: 3"),
+    "NUL in a name": head("X\0A: b", "Content-Length: 3"),
+    "bare CR in a value": head("X-A: b\rX-B: c", "Content-Length: 3"),
+    "bare LF ends a line": head("X-A: b\nX-B: c", "Content-Length: 3"),
+    "bare LF ends all lines": head("Content-Length: 3").replace(b"\r", b""),
+    "bare LF ends the head": START + b"\n",
+    "space before the colon": head("Content-Length : 3"),
+    "space before a name": head(" Content-Length: 3"),
+    "space in a name": head("Content Length: 3"),
+    "name empty": head(": 3"),
+    "no colon": head("Content-Length 3"),
+    # The first line
+    "no version": f"GET {PATH}\r\n\r\n".encode(),
+    "version 0.9": head(first=f"GET {PATH} HTTP/0.9"),
+    "version 2.0": head(first=f"GET {PATH} HTTP/2.0"),
+    "version 1.2": head(first=f"GET {PATH} HTTP/1.2"),
+    "version nonsense": head(first=f"GET {PATH} HTTQ/1.1"),
+    "preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "space in the target": head(first="GET /a b HTTP/1.1"),
+    "control character in the target": head(first="GET /\x01 HTTP/1.1"),
+    "raw bytes in the target": head(first="GET /\xe4 HTTP/1.1"),
+    "fragment in the target": head(first=f"GET {PATH}#a HTTP/1.1"),
+    "target is no path": head(first="GET gate HTTP/1.1"),
+    "target of another scheme": head(first="GET ftp://gate/ HTTP/1.1"),
+    "RTSP": head(first=f"GET {PATH} RTSP/1.0"),
+    "RTSP behind many spaces": head(first=f"GET   {PATH}   RTSP/1.1"),
+    "RTSP with a star": head(first="OPTIONS * RTSP/1.0"),
+    "ICE": head(first=f"SOURCE {PATH} ICE/1.0"),
+    "SIP": head(first=f"GET {PATH} SIP/2.0"),
+    "HTTPS": head(first=f"GET {PATH} HTTPS/1.1"),
+    "HTTP in lower case": head(first=f"GET {PATH} http/1.1"),
+    "query where a path belongs": head(first="GET http://gate?/v1/models HTTP/1.1"),
+    "fragment behind the authority": head(first="GET http://gate#/v1/models HTTP/1.1"),
+    "no authority": head(first="GET http:///v1/models HTTP/1.1"),
+    "user in the authority": head(first="GET http://a@gate/v1/models HTTP/1.1"),
+    "backslash in the authority": head(first="GET http://gate\\x/v1/models HTTP/1.1"),
+    "percent in the authority": head(first="GET http://gate%2f/v1/models HTTP/1.1"),
+    "port that is none": head(first="GET http://gate:1x/v1/models HTTP/1.1"),
+    "authority and no path": head(first="GET gate:80 HTTP/1.1"),
+    "target is a star for GET": head(first="GET * HTTP/1.1"),
+    "target is a star": head(first="OPTIONS * HTTP/1.1"),
+    # Chunks
+    "chunk size no number": CHUNKED + b"zz\r\n",
+    "chunk size with a sign": CHUNKED + b"+3\r\nabc\r\n0\r\n\r\n",
+    "chunk size below zero": CHUNKED + b"-1\r\nabc\r\n0\r\n\r\n",
+    "chunk size with 0x": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
+    "chunk size huge": CHUNKED + b"f" * 17 + b"\r\nabc",
+    "chunk size empty": CHUNKED + b"\r\nabc\r\n0\r\n\r\n",
+    "chunk size with spaces": CHUNKED + b"3 \r\nabc\r\n0\r\n\r\n",
+    "chunk size ended by LF": CHUNKED + b"3\nabc\r\n0\r\n\r\n",
+    "chunk longer than its size": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
+    "chunk ended by LF": CHUNKED + b"3\r\nabc\n0\r\n\r\n",
+    "chunk not ended": CHUNKED + b"3\r\nabc0\r\n\r\n",
+    "NUL in a chunk extension": CHUNKED + b"3;\0\r\nabc\r\n0\r\n\r\n",
+    "LF ends a chunk extension": CHUNKED + b"3;a=b\nabc\r\n0\r\n\r\n",
+    "length among the trailers": CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
+    "folded trailer": CHUNKED + b"3\r\nabc\r\n0\r\nX-A: b\r\n c\r\n\r\n",
+}
+
+
+HEAD_LIMIT = 2048
+HEADS_TOO_LARGE = {
+    "long value": get("/v1/models", f"X-A: {'b' * HEAD_LIMIT}\r\n"),
+    "long name": get("/v1/models", f"{'X' * HEAD_LIMIT}: b\r\n"),
+    "long target": get("/v1/models?" + "b" * HEAD_LIMIT),
+    "many fields": get("/v1/models", "".join(f"X-{n}: {'b' * 32}\r\n" for n in range(HEAD_LIMIT // 32))),
+    "endless": get("/v1/models", f"X-A: {'b' * HEAD_LIMIT}")[:-4],
+    "endless method": b"POST" + b" " * HEAD_LIMIT,
+    "endless trailer": CHUNKED + chunk(b"{}") + b"0\r\nX-A: " + b"b" * 5 * HEAD_LIMIT,
+    "endless chunk extension": CHUNKED + chunk(b"{}") + b"3;a=" + b"b" * 5 * HEAD_LIMIT,
+}
+
+BODIES_TOO_LARGE = {
+    "declared": post(b"x" * 3001)[:-3001],
+    "declared, and to be asked for": post(b"x" * 3001, "Expect: 100-continue\r\n")[:-3001],
+    "in chunks": CHUNKED + chunk(b"x" * 1500) + chunk(b"x" * 1501),
+}
+UNSUPPORTED = {
+    "CONNECT": (b"CONNECT gate:443 HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
+    "CONNECT to a path": (f"CONNECT {PATH} HTTP/1.1\r\nHost: gate\r\n\r\n".encode(), 501),
+    "unknown method": (b"BREW /coffee HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
+    "method in lower case": (b"get / HTTP/1.1\r\nHost: gate\r\n\r\n", 501),
+    "unknown expectation": (post(b"{}", "Expect: 200-ok\r\n"), 417),
+    "known and unknown expectation": (post(b"{}", "Expect: 100-continue, 200-ok\r\n"), 417),
+}
+
+REFUSED = (
+    {name: (data, 400) for name, data in MALFORMED.items()}
+    | {name: (data, 431) for name, data in HEADS_TOO_LARGE.items()}
+    | {name: (data, 413) for name, data in BODIES_TOO_LARGE.items()}
+    | UNSUPPORTED
+)
+
+
+@pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_request_of_http_1_1_is_refused_however_it_arrives(data: bytes, status: int) -> None:
+    limits, step = Limits(head_bytes=HEAD_LIMIT, body_bytes=3000), 1 + len(data) // 500
+    for pieces in ([data], [data[at : at + step] for at in range(0, len(data), step)]):
+        door = Door(limits)
+        door.feed(pieces)
+        (reply,) = replies(door.wire.written, ["POST"])
+        assert reply.status == status or (reply.status, status, len(pieces) > 1) == (400, 501, True)
+        assert (reply.get("connection"), door.wire.closed) == ("close", True)
+        assert (reply.error["type"], reply.interim) == ("invalid_request_error", [])
+        assert (door.requests, door.memory.used) == ([], 0)
+    if status == 400:
+        door = Door(limits)
+        door.feed([GOOD + data])
+        assert [reply.status for reply in replies(door.wire.written, ["GET"] * 2)] == [200, 400]
 
 
 @pytest.mark.parametrize("named", [[], [(b"connection", b"a, Upgrade")]])

@@ -160,24 +160,17 @@ def test_the_phases_of_a_body_are_told() -> None:
     assert reader.request.body_size == 2
 
 
-FAILURES = {
-    "malformed": (b"GET / HTTP/1.1\r\nHost a\r\n\r\n", FailureKind.BAD_REQUEST),
-    "no method": (b"\x16\x03\x01", FailureKind.BAD_REQUEST),
-    "malformed target": (b"GET /\xff HTTP/1.1\r\n", FailureKind.BAD_REQUEST),
-    "no host": (b"GET / HTTP/1.1\r\n\r\n", FailureKind.BAD_REQUEST),
-    "head too large": (LONG_GET[:-2] + b"X-B: " + b"b" * 500 + b"\r\n\r\n", FailureKind.HEAD_TOO_LARGE),
-    "head too large and unfinished": (LONG_GET[:-2] + b"X-B: " + b"b" * 500, FailureKind.HEAD_TOO_LARGE),
-    "length too large": (POST.replace(b": 3", b": 101"), FailureKind.BODY_TOO_LARGE),
-    "chunks too large": (
-        WHOLE_CHUNKED[: -len(LAST_CHUNK) - 8] + chunk(b"x" * 98),
-        FailureKind.BODY_TOO_LARGE,
-    ),
-    "bad chunk": (WHOLE_CHUNKED.replace(b"\r\n1\r\n", b"\r\nx\r\n"), FailureKind.BAD_REQUEST),
-}
-
-
-@pytest.mark.parametrize(("data", "kind"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\x16\x03\x01", FailureKind.BAD_REQUEST),
+        (LONG_GET[:-2] + b"X-B: " + b"b" * 500 + b"\r\n\r\n", FailureKind.HEAD_TOO_LARGE),
+        (POST.replace(b": 3", b": 101"), FailureKind.BODY_TOO_LARGE),
+        (WHOLE_CHUNKED.replace(b"\r\n1\r\n", b"\r\nx\r\n"), FailureKind.BAD_REQUEST),
+    ],
+)
 def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kind: FailureKind) -> None:
+    """More failures: test_heads.py."""
     told, reader = read(POST + data + POST)
     assert reader.failure is not None
     assert reader.failure.kind is kind
