@@ -15,15 +15,15 @@ from tests.sockets.admin_stage import admin_port
 
 
 async def test_followers_get_events_as_they_happen_and_the_end_when_the_gate_goes() -> None:
-    async with admin_port() as port:
-        async with port.client.get(port.url + "/events", headers={"Accept": "text/event-stream"}) as reply:
-            assert reply.headers["Content-Type"] == "text/event-stream"
-            assert (await reply.content.readuntil(b"\n\n")).startswith(b": ")
-            port.observe("a1", Sign.BAD, Strength.FATAL, "request", "refused")
-            event = await reply.content.readuntil(b"\n\n")
-            assert event.startswith(b'id: 1\nevent: flip\ndata: {"id":1,"time":"2023-11-14T22:13:20.000Z",')
-            port.events.close()
-            assert await reply.content.read() == b""
+    live = {"Accept": "text/event-stream"}
+    async with admin_port() as port, port.client.get(port.url + "/events", headers=live) as reply:
+        assert reply.headers["Content-Type"] == "text/event-stream"
+        assert (await reply.content.readuntil(b"\n\n")).startswith(b": ")
+        port.observe("a1", Sign.BAD, Strength.FATAL, "request", "refused")
+        event = await reply.content.readuntil(b"\n\n")
+        assert event.startswith(b'id: 1\nevent: flip\ndata: {"id":1,"time":"2023-11-14T22:13:20.000Z",')
+        port.events.close()
+        assert await reply.content.read() == b""
 
 
 async def test_stopping_does_not_wait_for_followers() -> None:
