@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,11 +84,7 @@ def no_secrets(asked: dict[str, Any]) -> dict[str, str]:
 
 async def test_an_allowed_request_goes_on_as_it_is() -> None:
     judge = Judge()
-    async with (
-        judged(judge) as guardrail,
-        stage(STREAM, guardrail=guardrail) as here,
-        here.client() as client,
-    ):
+    async with gate(judge) as (here, client):
         for _ in range(3):
             assert (await client.ask(chat())).whole
         (first, *_) = judge.asked
@@ -96,29 +93,18 @@ async def test_an_allowed_request_goes_on_as_it_is() -> None:
         assert len(judge.connections) == 1
 
 
-async def test_a_denied_request_reaches_no_unit_and_says_why() -> None:
-    judge = Judge(no_secrets)
-    async with (
-        judged(judge) as guardrail,
-        stage(STREAM, guardrail=guardrail) as here,
-        here.client() as client,
-    ):
+async def test_a_denied_request_reaches_no_unit_and_says_why_and_a_changed_one_is_what_it_gets() -> None:
+    fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
+
+    def judge(asked: dict[str, Any]) -> dict[str, Any]:
+        return {"action": "change", "body": fresh} if "name" in str(asked["body"]) else no_secrets(asked)
+
+    async with gate(Judge(judge)) as (here, client):
         reply = await client.ask(chat(messages=[{"role": "user", "content": "a secret"}]))
         assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
         assert reply.error["message"].endswith("denied the request: a secret")
-        assert (await client.ask(chat())).whole
-        assert here.received == 1
-
-
-async def test_a_changed_request_is_what_the_unit_gets() -> None:
-    fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
-    judge = Judge(lambda _: {"action": "change", "body": fresh})
-    async with (
-        judged(judge) as guardrail,
-        stage(STREAM, guardrail=guardrail) as here,
-        here.client() as client,
-    ):
-        assert (await client.ask(chat())).whole
+        assert here.received == 0
+        assert (await client.ask(chat(user="a name"))).whole
         assert orjson.loads(here.unit.requests[0].body) == fresh
 
 
@@ -126,18 +112,18 @@ REPEATED = whole(orjson.dumps({"choices": [{"message": {"content": "secret " * 8
 BROKEN = whole(orjson.dumps({"error": "secret: device-side assert"}))
 
 
-@pytest.mark.parametrize("answer", [REPEATED, BROKEN], ids=["repeats", "an error under 200"])
+@pytest.mark.parametrize("answer", [REPEATED, BROKEN, PLAIN], ids=["repeats", "an error under 200", "good"])
 @pytest.mark.parametrize("units", [1, 2])
-async def test_an_answer_that_is_not_good_is_seen_as_well(answer: bytes, units: int) -> None:
+async def test_a_denied_answer_is_an_error_and_the_connection_goes_on(answer: bytes, units: int) -> None:
     async with (
         judged(Judge(no_secrets), request=False, answer="whole") as guardrail,
         stage(*[answer] * units, guardrail=guardrail) as here,
         here.client() as client,
     ):
-        reply = await client.ask(chat(stream=False))
-        assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
-        assert b"secret secret" not in reply.body
-        assert b"device-side" not in reply.body
+        for _ in range(2):
+            reply = await client.ask(chat(stream=False))
+            assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
+            assert not re.search(b"secret secret|device-side|place", reply.body)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +159,9 @@ async def test_a_request_that_is_too_large_to_be_shown_has_no_verdict(fail: Any,
         assert status == 200 or reply.error["code"] == "guardrail_too_large"
 
 
-async def test_a_guardrail_that_is_away_decides_nothing() -> None:
-    guardrail = GuardrailSettings("http://127.0.0.1:9/check", fail="open")
-    async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
-        assert (await client.ask(chat())).whole
-
-
-async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_one_that_is_away_decides_nothing_and_it_may_listen_on_a_unix_socket(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     path = tmp_path_factory.mktemp("guard") / "sock"
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,6 +169,9 @@ async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathF
         writer.write(whole(b'{"action": "deny", "reason": "by socket"}'))
         writer.close()
 
+    guardrail = GuardrailSettings("http://127.0.0.1:9/check", fail="open")
+    async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
+        assert (await client.ask(chat())).whole
     server = await asyncio.start_unix_server(serve, path)
     guardrail = GuardrailSettings(f"unix://{path}")
     async with stage(STREAM, guardrail=guardrail) as here, here.client() as client:
@@ -196,11 +181,7 @@ async def test_it_may_listen_on_a_unix_socket(tmp_path_factory: pytest.TempPathF
 
 async def test_a_client_that_leaves_stops_its_question() -> None:
     judge = Judge(lambda _: None)
-    async with (
-        judged(judge) as guardrail,
-        stage(STREAM, guardrail=guardrail) as here,
-        here.client() as client,
-    ):
+    async with gate(judge) as (here, client):
         client.send(chat())
         await judge.received()
         client.abort()
@@ -224,15 +205,6 @@ async def test_an_allowed_answer_is_what_the_unit_wrote(mode: Any) -> None:
     assert any("body" in asked for asked in judge.asked)
 
 
-async def test_a_denied_plain_answer_is_an_error_and_the_connection_goes_on() -> None:
-    judge = Judge(no_secrets)
-    async with gate(judge, PLAIN, request=False, answer="whole") as (_here, client):
-        for _ in range(2):
-            reply = await client.ask(chat(stream=False))
-            assert (reply.status, reply.error["code"]) == (400, "guardrail_denied")
-            assert b"place" not in reply.body
-
-
 async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
     judge = Judge(no_secrets)
     async with judged(judge, request=False, answer="windows", window_bytes=8) as guardrail:
@@ -251,9 +223,10 @@ async def test_of_a_stream_nothing_is_sent_that_was_denied() -> None:
             await here.until(lambda: here.outcomes == ["client_error"])
 
 
-@pytest.mark.parametrize("mode", ["whole", "windows"])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("size", [1, 20_000])
+@pytest.mark.parametrize(
+    ("mode", "end", "size"),
+    [("whole", b"\n", 20_000), ("whole", b"\r", 1), ("windows", b"\r\n", 20_000), ("windows", b"\r", 1)],
+)
 async def test_a_tool_call_is_seen_however_its_event_ends_and_comes(mode: Any, end: bytes, size: int) -> None:
     arguments = {"function": {"arguments": "x" * size + "a secret" + "x" * size}}
     call = orjson.dumps({"choices": [{"delta": {"tool_calls": [arguments]}}]})
@@ -305,13 +278,11 @@ async def test_what_is_held_for_a_client_that_does_not_read_is_bounded() -> None
 
 
 async def test_a_window_waits_no_longer_than_it_may() -> None:
-    judge = Judge()
-
     async def play(request: Received) -> None:
         request.write(SSE_HEAD + chunk(word("one")))
         await asyncio.sleep(60.0)
 
-    async with gate(judge, play, request=False, answer="windows", window_s=0.05) as (_here, client):
+    async with gate(Judge(), play, request=False, answer="windows", window_s=0.05) as (_here, client):
         client.send(chat())
         assert b"one" in await client.event()
 

@@ -7,7 +7,7 @@ import gc
 import socket
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,12 +17,10 @@ from cellgate.proxy.http.errors import Failure
 from cellgate.router.nouns import Ask
 from loadtests.wire.raw import dial
 from tests.real.asking import until
-from tests.sim.loop import SimLoop
 from tests.wire.client import Client, chat, get, post
-from tests.wire.stage import Stage, simulated, stage
+from tests.wire.stage import Stage, stage
 from tests.wire.unit import PAUSE_S, SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
 
-SOON_S = 0.1
 PLAIN_HELD = whole(b"x" * 99)[:-90]
 PLAIN_BEGUN = whole(b"x" * 99_999)[:-99_990]
 
@@ -52,11 +50,10 @@ WAYS: dict[str, Callable[[Client], None]] = {
 }
 
 
-@pytest.mark.parametrize(("sent", "seen"), MOMENTS.values(), ids=MOMENTS)
-@pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
-async def test_a_client_that_leaves_closes_its_units_connection(
-    sent: bytes, seen: bytes, leave: Callable[[Client], None]
-) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_client_that_leaves_closes_its_units_connection(moment: str, way: str) -> None:
+    (sent, seen), leave = MOMENTS[moment], WAYS[way]
     async with stage(then_silent(sent), STREAM) as here, here.client() as client:
         client.send(chat())
         request = await here.units[0].received()
@@ -64,10 +61,8 @@ async def test_a_client_that_leaves_closes_its_units_connection(
             await client.reader.readuntil(seen)
         else:
             await asyncio.sleep(PAUSE_S)
-        left_at = asyncio.get_running_loop().time()
         leave(client)
         await request.connection.until_gone()
-        assert asyncio.get_running_loop().time() - left_at < SOON_S
         await here.until(lambda: here.outcomes)
         assert (here.outcomes, here.plane.board.in_flight) == (["client_left"], 0)
         assert here.records.kept[0].status == (200 if seen else 499)
@@ -84,50 +79,6 @@ async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone
         await here.until_quiet()
         assert here.received == 1
         assert here.outcomes == ["client_left"]
-
-
-async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
-    asked, go_on = asyncio.Event(), asyncio.Event()
-
-    async def read_large(body: bytes, *_: object) -> Ask | Failure:
-        asked.set()
-        try:
-            await go_on.wait()
-        except asyncio.CancelledError:
-            # It is being read, and its memory in use.
-            await go_on.wait()
-            raise
-        return Ask()
-
-    async with stage(STREAM) as here, here.client() as client:
-        here.gateway.large_reads._read = read_large
-        client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
-        await asked.wait()
-        client.abort()
-        await here.until(lambda: not here.gateway.clients)
-        await asyncio.sleep(0.01)
-        assert here.gateway.memory.used > 1 << 20
-        go_on.set()
-        await here.until(lambda: not here.gateway.large_reads)
-        assert here.gateway.memory.used == 0
-        assert (here.received, here.outcomes) == (0, ["client_left"])
-
-
-async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
-    asked = asyncio.Event()
-
-    async def read_large(body: bytes, *_: object) -> Ask | Failure:
-        asked.set()
-        await asyncio.Event().wait()
-        return Ask()
-
-    async with stage(STREAM) as here, here.client() as client:
-        here.gateway.large_reads._read = read_large
-        client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
-        await asked.wait()
-        client.abort()
-        await here.until(lambda: not here.gateway.large_reads and not here.gateway.clients)
-        assert here.gateway.memory.used == 0
 
 
 async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is_collected() -> None:
@@ -154,48 +105,6 @@ async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is
             assert [each() for each in bodies] == [None]
     finally:
         gc.enable()
-
-
-@simulated
-async def test_a_client_may_leave_before_there_is_a_connection() -> None:
-    network = cast(SimLoop, asyncio.get_running_loop()).network
-    async with stage(STREAM) as here, here.client() as client:
-        network.blackhole(f"127.0.0.1:{here.unit.port}")
-        client.send(chat())
-        await asyncio.sleep(1.0)
-        assert here.plane.board.in_flight == 1
-        client.abort()
-        await here.until_quiet()
-        assert here.outcomes == ["client_left"]
-        network.heal()
-        async with here.client() as other:
-            assert (await other.ask(chat())).status == 200
-
-
-async def test_many_come_and_go_and_nothing_is_left() -> None:
-    async def play(request: Received) -> None:
-        number = len(here.unit.requests)
-        request.write(SSE_HEAD + chunk(TOKENS[0]))
-        await asyncio.sleep(0.001 * (number % 5))
-        request.write(STREAM.removeprefix(SSE_HEAD))
-
-    async def visit(number: int) -> None:
-        async with here.client() as client:
-            client.send(chat())
-            if number % 2:
-                await client.event()
-            else:
-                assert (await client.reply()).whole
-
-    async with stage(play) as here:
-        connections = here.gateway.pool(here.plane.board.units["u0"]).connections
-        for _ in range(3):
-            await asyncio.gather(*map(visit, range(60)))
-            await here.until_quiet()
-            assert len(here.gateway.clients) == 0
-            assert len(connections) <= 60
-            assert not here.gateway.large_reads
-        assert set(here.outcomes) == {"ok", "client_left"}
 
 
 async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
@@ -258,15 +167,6 @@ async def test_a_slot_ends_with_its_engine_and_the_rest_waits_in_the_gate() -> N
         await until(lambda: not here.gateway.backlogs.held)
 
 
-async def test_without_memory_for_it_the_unit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stage(long_answer) as here:
-        here.gateway.backlogs.held = LIMITS.unsent_total_bytes
-        raw = reader(here)
-        await until(lambda: any(lease.paused for lease in here.plane.board.units["u0"].leases))
-        assert here.plane.board.in_flight == 1
-        raw.close()
-
-
 async def test_who_reads_nothing_is_ended_by_a_named_limit() -> None:
     async with stage(long_answer) as here:
         before = REACHED["slow_reader_s"]
@@ -289,21 +189,15 @@ APP = "https://app.example"
 PREFLIGHT = f"Origin: {APP}\r\nAccess-Control-Request-Method: POST\r\n"
 
 
-async def test_a_page_of_a_listed_origin_reads_answers_and_errors() -> None:
+async def test_a_page_of_a_listed_origin_reads_answers_and_errors_and_asks_before() -> None:
     async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
         for request in (chat(head=f"Origin: {APP}\r\n"), chat(model="none", head=f"Origin: {APP}\r\n")):
             assert (await client.ask(request)).get("access-control-allow-origin") == APP
-        other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
-        assert (other.status, other.get("access-control-allow-origin")) == (200, None)
-        assert all(received.get("origin") is None for received in here.unit.requests)
-
-
-async def test_a_preflight_reaches_no_unit() -> None:
-    async with stage(STREAM, cors=Cors((APP,))) as here, here.client() as client:
         reply = await client.ask(get("/v1/chat/completions", PREFLIGHT, method="OPTIONS"))
         assert (reply.status, reply.get("access-control-allow-origin")) == (200, APP)
-        assert (await client.ask(chat())).status == 200
-        assert here.received == 1
+        other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
+        assert (other.status, other.get("access-control-allow-origin")) == (200, None)
+        assert [received.get("origin") for received in here.unit.requests] == [None, None]
 
 
 ENGINES = (
@@ -345,13 +239,13 @@ REFUSED_EARLY: dict[str, tuple[int, bytes]] = {
 
 
 @pytest.mark.parametrize("origins", [(APP, "https://b.example"), ("*",)])
-@pytest.mark.parametrize("what", REFUSED_EARLY)
-async def test_a_page_reads_why_its_request_was_not_even_read(what: str, origins: tuple[str, ...]) -> None:
-    status, request = REFUSED_EARLY[what]
-    async with stage(STREAM, cors=Cors(origins)) as here, here.client() as client:
-        reply = await client.ask(request)
-        assert (reply.status, reply.get("access-control-allow-origin")) == (status, origins[0])
-        assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
+async def test_a_page_reads_why_its_request_was_not_even_read(origins: tuple[str, ...]) -> None:
+    async with stage(STREAM, cors=Cors(origins)) as here:
+        for what, (status, request) in REFUSED_EARLY.items():
+            async with here.client() as client:
+                reply = await client.ask(request)
+            assert (reply.status, reply.get("access-control-allow-origin")) == (status, origins[0]), what
+            assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
         assert here.received == 0
 
 

@@ -20,7 +20,7 @@ from cellgate.proxy.extras import realtime
 from cellgate.proxy.extras.realtime import FrameEnds, close_frame
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 from tests.wire.client import Client, chat, get
-from tests.wire.stage import Stage, stage
+from tests.wire.stage import stage
 from tests.wire.unit import STREAM, Received, whole
 
 HELLO = (
@@ -54,8 +54,9 @@ async def echoed(client: Client, data: bytes) -> bytes:
 
 
 async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
+    offers = HELLO.replace("Upgrade: websocket", "Upgrade: h2c, WebSocket")
     async with stage(echo, realtime=True) as here, here.client() as client:
-        head = await begun(client)
+        head = await begun(client, get("/v1/realtime?model=tiny", offers))
         assert head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
         assert b"x-cellgate-unit: u0" in head
         assert await echoed(client, b"\x81\x02hi") == b"\x81\x02hi"
@@ -66,13 +67,6 @@ async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
         client.abort()
         await here.until(lambda: here.outcomes == ["ok"])
         assert [record.status for record in here.records.kept] == [101]
-
-
-async def test_a_client_may_offer_other_protocols_beside() -> None:
-    async with stage(echo, realtime=True) as here, here.client() as client:
-        offers = HELLO.replace("Upgrade: websocket", "Upgrade: h2c, WebSocket")
-        assert (await begun(client, get("/v1/realtime?model=tiny", offers))).startswith(b"HTTP/1.1 101 ")
-        assert here.unit.requests[0].get("upgrade") == "websocket"
 
 
 async def test_the_unit_ends_it() -> None:
@@ -86,32 +80,28 @@ async def test_the_unit_ends_it() -> None:
         await here.until(lambda: here.outcomes == ["ok"])
 
 
-async def test_off_it_is_not_supported() -> None:
+async def test_off_it_is_not_supported_and_other_upgrades_are_ignored() -> None:
     async with stage(echo) as here, here.client() as client:
         reply = await client.ask(ASK)
         assert (reply.status, reply.error["code"]) == (501, "method_not_supported")
         assert here.received == 0
-
-
-@pytest.mark.parametrize(
-    ("path", "head", "status"),
-    [("/v1/models", HELLO, 200), ("/v1/realtime", HELLO.replace("websocket", "h2c"), 404)],
-)
-async def test_other_upgrades_are_ignored(path: str, head: str, status: int) -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
-        assert (await client.ask(get(path, head))).status == status
-
-
-async def test_what_comes_before_the_answer_is_refused() -> None:
-    async with stage(echo, realtime=True) as here, here.client() as client:
+        assert (await client.ask(get("/v1/models", HELLO))).status == 200
+        assert (await client.ask(get("/v1/realtime", HELLO.replace("websocket", "h2c")))).status == 404
+        # What comes before the answer is refused.
         reply = await client.ask(ASK + b"\x81\x02hi")
         assert (reply.status, reply.error["code"]) == (400, "bad_request")
         assert here.received == 0
 
 
 async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
+    """Two are one too many: a key might be for the first, and the engine take the last."""
     models = {"gpt": (("tiny", 1.0),)}
     async with stage(echo, realtime=True, models=models) as here:
+        for other in ("large", "", "x" * 2000):
+            async with here.client() as client:
+                reply = await client.ask(get(f"/v1/realtime?model=tiny&mod%65l={other}", HELLO))
+                assert (reply.status, here.received) == (400, 0)
         async with here.client() as client:
             reply = await client.ask(get("/v1/realtime?model=none", HELLO))
             assert (reply.status, reply.error["code"]) == (404, "unknown_model")
@@ -119,15 +109,6 @@ async def test_a_model_that_nobody_serves_and_one_with_another_name() -> None:
             assert b"x-cellgate-model: tiny" in await begun(client, get("/v1/realtime?model=gpt&x=1", HELLO))
             assert here.unit.requests[0].target == "/v1/realtime?model=tiny&x=1"
             client.abort()
-
-
-async def test_two_models_are_one_too_many() -> None:
-    """A key might be for the first, and the engine take the last."""
-    async with stage(echo, realtime=True) as here:
-        for other in ("large", "", "x" * 2000):
-            async with here.client() as client:
-                reply = await client.ask(get(f"/v1/realtime?model=tiny&mod%65l={other}", HELLO))
-                assert (reply.status, here.received) == (400, 0)
 
 
 async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
@@ -178,33 +159,22 @@ async def test_a_unit_that_does_not_switch_is_left_for_another() -> None:
         assert (await client.ask(ASK)).status == 404
 
 
-async def test_a_unit_that_goes_down_ends_it_with_a_close() -> None:
+async def test_a_unit_that_goes_down_or_a_gate_that_stops_ends_it_with_a_close() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         await begun(client)
         down = Evidence("u0", Sign.BAD, Strength.FATAL, "test", "it is gone", here.plane.now())
         here.plane.prober.observe(down)
         assert await client.rest() == close_frame(1013, b"the unit went down")
-
-
-async def test_a_gate_that_stops_ends_it_with_a_close() -> None:
     async with stage(echo, realtime=True) as here, here.client() as client:
         await begun(client)
+        timeouts = replace(here.gateway.settings.timeouts, drain_s=1.0)
         stopping = asyncio.ensure_future(here.gateway.stop(delay_s=0.0, drain_s=5.0))
-        here.gateway.settings = _drained_soon(here)
+        here.gateway.settings = replace(here.gateway.settings, timeouts=timeouts)
         assert await client.rest() == close_frame(1001, b"the gate stops")
         await stopping
 
 
-def _drained_soon(here: Stage) -> Any:
-    from dataclasses import replace
-
-    timeouts = replace(here.gateway.settings.timeouts, drain_s=1.0)
-    return replace(here.gateway.settings, timeouts=timeouts)
-
-
 async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     monkeypatch.setattr("cellgate.proxy.extras.realtime.LIMITS", replace(LIMITS, realtime_sessions=1))
     async with stage(echo, STREAM, realtime=True) as here, here.client() as client, here.client() as other:
         await begun(client)

@@ -23,7 +23,6 @@ from tests.patient import FakePatient
 from tests.wire.stage import until
 
 HOST = "127.0.0.1"
-SOON_S = 5.0
 
 
 class Publisher:
