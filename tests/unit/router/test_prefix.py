@@ -24,47 +24,6 @@ from tests.cost.bench import counted
 SYSTEM = (1, 2, 3)
 
 
-def test_the_longest_common_beginning_is_found() -> None:
-    cache = PrefixCache(100)
-    cache.record((*SYSTEM, 4, 5))
-    assert cache.match((*SYSTEM, 4, 5, 6)) == 5
-    assert cache.match((*SYSTEM, 7, 8)) == 3
-    assert cache.match((9, 2, 3)) == 0
-    assert cache.match(()) == 0
-
-
-def test_the_end_of_the_oldest_prompt_goes_first() -> None:
-    cache = PrefixCache(8)
-    cache.record((*SYSTEM, 4, 5, 6))
-    cache.record((*SYSTEM, 7, 8, 9))
-    assert cache.match((*SYSTEM, 7, 8, 9)) == 6
-    assert cache.match((*SYSTEM, 4, 5, 6)) == 5
-
-
-def test_a_prompt_larger_than_the_cache_leaves_its_beginning() -> None:
-    cache = PrefixCache(4)
-    cache.record(tuple(range(10)))
-    assert cache.match(tuple(range(10))) == 4
-
-
-def test_an_attempt_that_came_to_nothing_is_taken_back() -> None:
-    cache = PrefixCache(100)
-    cache.prove(SYSTEM, cache.record(SYSTEM))
-    prompt = (*SYSTEM, 4, 5)
-    cache.forget(prompt, cache.record(prompt))
-    assert cache.match(prompt) == 3
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_what_two_attempts_in_vain_have_shared_is_not_held(order: tuple[int, int]) -> None:
-    cache = PrefixCache(100)
-    records = [cache.record(SYSTEM), cache.record(SYSTEM)]
-    for number in order:
-        assert cache.match(SYSTEM) == 3
-        cache.forget(SYSTEM, records[number])
-    assert (cache.match(SYSTEM), len(cache)) == (0, 0)
-
-
 def test_what_was_computed_is_told_from_what_is_only_awaited() -> None:
     cache, prompt = PrefixCache(100), tuple(range(20))
     assert cache.proven(prompt, 0) == 0
@@ -75,25 +34,6 @@ def test_what_was_computed_is_told_from_what_is_only_awaited() -> None:
         assert [cache.proven(prompt, held) for held in (20, size, before)] == [before] * 3
         cache.prove(prompt[:size], first)
         assert [cache.proven(prompt, held) for held in (20, size, before)] == [size, size, before]
-
-
-def test_what_one_attempt_has_shown_stays_whoever_fails() -> None:
-    cache = PrefixCache(100)
-    first, second, third = (cache.record(SYSTEM) for _ in range(3))
-    cache.prove(SYSTEM, second)
-    cache.forget(SYSTEM, first)
-    cache.forget(SYSTEM, third)
-    assert cache.match(SYSTEM) == 3
-
-
-def test_what_somebody_else_needs_by_now_is_not_taken_back() -> None:
-    cache = PrefixCache(100)
-    prompt = (*SYSTEM, 4, 5)
-    number = cache.record(prompt)
-    cache.record((*SYSTEM, 4, 6))
-    cache.forget(prompt, number)
-    assert cache.match((*SYSTEM, 4, 6)) == 5
-    assert cache.match(prompt) == 4
 
 
 def test_trust_follows_what_the_engine_found() -> None:
@@ -124,8 +64,7 @@ def test_its_size_is_that_of_the_kv_cache(kv_tokens: float, blocks: int) -> None
     assert blocks_for(kv_tokens, 4.0, 512) == blocks
 
 
-@pytest.mark.parametrize("size", [1, 4, 100])
-@pytest.mark.parametrize("limit", [1000, 12_000])
+@pytest.mark.parametrize(("limit", "size"), [(1000, 1), (3000, 4), (1000, 100)])
 def test_memory_is_bounded_by_construction(limit: int, size: int) -> None:
     """However long it has been in use: at most 220 bytes for a block of the limit, and its first runs."""
     draw = random.Random(1).getrandbits
@@ -140,36 +79,15 @@ def test_memory_is_bounded_by_construction(limit: int, size: int) -> None:
     assert used < 220 * limit + 30_000
 
 
-class ByBlock:
-    """The same, block by block: each that a prompt has is used again, the last one first."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held: dict[int, None] = {}
-
-    def record(self, blocks: tuple[int, ...]) -> None:
-        for block in reversed(blocks[: self.limit]):
-            self.held.pop(block, None)
-            self.held[block] = None
-        if (spare := len(self.held) - self.limit) > 0:
-            for block in list(self.held)[: spare + self.limit // 32]:
-                del self.held[block]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_it_holds_what_would_be_held_if_each_block_were_moved(seed: int) -> None:
-    """Prompts that go on from others, repeat a part of them, or are new."""
-    rng, new = random.Random(seed), iter(range(1, 10_000))
-    cache, model = PrefixCache(200), ByBlock(200)
-    prompts: list[tuple[int, ...]] = [(0,)]
-    for _ in range(300):
-        before = rng.choice(prompts[-12:])[: rng.choice((None, None, rng.randint(0, 12)))]
-        prompt = (*before, *(next(new) for _ in range(rng.randint(0 if before else 1, 9))))
-        prompts.append(prompt)
-        cache.prove(prompt, cache.record(prompt))
-        model.record(prompt)
-        assert cache.recent(1000) == list(reversed(model.held))
-        assert all(cache.match(each) == sum(block in model.held for block in each) for each in prompts[-12:])
+def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
+    tracemalloc.start()
+    cache, prompt = PrefixCache(20_000), tuple(range(10**9, 10**9 + 20_000))
+    cache.prove(prompt, cache.record(prompt))
+    del prompt
+    cache.resize(1000)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 220 * 1000 + 30_000
 
 
 def test_a_turn_costs_what_is_new_however_much_was_said_before() -> None:
@@ -186,19 +104,6 @@ def test_a_turn_costs_what_is_new_however_much_was_said_before() -> None:
     assert turn(8000) < 2 * turn(100)
 
 
-def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
-    draw = random.Random(1).getrandbits
-    tracemalloc.start()
-    cache = PrefixCache(20_000)
-    prompt = tuple(draw(60) for _ in range(20_000))
-    cache.prove(prompt, cache.record(prompt))
-    del prompt
-    cache.resize(1000)
-    used, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert used < 220 * 1000 + 30_000
-
-
 # What gates know of prompts that others have had computed: how exactly, for how long, and how much of it.
 
 NOW = 1000.0
@@ -211,17 +116,12 @@ def known(**told: tuple[int, ...]) -> RemotePrefixes:
     return remote
 
 
-def test_one_block_stands_for_all_before_it() -> None:
-    remote = known(a=(14,), b=(12, 13), c=(99,))
-    assert remote.match((11, 12, 13, 14, 15)) == {"a": 4, "b": 3}
+def test_one_block_stands_for_all_before_it_and_two_units_may_hold_the_same() -> None:
+    remote = known(a=(14,), b=(12, 13), c=(99,), d=(13,))
+    assert remote.match((11, 12, 13, 14, 15)) == {"a": 4, "b": 3, "d": 3}
     assert remote.match((11, 12)) == {"b": 2}
     assert remote.match((11, 15)) == {}
     assert remote.match(()) == {}
-
-
-def test_two_units_may_hold_the_same() -> None:
-    remote = known(a=(11, 13), b=(13,))
-    assert remote.match((11, 12, 13)) == {"a": 3, "b": 3}
 
 
 def test_a_unit_that_starts_anew_holds_nothing_of_what_was_told_before() -> None:
@@ -249,19 +149,15 @@ def test_units_that_come_and_go_leave_nothing_behind() -> None:
     assert widest.bit_length() < 25
 
 
-@pytest.mark.parametrize("looks", [1, 2, 7, 100])
+@pytest.mark.parametrize("looks", [1, 3, 100])
 def test_what_nobody_tells_any_more_is_dropped_however_often_one_looks(looks: int) -> None:
     remote = known(a=(1,))
-    remote.expire(NOW)
+    for look in range(looks + 1):
+        remote.expire(NOW + (EXPIRES_S / 2 - 1.0) * look / looks)
+    assert remote.match((1,)) == {"a": 1}, "for half of its time at least"
     for look in range(1, looks + 1):
-        remote.expire(NOW + 1.5 * EXPIRES_S * look / looks)
+        remote.expire(NOW + EXPIRES_S / 2 + EXPIRES_S * look / looks)
     assert len(remote) == 0
-
-
-def test_what_was_told_holds_for_half_of_its_time_at_least() -> None:
-    remote = known(a=(1,))
-    remote.expire(NOW + EXPIRES_S / 2 - 1.0)
-    assert remote.match((1,)) == {"a": 1}
 
 
 def test_it_is_bounded_and_the_newest_is_kept() -> None:
@@ -291,12 +187,20 @@ def test_where_a_prompt_branches_off_and_ends_is_told_before_the_steps_on_the_wa
     assert proven.take(100, NOW) == {"a": [120, 101, 102, 103, 104, 106, 108, 112, 116]}
 
 
-def test_the_newest_prompts_are_told_of_first() -> None:
+def test_the_newest_are_told_first_of_each_unit_and_again_after_it_has_started_anew() -> None:
     proven = ProvenPrefixes()
     for number in range(REMOTE_PENDING_MAX + 50):
         proven.record(f"u{number % 2}", (number,), 0)
     assert proven.take(3, NOW) == {"u1": [305, 303], "u0": [304]}
     assert proven.take(1000, NOW) == {}
+    for unit in ("a", "b"):
+        proven.record(unit, (1,), 0)
+    assert proven.take(10, NOW) == {"b": [1], "a": [1]}
+    proven.record("a", (2,), 0)
+    proven.forget("a")
+    assert proven.take(10, NOW) == {}
+    proven.record("a", (1,), 0)
+    assert proven.take(10, NOW) == {"a": [1]}
 
 
 def test_the_same_is_told_again_only_after_a_while() -> None:
@@ -308,15 +212,3 @@ def test_the_same_is_told_again_only_after_a_while() -> None:
     assert len(told) >= 3
     # Whoever heard of it has not forgotten it by then.
     assert all(REPORT_AGAIN_S <= after - before < EXPIRES_S / 2 for before, after in pairwise(told))
-
-
-def test_the_same_is_told_of_each_unit_and_again_after_it_has_started_anew() -> None:
-    proven = ProvenPrefixes()
-    proven.record("a", (1,), 0)
-    proven.record("b", (1,), 0)
-    assert proven.take(10, NOW) == {"b": [1], "a": [1]}
-    proven.record("a", (2,), 0)
-    proven.forget("a")
-    assert proven.take(10, NOW) == {}
-    proven.record("a", (1,), 0)
-    assert proven.take(10, NOW) == {"a": [1]}

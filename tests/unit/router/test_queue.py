@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.policies import POLICIES
@@ -62,81 +62,43 @@ class Scene:
 # -- those who lost their unit -----------------------------------------------------------------------------
 
 
-def test_those_who_lost_their_unit_come_first_and_in_their_order() -> None:
+def test_those_who_lost_their_unit_come_first_in_their_order_and_go_above_max_in_flight() -> None:
     scene = Scene()
-    leases = scene.fill("a", "b", places=3)
+    leases = scene.fill("a", "b")
     scene.wait("new")
-    for who in "xyz":
+    for who in "wxyz":
         scene.wait(who, moved=True)
-    scene.router.serve_waiting(NOW + 1)
-    assert scene.told == []
-    scene.board.close(leases[0], NOW + 1)
-    scene.board.close(leases[3], NOW + 1)
-    scene.router.serve_waiting(NOW + 2)
-    assert sorted(unit for _, unit in scene.told) == ["a", "b"]
-    assert [who for who, _ in scene.told] == ["x", "y"]
-    assert len(scene.router.queue) == 2
+    for lease in (None, leases[0], leases[2]):
+        if lease is not None:
+            scene.board.close(lease, NOW + 1)
+        scene.router.serve_waiting(NOW + 1)
+    assert [who for who, _ in scene.told] == ["w", "x", "y", "z"]
+    assert sorted(unit for _, unit in scene.told) == ["a", "a", "b", "b"]
+    assert len(scene.router.queue) == 1
 
 
-def test_they_may_go_above_max_in_flight_and_others_may_not() -> None:
-    scene = Scene()
-    scene.fill("a", "b")
-    scene.wait("new")
-    scene.wait("moved", moved=True)
-    scene.router.serve_waiting(NOW + 1)
-    assert [who for who, _ in scene.told] == ["moved"]
-
-
-def test_nobody_is_given_a_unit_that_failed_it_before() -> None:
+def test_nobody_is_given_a_unit_that_failed_it_before_nor_holds_up_those_behind() -> None:
     scene = Scene()
     leases = scene.fill("b", places=3)
-    scene.wait("x", tried=frozenset({"a"}), moved=True)
-    scene.router.serve_waiting(NOW + 1)
-    assert scene.told == []
-    scene.board.close(leases[0], NOW + 1)
-    scene.router.serve_waiting(NOW + 1)
-    assert scene.told == [("x", "b")]
-
-
-def test_one_who_cannot_be_served_does_not_hold_up_those_behind() -> None:
-    scene = Scene()
-    scene.fill("b", places=3)
     scene.wait("x", tried=frozenset({"a"}), moved=True)
     scene.wait("y", moved=True)
     scene.router.serve_waiting(NOW + 1)
     assert scene.told == [("y", "a")]
-
-
-def test_who_lost_its_unit_waits_for_another_only_so_long() -> None:
-    scene = Scene()
-    scene.fill("a", "b", places=3)
-    scene.wait("x", moved=True)
-    scene.router.tick(NOW + MOVED_S - 0.1)
-    assert scene.told == []
-    scene.router.tick(NOW + MOVED_S)
-    assert scene.told == [("x", "full")]
-    assert len(scene.router.queue) == 0
+    scene.board.close(leases[0], NOW + 1)
+    scene.router.serve_waiting(NOW + 1)
+    assert scene.told[1:] == [("x", "b")]
 
 
 # -- all others --------------------------------------------------------------------------------------------
 
 
-def test_an_ask_waits_until_there_is_a_place() -> None:
+def test_an_ask_waits_until_there_is_a_place_and_nobody_overtakes_it() -> None:
     scene = Scene()
     leases = scene.fill("a", "b")
     assert scene.router.pick(Ask("m"), NOW) is Refusal.FULL
     scene.wait("x")
     scene.router.serve_waiting(NOW)
     assert scene.told == []
-    scene.board.close(leases[0], NOW + 1)
-    scene.router.serve_waiting(NOW + 1)
-    assert scene.told == [("x", "a")]
-
-
-def test_nobody_overtakes_those_who_wait_but_in_their_turn() -> None:
-    scene = Scene()
-    leases = scene.fill("a", "b")
-    scene.wait("x")
     scene.board.close(leases[0], NOW + 1)
     assert scene.router.pick(Ask("m"), NOW + 1) is Refusal.FULL
     scene.router.serve_waiting(NOW + 1)
@@ -204,40 +166,32 @@ def test_other_policies_never_wait_while_a_unit_has_room() -> None:
     assert scene.router.pick(Ask("m"), NOW) is Refusal.FULL
 
 
-def test_lower_priority_numbers_go_first() -> None:
+def test_lower_priority_numbers_go_first_and_tenants_take_turns() -> None:
     scene = Scene()
     leases = scene.fill("a", "b")
-    for who, priority in (("batch", 5), ("normal", 0), ("urgent", -1)):
-        scene.wait(who, Ask("m", priority=priority))
-    for lease in leases[:3]:
-        scene.board.close(lease, NOW + 1)
-    scene.router.serve_waiting(NOW + 1)
-    assert [who for who, _ in scene.told] == ["urgent", "normal", "batch"]
-
-
-def test_a_tenant_that_floods_the_queue_makes_others_wait_for_their_turn_only() -> None:
-    scene = Scene()
-    leases = scene.fill("a", "b")
-    for number in range(6):
+    scene.wait("batch", Ask("m", priority=5))
+    for number in range(4):
         scene.wait(f"flood {number}", Ask("m", tenant="flood", prompt_tokens=1000))
     scene.wait("other", Ask("m", tenant="other", prompt_tokens=1000))
-    for lease in leases[:2]:
+    scene.wait("urgent", Ask("m", priority=-1))
+    for lease in leases:
         scene.board.close(lease, NOW + 1)
     scene.router.serve_waiting(NOW + 1)
-    assert [who for who, _ in scene.told] == ["flood 0", "other"]
+    assert [who for who, _ in scene.told] == ["urgent", "flood 0", "other", "flood 1"]
 
 
 def test_waiting_ends_with_a_refusal_when_its_time_is_up() -> None:
-    scene = Scene()
-    scene.fill("a", "b")
+    scene = Scene(FairRules(max_wait_s=20.0))
+    scene.fill("a", "b", places=3)
     scene.wait("x")
     scene.wait("hasty", Ask("m", deadline_at=NOW + 5.0))
-    scene.router.tick(NOW + 4.9)
-    assert scene.told == []
-    scene.router.tick(NOW + 5.1)
-    assert scene.told == [("hasty", "late")]
-    scene.router.tick(NOW + 30.1)
-    assert scene.told[1:] == [("x", "late")]
+    scene.wait("moved", moved=True)
+    told = []
+    for later_s in (4.9, 5.1, 19.9, 20.1, MOVED_S - 0.1, MOVED_S):
+        scene.router.tick(NOW + later_s)
+        told.append(len(scene.told))
+    assert told == [0, 1, 1, 2, 2, 3]
+    assert scene.told == [("hasty", "late"), ("x", "late"), ("moved", "full")]
     assert len(scene.router.queue) == 0
 
 
@@ -264,7 +218,10 @@ def test_each_is_told_once_though_telling_one_makes_another_leave(moved: bool) -
     assert scene.board.in_flight == len(leases)
 
 
-def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
+def test_an_ask_is_refused_at_once_where_it_cannot_make_its_deadline_or_nobody_may_wait() -> None:
+    scene = Scene(FairRules(limit=0))
+    scene.fill("a", "b")
+    assert scene.wait("x") is Refusal.FULL
     scene = Scene()
     scene.fill("a", "b")
     tokens_s = scene.board.tokens_s()
@@ -288,22 +245,18 @@ def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() ->
     assert isinstance(scene.router.pick(hasty._replace(deadline_at=NOW + 1000.0), NOW), Lease)
 
 
-def test_a_model_that_is_gone_from_the_configuration_is_not_waited_for() -> None:
-    scene = Scene()
-    scene.wait("x", Ask("gone"))
-    scene.wait("y", Ask("gone"), moved=True)
-    scene.router.serve_waiting(NOW)
-    assert sorted(scene.told) == [("x", "unknown_model"), ("y", "unknown_model")]
-
-
-def test_who_waits_is_told_when_there_is_no_unit_any_more() -> None:
+def test_neither_a_model_that_is_gone_nor_units_that_are_gone_are_waited_for() -> None:
     scene = Scene()
     scene.fill("a", "b")
-    scene.wait("x")
+    scene.wait("x", Ask("gone"))
+    scene.wait("y", Ask("gone"), moved=True)
+    scene.wait("z")
+    scene.router.serve_waiting(NOW)
+    assert sorted(scene.told) == [("x", "unknown_model"), ("y", "unknown_model")]
     for name in "ab":
         scene.board.observe(Evidence(name, Sign.BAD, Strength.FATAL, "agent", "gone", NOW))
     scene.router.serve_waiting(NOW)
-    assert scene.told == [("x", "no_unit")]
+    assert scene.told[2:] == [("z", "no_unit")]
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -316,12 +269,6 @@ def test_the_queue_is_bounded(moved: bool) -> None:
     assert scene.wait("z", moved=moved) is Refusal.FULL
     scene.router.queue.remove(first)
     assert isinstance(scene.wait("z", moved=moved), Ticket)
-
-
-def test_with_a_limit_of_none_nobody_waits() -> None:
-    scene = Scene(FairRules(limit=0))
-    scene.fill("a", "b")
-    assert scene.wait("x") is Refusal.FULL
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -398,14 +345,6 @@ class Line:
         return [name for name in iter(self.serve, None) if name is not None]
 
 
-def test_urgent_asks_go_first() -> None:
-    line = Line()
-    line.add("low", priority=5)
-    line.add("usual")
-    line.add("urgent", priority=-1)
-    assert line.rest() == ["urgent", "usual", "low"]
-
-
 ASKED = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.integers(-9, 9)), max_size=30)
 
 
@@ -452,50 +391,12 @@ def test_nobody_is_late_because_of_what_goes_after_it() -> None:
     )
 
 
-def test_short_work_overtakes_long_work_of_the_same_tenant() -> None:
-    line = Line(age_s=10.0, age_tokens=1000)
-    line.add("long", tokens=1000)
-    line.add("short", tokens=10, now=NOW + 5)
-    assert line.rest() == ["short", "long"]
-
-
-def test_long_work_is_overtaken_only_for_so_long() -> None:
+def test_short_work_overtakes_long_work_of_the_same_tenant_only_for_so_long() -> None:
     line = Line(age_s=10.0, age_tokens=1000)
     line.add("long", tokens=1_000_000)
+    line.add("short", tokens=10, now=NOW + 9.8)
     line.add("too late", tokens=1, now=NOW + 10)
-    assert line.rest() == ["long", "too late"]
-
-
-def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
-    line = Line(quantum_tokens=100)
-    for number in range(8):
-        line.add(f"big{number}", tenant="big", tokens=400)
-        line.add(f"small{number}", tenant="small", tokens=100)
-    order = [line.serve() for _ in range(10)]
-    spent = Counter({"big": 0, "small": 0})
-    for name in order:
-        assert name is not None
-        spent[name[:-1]] += 400 if name.startswith("big") else 100
-    assert abs(spent["big"] - spent["small"]) <= 500
-
-
-def test_a_tenant_that_comes_late_is_not_owed_for_the_time_before() -> None:
-    line = Line(quantum_tokens=100)
-    for number in range(6):
-        line.add(f"a{number}", tenant="a", tokens=100)
-    assert [line.serve() for _ in range(3)] == ["a0", "a1", "a2"]
-    for number in range(3):
-        line.add(f"b{number}", tenant="b", tokens=100)
-    assert line.rest() == ["b0", "a3", "b1", "a4", "b2", "a5"]
-
-
-def test_where_one_of_a_group_finds_no_room_others_are_served() -> None:
-    line = Line()
-    line.add("large", group="large")
-    line.add("small", group="small")
-    assert line.serve(blocked=("large",)) == "small"
-    assert line.serve(blocked=("large",)) is None
-    assert line.serve() == "large"
+    assert line.rest() == ["short", "long", "too late"]
 
 
 def test_who_has_no_unit_for_a_while_saves_nothing_up() -> None:
@@ -527,15 +428,12 @@ def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
     assert Counter(entry.tenant for entry in line.queue) == {"flood": 5, "other": 5}
 
 
-def test_bytes_are_bounded_as_well() -> None:
+def test_bytes_are_bounded_as_well_and_who_is_less_urgent_makes_room() -> None:
     line = Line(limit_bytes=100)
     assert isinstance(line.add("a", tenant="a", size=80), Entry)
     assert line.add("b", tenant="b", size=30) is not NoEntry.HOPELESS
     assert line.queue.size <= 100
     assert line.add("c", tenant="c", size=101) is NoEntry.FULL
-
-
-def test_who_is_less_urgent_makes_room_for_who_is_more() -> None:
     line = Line(limit=1)
     line.add("later", priority=1)
     assert isinstance(line.add("now", priority=0), Entry)
@@ -564,71 +462,13 @@ def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
     assert line.queue.drain_s(TOKENS_S) == pytest.approx(100.5)
 
 
-def test_those_whose_deadline_comes_too_near_are_found() -> None:
+def test_those_whose_deadline_comes_too_near_are_found_and_nothing_drains_without_units() -> None:
     line = Line()
+    assert line.queue.drain_s(0.0) == 0.0
     line.add("a", tokens=1000, deadline_at=NOW + 5)
     line.add("b", tokens=1000)
+    assert line.queue.drain_s(0.0) == inf
     assert [entry.item for entry in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
     assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
     assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
     assert [entry.item for entry in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
-
-
-def test_nothing_drains_without_units() -> None:
-    line = Line()
-    assert line.queue.drain_s(0.0) == 0.0
-    line.add("a")
-    assert line.queue.drain_s(0.0) == inf
-
-
-# -- fairness ----------------------------------------------------------------------------------------------
-
-loads = st.lists(st.integers(1, 5000), min_size=30, max_size=60)
-
-
-@settings(derandomize=True, deadline=None, max_examples=100)
-@given(red=loads, blue=loads, quantum=st.integers(1, 10_000))
-def test_two_who_wait_get_the_same_but_for_a_quantum_and_the_largest_ask_of_each(
-    red: list[int], blue: list[int], quantum: int
-) -> None:
-    line, got = Line(quantum_tokens=quantum), Counter({"red": 0, "blue": 0})
-    for tenant, sizes in (("red", red), ("blue", blue)):
-        for tokens in sizes:
-            line.add(tenant, tenant=tenant, tokens=tokens)
-    while True:
-        waiting = {entry.tenant for entry in line.queue}
-        if len(waiting) < 2:
-            break
-        entry = line.queue.first()
-        assert entry is not None
-        got[entry.tenant] += entry.tokens
-        line.queue.take(entry)
-        assert abs(got["red"] - got["blue"]) <= quantum + max(red) + max(blue)
-
-
-def wait_p99_s(flood: int) -> float:
-    """The p99 wait of a tenant that sends 10 % of capacity beside one that sends `flood` times as much."""
-    line, rng, waits = Line(limit=256), random.Random(7), list[float]()
-    arrivals = sorted(
-        (rng.uniform(0, 100), tenant)
-        for tenant, number in (("calm", 100), ("flood", 100 * flood))
-        for _ in range(number)
-    )
-    free_at = 0.0
-    for at, tenant in [*arrivals, (1000.0, "")]:
-        while len(line.queue) and free_at <= at:
-            entry = line.queue.first()
-            assert entry is not None
-            line.queue.take(entry)
-            if entry.tenant == "calm":
-                waits.append(max(free_at, entry.entered_at) - entry.entered_at)
-            free_at = max(free_at, entry.entered_at) + 0.1
-        line.add(tenant, now=at, tenant=tenant, tokens=100)
-    assert len(waits) == 100
-    return sorted(waits)[98]
-
-
-def test_a_flood_hardly_moves_another_tenants_wait() -> None:
-    """4 a second are half of what the unit can do, with the other one's; 40 are four times that."""
-    calm_s, flooded_s = wait_p99_s(4), wait_p99_s(40)
-    assert 0.0 < flooded_s <= 2 * calm_s
