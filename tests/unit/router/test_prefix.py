@@ -64,10 +64,10 @@ def test_its_size_is_that_of_the_kv_cache(kv_tokens: float, blocks: int) -> None
     assert blocks_for(kv_tokens, 4.0, 512) == blocks
 
 
-@pytest.mark.parametrize(("limit", "size"), [(1000, 1), (3000, 4), (1000, 100)])
-def test_memory_is_bounded_by_construction(limit: int, size: int) -> None:
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_memory_is_bounded_by_construction(size: int) -> None:
     """However long it has been in use: at most 220 bytes for a block of the limit, and its first runs."""
-    draw = random.Random(1).getrandbits
+    draw, limit = random.Random(1).getrandbits, 1000
     tracemalloc.start()
     cache = PrefixCache(limit)
     for _ in range(4 * limit // size):
