@@ -6,6 +6,8 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 import pytest
 
@@ -13,7 +15,7 @@ from cellgate.policies import POLICIES
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
-from cellgate.router.cost import COSTS, Seats
+from cellgate.router.cost import Seats
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
 from cellgate.router.nouns import (
@@ -35,7 +37,6 @@ from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Samp
 from cellgate.router.unit_state import EVICT_SHARE, LOAD_S, Adapters, Lease
 
 NOW = 100.0
-SYSTEM = tuple(range(1, 33))
 TOKENS_S = 14_000.0
 
 
@@ -43,28 +44,24 @@ def unit(name: str, cell: str = "c", models: tuple[str, ...] = ("m",), **rest: f
     return replace(Unit(name, cell, f"http://{name}:1", models), **rest)  # type: ignore[arg-type]
 
 
-def router_of(*units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | None = None) -> Router:
-    """Units that are UP, of a known speed."""
+def router_of(
+    *units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | None = None, is_known: bool = True
+) -> Router:
+    """Units that are UP, of a known speed, or of which nothing is known but their weights."""
     board = Board(Rules(slow_start_s=0.001))
     board.configure(Fleet(cells, units), NOW - 10.0)
     for each in units:
         board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
         costs = board.units[each.name].costs
-        costs.rates.prefill_tokens_s.guess(TOKENS_S)
-        costs.rates.steps.guess(0.008, 0.015)
-        costs.rates.followed = SURE
+        if is_known:
+            costs.rates.prefill_tokens_s.guess(TOKENS_S)
+            costs.rates.steps.guess(0.008, 0.015)
+            costs.rates.followed = SURE
     board.tick(NOW)
     return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(rules or FairRules()))
 
 
-def unknown(*units: Unit) -> Router:
-    """Units that are UP, of which nothing is known but their weights."""
-    board = Board(Rules(slow_start_s=0.001))
-    board.configure(Fleet((), units), NOW - 10.0)
-    for each in units:
-        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
-    board.tick(NOW)
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+unknown = partial(router_of, is_known=False)
 
 
 def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
@@ -73,12 +70,17 @@ def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
     return lease
 
 
-def asks(count: int, **fields: int) -> list[Ask]:
-    """Prompts of 4,300 tokens that all begin with the same 4,096, and end as no other."""
-    return [
-        Ask("m", True, 4300, prompt_bytes=17_200, blocks=(*SYSTEM, 1000 + n), **fields)  # type: ignore[arg-type]
-        for n in range(count)
-    ]
+def served(
+    router: Router, times: int, every_s: float, took_s: float = 1.0, *, within_s: float = inf
+) -> list[str]:
+    """The units that requests get that come one after the other, each with so long a time."""
+    units = []
+    for number in range(times):
+        now = NOW + every_s * number
+        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000, deadline_at=now + within_s), now)
+        units.append(lease.unit)
+        router.board.close(lease, now + took_s)
+    return units
 
 
 # -- a prompt that everybody shares ------------------------------------------------------------------------
@@ -88,8 +90,10 @@ def test_a_beginning_that_all_share_is_computed_on_every_unit_and_not_waited_for
     """Long answers, 16 a second: who charges the beginning to each of them fills two units of four."""
     router = router_of(*(unit(f"u{n}") for n in range(4)))
     router.board.answer_lengths.learn("m", 800)
-    for number, ask in enumerate(asks(96)):
+    for number in range(96):
         now = NOW + number / 16
+        # 4,300 tokens that all begin with the same 4,096, and end as no other.
+        ask = Ask("m", True, 4300, prompt_bytes=17_200, blocks=(*range(1, 33), 1000 + number))
         lease = pick(router, ask, now)
         lease.commit(now + 0.02)
         router.board.tick(now + 0.03)
@@ -192,13 +196,7 @@ def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
     """At a low rate every unit is idle; by the clock alone the slow one would get as many as the others."""
     router = router_of(*(unit(f"u{n}") for n in range(4)))
     slow(router, "u3", TOKENS_S / 4, 0.032)
-    counts, ask = Counter[str](), Ask("m", True, 1000, prompt_bytes=4000)
-    for number in range(400):
-        now = NOW + 5.0 * number
-        lease = pick(router, ask, now)
-        counts[lease.unit] += 1
-        router.board.close(lease, now + 1.0)
-    assert 0 < counts["u3"] <= 400 * SHARE, counts
+    assert 0 < served(router, 400, 5.0).count("u3") <= 400 * SHARE
 
 
 def test_nobody_waits_for_the_unit_that_seems_best_while_an_idle_one_is_worth_a_try() -> None:
@@ -236,30 +234,15 @@ def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_wer
     assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
 
 
-def picks_in_turn(router: Router, count: int, every_s: float = 0.5) -> list[str]:
-    """The units that requests get that come one after the other."""
-    units = []
-    for number in range(count):
-        now = NOW + every_s * number
-        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
-        units.append(lease.unit)
-        router.board.close(lease, now + 0.1)
-    return units
-
-
-def test_a_unit_that_seems_slow_for_its_weight_is_tried_at_once_and_once() -> None:
+def test_a_unit_that_seems_slow_for_its_weight_is_tried_at_once_and_once_unless_it_is_known_to_be() -> None:
     """The budget would allow it after some hundred requests."""
-    router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
-    tried = picks_in_turn(router, 100)
+    tried = served(unknown(unit("a", weight=4.0), unit("b", weight=0.25)), 100, 0.5, 0.1)
     assert tried.count("b") == 1
     assert "b" in tried[:2]
-
-
-def test_a_unit_that_is_known_to_be_slow_is_not_tried_for_nothing_because_of_its_weight() -> None:
     router = unknown(unit("a", weight=4.0), unit("b", weight=0.25))
     slow(router, "b", TOKENS_S / 20, 0.2)
     router.board.units["b"].last_lease_at = NOW - 3.0
-    assert "b" not in picks_in_turn(router, 50)
+    assert "b" not in served(router, 50, 0.5, 0.1)
 
 
 def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured() -> None:
@@ -345,25 +328,12 @@ def test_a_plain_answer_without_usage_or_of_few_tokens_teaches_nothing() -> None
     assert not state.costs.rates.plain_tokens_s.seen
 
 
-def test_no_unit_of_another_cell_is_tried() -> None:
+def test_no_unit_of_another_cell_is_tried_nor_one_that_cannot_make_a_deadline() -> None:
     cells = (Cell("near"), Cell("far", spill_s=5.0))
-    router = router_of(unit("a", "near"), unit("b", "far"), cells=cells)
-    for number in range(100):
-        now = NOW + 10.0 * number
-        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
-        assert lease.unit == "a"
-        router.board.close(lease, now + 1.0)
-
-
-def test_who_has_a_deadline_is_served_by_whoever_can_make_it() -> None:
+    assert set(served(router_of(unit("a", "near"), unit("b", "far"), cells=cells), 100, 10.0)) == {"a"}
     router = router_of(unit("fast"), unit("slow"))
-    slow(router, "slow", TOKENS_S / 100, 0.008)
-    ask = Ask("m", True, 4000, prompt_bytes=16_000)
-    for number in range(240):
-        now = NOW + 5.0 * number
-        lease = pick(router, ask._replace(deadline_at=now + 1.0), now)
-        assert lease.unit == "fast"
-        router.board.close(lease, now + 0.5)
+    slow(router, "slow", TOKENS_S / 400, 0.008)
+    assert set(served(router, 240, 5.0, 0.5, within_s=1.0)) == {"fast"}
 
 
 def test_the_few_idle_units_of_a_hundred_are_found_before_anybody_is_refused() -> None:
@@ -395,12 +365,9 @@ def test_what_waits_for_one_model_keeps_nobody_waiting_for_another() -> None:
     assert router.drain_s("n") == 0.0
     for _ in range(20):
         assert pick(router, Ask("n")).unit == "b"
-
-
-def test_a_full_queue_turns_nobody_away_for_whom_there_is_room() -> None:
+    # Nor is anybody turned away for whom there is room while nobody may wait.
     router = router_of(unit("a"), unit("b", max_in_flight=1), rules=FairRules(limit=0))
-    lease = router.wait(Ask("m"), NOW, frozenset(), print)
-    assert isinstance(lease, Lease)
+    assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print), Lease)
     assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print, must_wait=True), Refusal)
 
 
@@ -426,10 +393,6 @@ def test_retries_that_wait_draw_on_the_budget() -> None:
     router.board.close(lease, NOW + 0.1)
     router.serve_waiting(NOW + 0.1)
     assert (router.queue.retries, router.board.retries_in_flight) == (1, 1)
-
-
-def test_what_is_charged_for_a_sequence_more_is_never_nothing() -> None:
-    assert COSTS.sequence_share > 0.0
 
 
 # LoRA adapters: which unit a request for one goes to, and what loading it costs.
@@ -499,36 +462,33 @@ def test_who_needs_a_place_that_requests_keep_waits_as_long_as_an_answer_takes()
     assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE)
 
 
-def test_adapters_that_requests_of_others_use_are_loaded() -> None:
-    unit = adapters()
-    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=True)
-    assert unit.cost_s("poet", ANSWER_S) == 0.0
-    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S
-
-
-def test_a_report_without_requests_of_others_shows_only_what_the_gate_knows_better() -> None:
+@pytest.mark.parametrize("has_foreign", [True, False])
+def test_adapters_that_requests_of_others_use_are_loaded(has_foreign: bool) -> None:
+    """A report without requests of others shows only what the gate knows better."""
     unit = adapters("poet", "clerk")
-    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=False)
-    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE)
+    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=has_foreign)
+    assert unit.cost_s("poet", ANSWER_S) == 0.0
+    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S * has_foreign
 
 
-def test_nothing_is_loaded_after_a_restart() -> None:
-    unit = adapters("poet")
-    unit.forget()
-    assert unit.cost_s("poet", ANSWER_S) == LOAD_S
-
-
-def test_an_adapter_that_is_not_listed_any_more_is_not_loaded() -> None:
+def test_an_adapter_that_is_not_listed_any_more_is_not_loaded_and_none_is_after_a_restart() -> None:
     unit = adapters("poet", "clerk")
     unit.set_bases({"clerk": "base", "cook": "base"})
     assert unit.loaded() == ["clerk"]
+    unit.forget()
+    assert unit.cost_s("clerk", ANSWER_S) == LOAD_S
 
 
-def test_requests_of_one_adapter_stay_together_and_those_of_another_go_elsewhere() -> None:
+def test_requests_of_one_adapter_stay_together_and_it_is_said_why() -> None:
     router = adapter_router(("poet", "clerk"), ("poet", "clerk"))
     first = pick_for(router, "poet")
     assert {pick_for(router, "poet").unit for _ in range(8)} == {first.unit}
     assert router.board.units[first.unit].adapters.loaded() == ["poet"]
+    found = dry_run(router, Ask("poet", True, 100, prompt_bytes=400), NOW, random.Random(1))
+    assert {each.unit_state.unit.name: each.adapter_s for each in found.units} == {
+        first.unit: 0.0,
+        ({"u0", "u1"} - {first.unit}).pop(): LOAD_S,
+    }
 
 
 def test_a_load_is_worth_it_where_the_queue_is_long() -> None:
@@ -538,25 +498,11 @@ def test_a_load_is_worth_it_where_the_queue_is_long() -> None:
     assert {pick_for(router, "poet").unit for _ in range(64)} == {"u0", "u1"}
 
 
-def test_an_adapter_is_asked_of_the_units_that_list_it_only() -> None:
+def test_an_adapter_is_asked_of_the_units_that_list_it_only_and_all_of_one_base_are_peers() -> None:
     router = adapter_router((), ("poet",))
     assert {pick_for(router, "poet").unit for _ in range(4)} == {"u1"}
     assert {pick_for(router, "base").unit for _ in range(8)} == {"u0", "u1"}
     assert router.pick(Ask("singer"), NOW) is Refusal.UNKNOWN_MODEL
-
-
-def test_an_explanation_says_what_the_adapter_costs() -> None:
-    router = adapter_router(("poet",), ("poet",))
-    loaded = pick_for(router, "poet").unit
-    found = dry_run(router, Ask("poet", True, 100, prompt_bytes=400), NOW, random.Random(1))
-    assert {each.unit_state.unit.name: each.adapter_s for each in found.units} == {
-        loaded: 0.0,
-        ({"u0", "u1"} - {loaded}).pop(): LOAD_S,
-    }
-
-
-def test_units_of_one_base_model_are_peers_whatever_adapters_they_list() -> None:
-    router = adapter_router(("poet",), ("clerk",))
     assert {state.base_models() for state in router.board} == {frozenset({"base"})}
 
 
@@ -575,49 +521,27 @@ def board_of(count: int) -> Board:
     return board
 
 
-def shortlist_of(board: Board) -> Sampler:
-    return Sampler(board, random.Random(1))
+def test_of_many_units_a_few_are_drawn_and_never_the_same() -> None:
+    def drawn(ask: Ask, times: int) -> Counter[str]:
+        return Counter(name for _ in range(times) for name in sampler.of(ask, NOW) or ())
 
-
-@pytest.fixture(scope="module")
-def many() -> Board:
-    """Five hundred units, of a board on which nothing happens any more."""
-    return board_of(500)
-
-
-def test_few_units_are_all_looked_at() -> None:
-    assert shortlist_of(board_of(LOOK_AT_ALL)).of(Ask("m"), NOW) is None
-
-
-def test_of_many_a_few_are_drawn_and_never_the_same(many: Board) -> None:
-    sampler = shortlist_of(many)
-    drawn = Counter(name for _ in range(500) for name in sampler.of(Ask("m"), NOW) or ())
-    assert sum(drawn.values()) == 500 * SAMPLE
-    assert len(drawn) == 500
-    assert max(drawn.values()) < 5 * SAMPLE
-
-
-def test_only_who_serves_the_model_is_drawn(many: Board) -> None:
-    sampler = shortlist_of(many)
-    for _ in range(50):
-        assert all(int(name[1:]) % 5 == 0 for name in sampler.of(Ask("rare"), NOW) or ())
-
-
-def test_an_ask_that_one_unit_alone_can_answer_looks_there(many: Board) -> None:
-    assert shortlist_of(many).of(Ask("m", unit="u7"), NOW) == ("u7",)
-
-
-def test_who_got_the_beginning_of_a_prompt_is_among_them(many: Board) -> None:
-    sampler = shortlist_of(many)
+    few = board_of(LOOK_AT_ALL)
+    assert Sampler(few, random.Random(1)).of(Ask("m"), NOW) is None
+    sampler = Sampler(board_of(500), random.Random(1))
+    found = drawn(Ask("m"), 500)
+    assert sum(found.values()) == 500 * SAMPLE
+    assert len(found) == 500
+    assert max(found.values()) < 5 * SAMPLE
+    assert all(int(name[1:]) % 5 == 0 for name in drawn(Ask("rare"), 50))
+    assert sampler.of(Ask("m", unit="u7"), NOW) == ("u7",)
     sampler.record(Ask("m", blocks=(1, 2, 3)), "u77")
     sampler.record(Ask("m", blocks=(1, 9)), "u78")
-    for _ in range(20):
-        assert "u77" in (sampler.of(Ask("m", blocks=(1, 2, 3, 4, 5)), NOW) or ())
+    assert drawn(Ask("m", blocks=(1, 2, 3, 4, 5)), 20)["u77"] == 20
 
 
 def test_units_that_come_up_are_drawn_soon() -> None:
     board = board_of(500)
-    sampler = shortlist_of(board)
+    sampler = Sampler(board, random.Random(1))
     for name in [f"u{n}" for n in range(30, 500)]:
         board.drain(name, drained=True)
     assert len(sampler.of(Ask("m"), NOW) or ()) <= 30
@@ -645,49 +569,25 @@ def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
 
 # Which requests a unit gets that has just come up.
 
-STARTED_AT = 1000.0
-ASK = Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)
-NEVER_BY_CHANCE = 0.99
-"""A chance with which a unit in slow start is no candidate."""
 
-
-@pytest.fixture
-def board() -> Board:
-    """`a` and `b` have been up for long, `new` came up now."""
-    board = Board(Rules())
-    units = tuple(Unit(name, "c", f"http://{name}:1", ("m",)) for name in ("a", "b", "new"))
-    board.configure(Fleet((), units), 0.0)
-    for name, at in (("a", 1.0), ("b", 1.0), ("new", STARTED_AT)):
+def test_one_that_has_just_come_up_gets_one_request_at_a_time_while_all_others_have_some() -> None:
+    """Else, and while it cools off, by chance only."""
+    board, ask = Board(Rules()), Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)
+    board.configure(Fleet((), tuple(unit(name) for name in ("a", "b", "new"))), 0.0)
+    for name, at in (("a", 1.0), ("b", 1.0), ("new", 1000.0)):
         board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", at))
-    board.tick(STARTED_AT)
-    return board
+    board.tick(1000.0)
 
+    def considered(sent: str = "") -> set[str]:
+        """Who is a candidate then for an ask to which chance gives no unit in slow start."""
+        if sent:
+            board.open(sent, ask, 1000.0, retry=False)
+        found = find_candidates(board, ask, 1000.0, (), Bounds(backlog_s=10.0), chance=0.99)
+        return {row.unit for row in found.rows}
 
-def considered(board: Board) -> set[str]:
-    """Who is a candidate for an ask to which chance gives no unit in slow start."""
-    found = find_candidates(board, ASK, STARTED_AT, (), Bounds(backlog_s=10.0), chance=NEVER_BY_CHANCE)
-    return {row.unit for row in found.rows}
-
-
-def send(board: Board, *names: str) -> None:
-    for name in names:
-        board.open(name, ASK, STARTED_AT, retry=False)
-
-
-def test_while_another_unit_is_idle_it_is_considered_by_chance_only(board: Board) -> None:
-    assert considered(board) == {"a", "b"}
-    send(board, "a")
-    assert considered(board) == {"a", "b"}
-
-
-def test_it_gets_one_request_at_a_time_while_all_others_have_some(board: Board) -> None:
-    send(board, "a", "b")
-    assert considered(board) == {"a", "b", "new"}
-    send(board, "new")
-    assert considered(board) == {"a", "b"}
-
-
-def test_one_that_cools_off_gets_none_even_so(board: Board) -> None:
-    send(board, "a", "b")
-    board.units["new"].cool_until = STARTED_AT + 1.0
-    assert considered(board) == {"a", "b"}
+    assert considered() == considered("a") == {"a", "b"}
+    assert considered("b") == {"a", "b", "new"}
+    board.units["new"].cool_until = 1001.0
+    assert considered() == {"a", "b"}
+    board.units["new"].cool_until = 0.0
+    assert considered("new") == {"a", "b"}
