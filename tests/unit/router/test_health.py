@@ -61,28 +61,18 @@ def working(
     return made.units["a"], lease, made
 
 
-def test_a_stream_on_which_nothing_moves_is_silence() -> None:
-    state, _, _ = working()
+def test_a_stream_on_which_nothing_moves_is_silence_as_long_as_nothing_else_does() -> None:
+    state, lease, made = working()
     assert find_stall(state, NOW + 0.99, RULES) is None
     assert find_stall(state, NOW + 1.0, RULES) == (1.0, 1.0, 1)
-
-
-def test_a_unit_without_requests_is_never_silent() -> None:
-    state, lease, made = working()
-    made.close(lease, NOW)
-    assert find_stall(state, NOW + 1000.0, RULES) is None
-
-
-def test_any_work_breaks_the_silence() -> None:
-    state, _, _ = working()
     state.progress_at = NOW + 5.0
     assert find_stall(state, NOW + 5.9, RULES) is None
-
-
-def test_silence_is_counted_from_when_there_was_work_to_do() -> None:
-    state, _, _ = working(since=NOW)
     state.progress_at = NOW - 1000.0
-    assert find_stall(state, NOW + 0.5, RULES) is None
+    assert find_stall(state, NOW + 0.5, RULES) is None, "it counts from when there was work to do"
+    made.close(lease, NOW)
+    assert find_stall(state, NOW + 1000.0, RULES) is None, "there is none"
+    for plain in (working(PLAIN)[0], working(PLAIN, sighted=True)[0]):
+        assert find_stall(plain, NOW + 1000.0, RULES) is None, "without fresh counters nobody can tell"
 
 
 @pytest.mark.parametrize("mark", ["paused", "evicted"])
@@ -107,11 +97,6 @@ def test_only_a_stream_that_was_read_throughout_tells_how_fast_its_prompt_was_co
     lease.was_paused = was_paused
     lease.commit(NOW + 1.0)
     assert (made.units["a"].costs.rates.prefill_tokens_s.seen > 0.0) is tells
-
-
-def test_plain_answers_of_an_engine_without_counters_prove_nothing() -> None:
-    state, _, _ = working(PLAIN)
-    assert find_stall(state, NOW + 1000.0, RULES) is None
 
 
 def test_a_stream_that_has_yet_to_begin_may_stand_in_line_where_no_step_is_counted() -> None:
@@ -157,12 +142,6 @@ def test_a_stream_that_stands_still_on_an_engine_for_one_request_is_believed_for
 
 
 def test_a_canary_that_has_a_place_beside_plain_answers_is_not_excused_by_them() -> None:
-    state, _, _ = working(PLAIN)
-    state.record_seats(NOW + 1.0)
-    assert not hides_work(state, NOW + 5.0, RULES)
-
-
-def test_a_canary_proves_no_place_beside_a_request_that_may_have_come_after_it() -> None:
     """Sent 20 ms before it, a request may come after it, to an engine whose slots are then full."""
     state, _, made = working(PLAIN)
     made.open("a", PLAIN, NOW + 0.98, retry=False)
@@ -171,24 +150,23 @@ def test_a_canary_proves_no_place_beside_a_request_that_may_have_come_after_it()
     made.open("a", STREAM, NOW + 0.99, retry=False).commit(NOW + 1.1)
     state.record_seats(NOW + 1.0)
     assert state.seats_shown == 2, "its stream goes on beside it"
+    state, _, _ = working(PLAIN)
+    state.record_seats(NOW + 1.0)
+    assert not hides_work(state, NOW + 5.0, RULES)
 
 
 @pytest.mark.parametrize("is_unseen", [False, True])
 def test_an_agent_that_says_so_ends_excuses_and_one_that_is_gone_does_not(is_unseen: bool) -> None:
-    state, _, _ = working(PLAIN)
+    """Of a stream but for little more than the slowest step of its unit."""
+    plain, stream = working(PLAIN)[0], working()[0]
+    stream.gaps_ms[1_999] = 200
     reason = "agent unreachable" if is_unseen else "a process is stopped"
-    said = Evidence("a", Sign.BAD, Strength.STRONG, "agent", reason, NOW + 1.0, node="a", is_unseen=is_unseen)
-    state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW + 1.0, because=said)
-    assert hides_work(state, NOW + 5.0, RULES) is is_unseen
-
-
-def test_a_unit_that_an_agent_calls_stopped_is_believed_for_little_more_than_its_slowest_step() -> None:
-    state, _, _ = working()
-    state.gaps_ms[1_999] = 200
-    said = Evidence("a", Sign.BAD, Strength.STRONG, "agent", "a process is stopped", NOW, node="a")
-    state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW, because=said)
-    assert hides_work(state, NOW + STALLS * 2.0 - 0.1, RULES)
-    assert not hides_work(state, NOW + STALLS * 2.0, RULES)
+    said = Evidence("a", Sign.BAD, Strength.STRONG, "agent", reason, NOW, node="a", is_unseen=is_unseen)
+    for state in (plain, stream):
+        state.case = replace(state.case, verdict=Verdict.SUSPECT, since=NOW, because=said)
+    assert hides_work(plain, NOW + 5.0, RULES) is is_unseen
+    assert hides_work(stream, NOW + STALLS * 2.0 - 0.1, RULES)
+    assert hides_work(stream, NOW + STALLS * 2.0, RULES) is is_unseen
 
 
 def test_what_came_after_a_canary_or_a_suspicion_excuses_nothing() -> None:
@@ -215,19 +193,15 @@ def test_a_unit_alone_in_its_pool_is_believed_until_its_engine_says_that_it_stan
     assert hides_work(state, NOW + UNSEEN_S - 0.1, RULES)
     made.report(Load("a", NOW + 2.0, running=1, progress=7.0, sighted=True))
     assert not hides_work(state, NOW + 2.1, RULES)
-
-
-def test_the_only_one_in_rotation_of_a_pool_is_alone() -> None:
-    made = board()
-    assert made.is_alone(made.units["a"])
+    assert made.is_alone(state)
     made.configure(
         Fleet(units=(Unit("a", "cell", "http://a", ("m",)), Unit("b", "cell", "http://b", ("m",)))), 0.0
     )
-    for state in made:
-        state.case = replace(state.case, verdict=Verdict.UP)
+    for each in made:
+        each.case = replace(each.case, verdict=Verdict.UP)
     assert not made.is_alone(made.units["a"])
     made.drain("b", drained=True)
-    assert made.is_alone(made.units["a"])
+    assert made.is_alone(made.units["a"]), "the only one in rotation"
 
 
 def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None:
@@ -236,17 +210,10 @@ def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None
     assert find_stall(state, NOW + 1.1, RULES) == (1.0, 1.0, 1)
     made.report(Load("a", NOW + 1.2, running=1, progress=8.0, sighted=True))
     assert find_stall(state, NOW + 1.3, RULES) is None
-
-
-def test_counters_are_as_good_as_the_moment_they_were_read_at() -> None:
-    state, _, _ = working(sighted=True)
-    assert find_stall(state, NOW + COUNTERS_FRESH_S - 0.01, replace(RULES, silent_min_s=0.5)) is None
-    assert find_stall(state, NOW + COUNTERS_FRESH_S, RULES) == (1.0, 1.0, 1)
-
-
-def test_a_stale_counter_hides_no_silence_of_plain_answers_either_way() -> None:
-    state, _, _ = working(PLAIN, sighted=True)
-    assert find_stall(state, NOW + 1000.0, RULES) is None, "nobody can tell any more"
+    stream, _, _ = working(sighted=True)
+    # They are as good as the moment that they were read at.
+    assert find_stall(stream, NOW + COUNTERS_FRESH_S - 0.01, replace(RULES, silent_min_s=0.5)) is None
+    assert find_stall(stream, NOW + COUNTERS_FRESH_S, RULES) == (1.0, 1.0, 1)
 
 
 def test_the_limit_grows_with_the_slowest_usual_step_and_the_spells_that_passed() -> None:
@@ -303,23 +270,16 @@ def after(*gaps_s: float, before: Outlier | None = None) -> Outlier:
     return outlier
 
 
-def test_a_unit_like_the_others_is_not_slow() -> None:
+def test_a_slower_unit_is_degraded_after_three_comparisons_in_a_row_by_as_much_as_it_is_slower() -> None:
     assert slowdown(USUAL, OTHERS) == 1.0
-    assert after(*[0.020] * 10) == Outlier()
-
-
-def test_a_slower_unit_is_degraded_after_three_comparisons_by_as_much_as_it_is_slower() -> None:
+    assert after(*[0.020] * 10) == after(*[0.0249] * 10) == Outlier()
     assert after(0.030, 0.030).degraded == 0.0
     assert after(0.030, 0.030, 0.030).degraded == pytest.approx(1 / 3)
     assert after(0.040, 0.040, 0.040).degraded == pytest.approx(0.5)
-
-
-def test_a_streak_that_is_broken_begins_anew() -> None:
     assert after(0.030, 0.030, 0.020, 0.030, 0.030).degraded == 0.0
-
-
-def test_below_the_ratio_nothing_counts() -> None:
-    assert after(*[0.0249] * 10) == Outlier()
+    slow = USUAL._replace(gap_s=0.060)
+    assert slowdown(USUAL, [slow, USUAL, USUAL]) == 1.0, "one slow unit is not the measure"
+    assert slowdown(slow, [USUAL, USUAL, USUAL]) == pytest.approx(3.0)
 
 
 def test_recovery_takes_coming_half_the_way_back_three_times() -> None:
@@ -330,36 +290,24 @@ def test_recovery_takes_coming_half_the_way_back_three_times() -> None:
     assert after(0.022, 0.022, 0.030, 0.022, 0.022, before=slow).degraded > 0.0
 
 
-def test_one_slow_unit_among_others_does_not_make_them_the_measure() -> None:
-    slow = USUAL._replace(gap_s=0.060)
-    assert slowdown(USUAL, [slow, USUAL, USUAL]) == 1.0
-    assert slowdown(slow, [USUAL, USUAL, USUAL]) == pytest.approx(3.0)
-
-
 @thorough_law
-@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
-def test_a_unit_is_never_called_degraded_for_its_batch(own: float, theirs: float) -> None:
-    """A gap that grows with the batch, even in proportion to it, is expected."""
+@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_unit_is_never_called_degraded_for_its_batch_or_its_cache(
+    own: float, theirs: float, own_kv: float, their_kv: float
+) -> None:
+    """A gap that grows with one of them, even in proportion to it, is expected."""
     unit = USUAL._replace(batch=own, gap_s=0.020 * max(1.0, (own + 1.0) / (theirs + 1.0)))
     assert slowdown(unit, [USUAL._replace(batch=theirs)] * 2) <= 1.0 + 1e-9
-
-
-@thorough_law
-@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_a_unit_is_never_called_degraded_for_its_cache(own: float, theirs: float) -> None:
-    unit = USUAL._replace(kv_use=own, gap_s=0.020 * max(1.0, (own + 0.1) / (theirs + 0.1)))
-    assert slowdown(unit, [USUAL._replace(kv_use=theirs)] * 2) <= 1.0 + 1e-9
-
-
-def test_a_unit_of_less_weight_may_be_as_much_slower() -> None:
-    assert slowdown(USUAL._replace(gap_s=0.040, weight=0.5), OTHERS) == pytest.approx(1.0)
+    unit = USUAL._replace(kv_use=own_kv, gap_s=0.020 * max(1.0, (own_kv + 0.1) / (their_kv + 0.1)))
+    assert slowdown(unit, [USUAL._replace(kv_use=their_kv)] * 2) <= 1.0 + 1e-9
 
 
 @thorough_law
 @given(st.floats(1.0, 8.0))
-def test_a_unit_of_more_weight_need_not_be_faster(weight: float) -> None:
+def test_a_unit_of_less_weight_may_be_slower_and_one_of_more_need_not_be_faster(weight: float) -> None:
     """It may have more places, and steps as long as those of others."""
-    heavy = USUAL._replace(weight=weight)
+    light, heavy = USUAL._replace(weight=1.0 / weight), USUAL._replace(weight=weight)
+    assert slowdown(light._replace(gap_s=0.020 * weight), OTHERS) == pytest.approx(1.0)
     assert slowdown(heavy, OTHERS) == pytest.approx(1.0)
     assert slowdown(heavy._replace(gap_s=0.040), OTHERS) == pytest.approx(2.0)
     assert slowdown(USUAL, [heavy, heavy]) <= 1.0
@@ -392,24 +340,18 @@ def fail(made: Board, name: str, at: float, strength: Strength = Strength.STRONG
         made.observe(Evidence(name, Sign.BAD, strength, "canary", "no answer in time", at))
 
 
-def panics(made: Board) -> bool:
-    return made.panic_at is not None
-
-
 def down(made: Board) -> str:
     return "".join(state.unit.name for state in made if state.case.verdict is Verdict.DOWN)
-
-
-def test_a_unit_is_mute_once_nothing_has_answered_for_longer_than_probes_pause() -> None:
-    assert not is_unreachable(NOW, NOW + UNREACHABLE_S)
-    assert is_unreachable(NOW, NOW + UNREACHABLE_S + 0.01)
 
 
 @pytest.mark.parametrize(
     ("mute", "rotation", "panics"), [(2, 2, False), (3, 3, True), (3, 6, False), (4, 6, True)]
 )
 def test_panic_needs_three_and_more_than_half(mute: int, rotation: int, panics: bool) -> None:
+    """That have not answered for longer than probes pause."""
     assert is_cut_off(mute, rotation, RULES) is panics
+    assert not is_unreachable(NOW, NOW + UNREACHABLE_S)
+    assert is_unreachable(NOW, NOW + UNREACHABLE_S + 0.01)
 
 
 def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_s() -> None:
@@ -426,43 +368,29 @@ def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_
     assert down(made) == "a"
 
 
-def test_panic_ends_when_units_answer_again() -> None:
+def test_a_unit_that_is_held_is_asked_again_at_once_and_panic_ends_when_units_answer() -> None:
     made = board_of(3)
     fail(made, "a", NOW + 3.0)
-    assert panics(made)
+    assert made.panic_at is not None
+    again = Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW + 3.5)
+    assert made.observe(again) == (None, (), True)
     made.units["b"].answered_at = NOW + 4.0
     made.tick(NOW + 4.0)
-    assert not panics(made)
+    assert made.panic_at is None
     fail(made, "a", NOW + 4.0)
     assert down(made) == "a"
 
 
-def test_a_unit_of_which_anything_answers_is_never_held() -> None:
+def test_neither_a_unit_that_answers_something_nor_few_units_nor_fatal_evidence_are_held() -> None:
     made = board_of(4)
     made.units["a"].answered_at = NOW + 2.9
     fail(made, "a", NOW + 3.0)
     fail(made, "b", NOW + 3.0)
     assert down(made) == "a"
-
-
-@pytest.mark.parametrize("units", [1, 2])
-def test_few_units_are_never_held(units: int) -> None:
-    made = board_of(units)
-    for name in made.units:
-        fail(made, name, NOW + 3.0)
-    assert down(made) == "ab"[:units]
-
-
-def test_fatal_evidence_is_never_held() -> None:
-    made = board_of(4)
-    fail(made, "a", NOW + 3.0, Strength.FATAL)
-    assert down(made) == "a"
-
-
-def test_a_unit_that_is_held_is_asked_again_at_once() -> None:
-    made = board_of(3)
-    fail(made, "a", NOW + 3.0)
-    consequence = made.observe(
-        Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW + 4.0)
-    )
-    assert consequence == (None, (), True)
+    fail(made, "c", NOW + 3.0, Strength.FATAL)
+    assert down(made) == "ac"
+    for units in (1, 2):
+        made = board_of(units)
+        for name in made.units:
+            fail(made, name, NOW + 3.0)
+        assert down(made) == "ab"[:units]
