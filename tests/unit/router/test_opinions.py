@@ -55,7 +55,7 @@ def test_a_unit_that_refuses_what_others_serve_is_out_once_it_is_known_what_is_a
     assert last.reason.startswith("refuses what other units serve: 401 (")
 
 
-def test_a_unit_that_lacks_a_feature_is_spared_it_alone() -> None:
+def test_a_unit_that_lacks_a_feature_is_spared_it_alone_and_long_prompts_that_it_refuses() -> None:
     opinions = Opinions()
     arrive(opinions, 20)
     refuse(opinions, 1, IMAGES)
@@ -66,15 +66,12 @@ def test_a_unit_that_lacks_a_feature_is_spared_it_alone() -> None:
     arrive(opinions, 1, IMAGES)  # A trial: it may be mended.
     assert arrive(opinions, 1, IMAGES) == ("a",)
     assert arrive(opinions, 1) == ()
-
-
-def test_prompts_longer_than_any_that_it_served_go_to_others() -> None:
     opinions = Opinions()
     refuse(opinions, 1, size=900)
     opinions.good("a", CHAT, 100)
     refuse(opinions, HANDFUL, size=900)
     arrive(opinions, 1, size=900)
-    assert [arrive(opinions, 1, size=size) for size in (50, 101)] == [(), ("a",)]
+    assert [arrive(opinions, 1, size=size) for size in (50, 101)] == [(), ("a",)], "longer than it served"
 
 
 def test_two_units_that_say_the_same_clear_each_other_and_few_are_asked_again() -> None:
@@ -87,12 +84,8 @@ def test_two_units_that_say_the_same_clear_each_other_and_few_are_asked_again() 
     assert arrive(opinions, 1) == ()
 
 
-@pytest.mark.parametrize(("asked", "advice"), [(0, Advice.ASK), (OPINIONS_MAX, Advice.SHOW)])
-def test_so_many_units_are_asked_about_one_request(asked: int, advice: Advice) -> None:
-    assert Opinions().doubt("a", CHAT, 10, "400", asked, 1.0) is advice
-
-
-def test_what_opinions_that_change_nothing_cost_is_bounded() -> None:
+def test_so_many_units_are_asked_about_one_request_and_in_vain() -> None:
+    assert Opinions().doubt("a", CHAT, 10, "400", OPINIONS_MAX, 1.0) is Advice.SHOW
     opinions = Opinions()
     advice = [opinions.doubt("a", Kind("m", f"/{n}"), 10, "400", 0, 1.0) for n in range(20)]
     assert advice.count(Advice.ASK) == PURSE
@@ -177,86 +170,90 @@ class Fleet:
         return is_right(unit, self.records, self.out, TOLERANCE)
 
 
-def test_rounding_makes_no_other_answer() -> None:
-    assert is_same(said("a b", logprob=-0.5), said("a b", logprob=-0.7), TOLERANCE)
-    assert not is_same(said("a b", logprob=-0.5), said("a b", logprob=-0.8), TOLERANCE)
+TIED = said("a b", next_one="c", lead=0.5)
+FLAT = (AnswerToken("a", -4.0, (("b", -4.1), ("c", -4.2))),)
+NAN = said("a", logprob=math.nan)
 
 
-def test_another_token_counts_only_where_it_was_no_tie() -> None:
-    assert not is_same(said("a b"), said("a c"), TOLERANCE)
-    assert is_same(said("a b", next_one="c", lead=0.5), said("a c d", logprob=-0.75), TOLERANCE)
-    assert is_same(said("a c d", logprob=-0.75), said("a b", next_one="c", lead=0.5), TOLERANCE)
-    assert not is_same(said("a b", next_one="c", lead=0.6), said("a c", logprob=-1.0), TOLERANCE)
-    assert not is_same((AnswerToken("b", -0.5),), (AnswerToken("c", -0.5),), TOLERANCE)
-
-
-def test_a_tie_explains_only_the_tokens_that_were_tied() -> None:
-    assert not is_same(said("a b", next_one="c", lead=0.1), said("a d"), TOLERANCE)
-    assert not is_same(said("a b", next_one="c", lead=0.1), said("a c", logprob=-2.0), TOLERANCE)
-
-
-def test_where_all_that_is_shown_is_tied_any_other_token_may_be() -> None:
-    flat = (AnswerToken("a", -4.0, (("b", -4.1), ("c", -4.2))),)
-    assert is_same(flat, (AnswerToken("q", -4.0, (("r", -4.1), ("s", -4.2))),), TOLERANCE)
-
-
-def test_an_answer_that_ends_sooner_is_another_one_unless_that_was_a_tie() -> None:
-    assert not is_same(said("a b"), said("a"), TOLERANCE)
-    assert is_same(said("a b", lead=0.1), said("a", lead=0.1), TOLERANCE)
-
-
-@pytest.mark.parametrize("broken", [(), said("a", logprob=math.nan), said("a", logprob=None)])
-def test_no_answer_and_no_numbers_are_like_nothing(broken: AnswerTokens) -> None:
-    assert not is_same(broken, said("a"), TOLERANCE)
-    assert not is_same((), (), TOLERANCE)
-    assert not is_same(said("a", logprob=math.nan), said("a", logprob=math.nan), TOLERANCE)
-
-
-def test_units_that_agree_are_well() -> None:
-    fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
-    assert fleet.round(a=PARIS, b=PARIS, c=PARIS) == []
-    assert not any(record.differing for record in fleet.records.values())
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        # Rounding makes no other answer.
+        (said("a b", logprob=-0.5), said("a b", logprob=-0.7), True),
+        (said("a b", logprob=-0.5), said("a b", logprob=-0.8), False),
+        # Another token counts only where it was no tie, and a tie explains only the tokens that were tied.
+        (said("a b"), said("a c"), False),
+        (TIED, said("a c d", logprob=-0.75), True),
+        (said("a c d", logprob=-0.75), TIED, True),
+        (said("a b", next_one="c", lead=0.6), said("a c", logprob=-1.0), False),
+        ((AnswerToken("b", -0.5),), (AnswerToken("c", -0.5),), False),
+        (TIED, said("a d"), False),
+        (TIED, said("a c", logprob=-2.0), False),
+        # Where all that is shown is tied any other token may be.
+        (FLAT, (AnswerToken("q", -4.0, (("r", -4.1), ("s", -4.2))),), True),
+        # One that ends sooner is another one unless that was a tie.
+        (said("a b"), said("a"), False),
+        (said("a b", lead=0.1), said("a", lead=0.1), True),
+        # No answer and no numbers are like nothing.
+        ((), said("a"), False),
+        (NAN, said("a"), False),
+        (said("a", logprob=None), said("a"), False),
+        ((), (), False),
+        (NAN, NAN, False),
+    ],
+)
+def test_answers_are_the_same_but_for_rounding_and_ties(
+    one: AnswerTokens, other: AnswerTokens, same: bool
+) -> None:
+    assert is_same(one, other, TOLERANCE) is same
 
 
 def test_of_three_the_one_that_never_agreed_is_wrong_after_two_answers() -> None:
+    """In whatever order they come."""
     fleet = Fleet(a=PARIS, b=PARIS, c=ROME)
     assert fleet.judge() == []
     assert fleet.round(a=PARIS, b=PARIS, c=ROME) == ["c"]
-
-
-def test_the_order_of_the_first_answers_does_not_matter() -> None:
     fleet = Fleet(c=ROME, a=PARIS, b=PARIS)
     assert fleet.round(c=ROME) == []
     assert fleet.round(a=PARIS, b=PARIS, c=ROME) == ["c"]
 
 
-def test_old_answers_of_others_prove_nothing() -> None:
+def test_old_answers_of_others_prove_nothing_and_one_odd_answer_is_forgiven() -> None:
     fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
     assert fleet.round(c=ROME) == []
     assert fleet.round(c=ROME) == []
     assert fleet.round(a=PARIS, b=PARIS) == ["c"]
-
-
-def test_one_odd_answer_is_forgiven() -> None:
     fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
-    fleet.round(a=PARIS, b=PARIS, c=ROME)
-    assert fleet.round(a=PARIS, b=PARIS, c=PARIS) == []
-    assert fleet.round(a=PARIS, b=PARIS, c=ROME) == []
+    for text in (ROME, PARIS, ROME):
+        assert fleet.round(a=PARIS, b=PARIS, c=text) == []
 
 
-def test_two_that_never_agreed_both_stay_and_are_known_to_differ() -> None:
-    fleet = Fleet(a=PARIS, b=ROME)
-    for _ in range(5):
-        assert fleet.round(a=PARIS, b=ROME) == []
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": PARIS, "b": ROME}, {"a": PARIS, "b": ROME}),
+        ({"a": PARIS}, {"a": ROME}),
+        ({"a": PARIS, "b": PARIS, "c": ROME, "d": ROME},) * 2,
+    ],
+)
+def test_where_there_is_no_majority_all_stay_and_are_known_to_differ(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    fleet = Fleet(**before)
+    for _ in range(4):
+        assert fleet.round(**after) == []
     assert all(record.is_confirmed for record in fleet.records.values())
 
 
 @pytest.mark.parametrize("other", [PARIS, "London is large"])
-def test_of_two_the_one_that_changed_is_wrong(other: str) -> None:
+def test_of_two_the_one_that_changed_is_wrong_until_it_says_what_it_said_before(other: str) -> None:
     fleet = Fleet(a=PARIS, b=other)
     fleet.round(a=PARIS, b=other)
     found = fleet.round(a=ROME, b=other) + fleet.round(a=ROME, b=other)
     assert found == ["a"]
+    assert not fleet.may_return("a")
+    fleet.round(a=PARIS)
+    assert fleet.may_return("a")
 
 
 def test_when_all_change_together_nobody_is_wrong() -> None:
@@ -265,19 +262,6 @@ def test_when_all_change_together_nobody_is_wrong() -> None:
         for _ in range(3):
             assert fleet.round(**dict.fromkeys(units, ROME)) == []
         assert not any(record.differing for record in fleet.records.values())
-
-
-def test_a_unit_alone_that_changed_stays_and_is_known_to_differ() -> None:
-    fleet = Fleet(a=PARIS)
-    for _ in range(3):
-        assert fleet.round(a=ROME) == []
-    assert fleet.records["a"].is_confirmed
-
-
-def test_halves_that_disagree_both_stay() -> None:
-    fleet = Fleet(a=PARIS, b=PARIS, c=ROME, d=ROME)
-    for _ in range(4):
-        assert fleet.round(a=PARIS, b=PARIS, c=ROME, d=ROME) == []
 
 
 def test_weights_updated_one_unit_after_another_never_take_out_more_than_a_minority() -> None:
@@ -329,15 +313,6 @@ def test_a_wrong_unit_returns_when_it_agrees_with_the_others_and_not_before() ->
     assert fleet.may_return("c")
 
 
-def test_a_wrong_unit_returns_with_what_it_said_before() -> None:
-    fleet = Fleet(a=PARIS, b="London is large")
-    fleet.round(a=ROME, b="London is large")
-    assert fleet.round(a=ROME, b="London is large") == ["a"]
-    assert not fleet.may_return("a")
-    fleet.round(a=PARIS)
-    assert fleet.may_return("a")
-
-
 def test_a_restarted_unit_is_compared_with_the_majority_if_there_is_one() -> None:
     fleet = Fleet(a=PARIS, b=PARIS)
     fleet.out = {"c"}
@@ -351,18 +326,12 @@ def test_a_restarted_unit_is_compared_with_the_majority_if_there_is_one() -> Non
     assert alone.may_return("c")
 
 
-def test_corrupted_requests_count_as_one_answer_that_differs() -> None:
-    fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
-    fleet.records["c"] = doubted(fleet.records["c"], fleet.now)
-    assert fleet.round(a=PARIS, b=PARIS, c=ROME) == ["c"]
-    fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
-    fleet.records["c"] = doubted(fleet.records["c"], fleet.now)
-    assert fleet.round(a=PARIS, b=PARIS, c=PARIS) == []
-
-
-def test_another_question_begins_anew() -> None:
-    fleet = Fleet(a=PARIS)
-    record = recorded(fleet.records, Answered("a", "chat tiny", said(ROME), 9.0), TOLERANCE)
+def test_corrupted_requests_count_as_one_answer_that_differs_and_another_question_begins_anew() -> None:
+    for text, found in ((ROME, ["c"]), (PARIS, [])):
+        fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
+        fleet.records["c"] = doubted(fleet.records["c"], fleet.now)
+        assert fleet.round(a=PARIS, b=PARIS, c=text) == found
+    record = recorded(Fleet(a=PARIS).records, Answered("a", "chat tiny", said(ROME), 9.0), TOLERANCE)
     assert (record.first, record.differing) == (said(ROME), 0)
 
 
@@ -375,11 +344,9 @@ def test_another_build_may_say_what_was_likely_and_not_what_nobody_expected() ->
     assert is_implausible(nonsense, [old])
     assert is_implausible((old[0], AnswerToken("!", -0.1, (("?", -2.0),))), [old])
     assert not is_implausible(nonsense, [old, nonsense])
-
-
-def test_text_alone_says_nothing_of_another_build() -> None:
+    # Text alone says nothing.
     assert not is_implausible((AnswerToken("other"),), [(AnswerToken("text"),)])
-    assert not is_implausible((AnswerToken("zz", -0.1, (("qq", -2.0),)),), [(AnswerToken("text"),), ()])
+    assert not is_implausible(nonsense, [(AnswerToken("text"),), ()])
     assert not is_implausible((), [])
 
 
@@ -392,16 +359,11 @@ def told(*fingerprints: str, version: str = "") -> Build:
 
 
 def test_a_build_is_its_fingerprint_or_else_its_version() -> None:
+    """A fingerprint that is made up for each answer says nothing."""
     assert told("fp", "fp", "", version="1.2").key == "fp"
     assert told(version="1.2").key == "1.2"
     assert told().key == ""
-
-
-def test_an_engine_that_was_restarted_unseen_is_another_build() -> None:
     assert told("fp", "other", "other").key == "other"
-
-
-def test_a_fingerprint_made_up_for_each_answer_says_nothing() -> None:
     assert told("a", "b", "c").key == told("a", "b", "c", "d", "d", "d").key == ""
     assert told("a", "b", "c", version="1.2") == Build("", "1.2", 2)
 
