@@ -76,8 +76,11 @@ class Scene:
         return lease
 
 
-def test_the_first_death_ends_nobody() -> None:
-    assert Scene().dies("a", POISON) == [Fate.MOVES]
+def test_who_was_alone_at_both_of_two_deaths_ends() -> None:
+    """Deaths are counted by what is asked: many clients with one prompt are one, and met one death."""
+    scene = Scene()
+    assert scene.dies("a", POISON, POISON, X) == [Fate.MOVES] * 3
+    assert scene.dies("b", Z, POISON, POISON) == [Fate.MOVES, Fate.ENDS, Fate.ENDS]
 
 
 def test_units_that_are_lost_with_their_gate_have_died_once() -> None:
@@ -89,94 +92,54 @@ def test_units_that_are_lost_with_their_gate_have_died_once() -> None:
     assert scene.dies("c", POISON, place="another gate") == [Fate.ENDS]
 
 
-def test_who_was_alone_at_both_of_two_deaths_ends() -> None:
-    scene = Scene()
-    scene.dies("a", POISON, X, Y)
-    assert scene.dies("b", Z, POISON) == [Fate.MOVES, Fate.ENDS]
-
-
-def test_where_two_were_at_both_deaths_nobody_ends_and_both_are_suspects() -> None:
+def test_where_two_were_at_both_deaths_both_are_suspects_and_the_third_ends_the_one_that_was_there() -> None:
     scene = Scene()
     scene.dies("a", POISON, X, Y)
     assert scene.dies("b", POISON, X) == [Fate.SUSPECT, Fate.SUSPECT]
     assert scene.ledger.records[X].is_suspect
-
-
-def test_the_third_death_ends_the_one_suspect_that_was_there() -> None:
-    scene = Scene()
-    scene.dies("a", POISON, X)
-    scene.dies("b", POISON, X)
-    assert scene.dies("c", POISON, Y) == [Fate.ENDS, Fate.MOVES]
+    assert scene.dies("c", POISON, Z) == [Fate.ENDS, Fate.MOVES]
     assert not scene.ledger.records[X].ended
 
 
-def test_deaths_are_counted_by_what_is_asked_and_not_by_request() -> None:
-    """Many clients with one prompt are one: on two units at a time they are found out by the second death."""
-    scene = Scene()
-    assert scene.dies("a", POISON, POISON, X) == [Fate.MOVES] * 3
-    assert scene.dies("b", POISON, POISON, Y) == [Fate.ENDS, Fate.ENDS, Fate.MOVES]
-
-
-def test_one_death_counts_once_however_many_of_one_prompt_it_broke() -> None:
-    assert Scene().dies("a", POISON, POISON, POISON) == [Fate.MOVES] * 3
-
-
-def test_a_unit_that_only_cut_one_connection_has_ended_nobody_else() -> None:
+def test_a_unit_that_only_cut_one_connection_ended_nobody_else_and_whoever_is_answered_is_innocent() -> None:
     """The other one is there, and lives: once that is seen it is no company."""
     scene = Scene()
     scene.dies("a", POISON, survive=(X,))
     scene.settle()
     assert scene.dies("b", POISON, survive=(Y,)) == [Fate.ENDS]
-
-
-def test_whoever_is_answered_whole_is_innocent() -> None:
-    scene = Scene()
-    scene.dies("a", X)
-    scene.ledger.answered(X)
-    assert scene.dies("b", X) == [Fate.MOVES]
+    scene.dies("a", Z)
+    scene.ledger.answered(Z)
+    assert scene.dies("b", Z) == [Fate.MOVES]
 
 
 def test_a_stream_that_goes_on_past_the_point_at_which_it_died_is_not_blamed() -> None:
+    """One that dies again after the same tokens is, or thrice after as many of each attempt."""
     scene = Scene()
     for number in range(8):
         tokens = number * (SLACK_TOKENS + 2) + number * number
         assert scene.dies(f"u{number}", X, tokens=tokens, shown=tokens) == [Fate.MOVES]
-
-
-@pytest.mark.parametrize("further", [0, 1, SLACK_TOKENS])
-def test_a_stream_that_dies_again_after_the_same_tokens_is(further: int) -> None:
-    scene = Scene()
-    scene.dies("a", POISON, tokens=40)
-    assert scene.dies("b", POISON, tokens=40 + further) == [Fate.ENDS]
-
-
-def test_a_stream_that_dies_after_as_many_tokens_of_each_attempt_ends_with_the_third() -> None:
+    for further in (0, 1, SLACK_TOKENS):
+        scene = Scene()
+        scene.dies("a", POISON, tokens=40)
+        assert scene.dies("b", POISON, tokens=40 + further) == [Fate.ENDS]
     scene = Scene()
     fates = [scene.dies(unit, POISON, tokens=40 * n, shown=40) for n, unit in enumerate("abc", start=1)]
     assert fates == [[Fate.MOVES], [Fate.MOVES], [Fate.ENDS]]
 
 
-def test_who_has_come_past_the_death_of_others_is_no_company_of_theirs() -> None:
-    scene = Scene()
-    scene.dies("a", POISON, X)
-    scene.dies("b", POISON, X)
-    lease = scene.lease("c", X)
-    lease.commit(scene.now)
-    scene.ledger.tick(scene.now + COMMITTED_S)
-    assert not scene.ledger.records[X].is_suspect
-    assert scene.dies("c", X, POISON) == [Fate.MOVES, Fate.ENDS]
-
-
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, COMMITTED_S), (3, SHOWN_S)])
 def test_a_suspect_is_cleared_once_it_has_shown_tokens_for_long_enough(tokens: int, seconds: float) -> None:
+    """Who has come past the death of others is no company of theirs any more."""
     scene = Scene()
-    scene.dies("a", X, Y, tokens=tokens)
-    scene.dies("b", X, Y, tokens=tokens)
+    scene.dies("a", POISON, X, tokens=tokens)
+    scene.dies("b", POISON, X, tokens=tokens)
     scene.lease("c", X).commit(scene.now)
     scene.ledger.tick(scene.now + 0.9 * seconds)
     assert scene.ledger.suspected() == {"c"}
     scene.ledger.tick(scene.now + seconds)
     assert scene.ledger.suspected() == set()
+    assert not scene.ledger.records[X].is_suspect
+    assert scene.dies("c", X, POISON, tokens=tokens) == [Fate.MOVES, Fate.ENDS]
 
 
 def test_a_suspect_that_shows_nothing_for_long_keeps_the_others_waiting_no_more_and_is_not_cleared() -> None:
@@ -203,25 +166,20 @@ def test_those_of_one_death_are_spread_over_the_units() -> None:
     assert sorted(given) == sorted("bcd" * 3)
 
 
-def test_three_units_that_die_at_once_with_nobody_in_common_are_nobodys_doing() -> None:
-    scene = Scene()
+def test_three_units_that_die_at_once_are_the_doing_of_a_prompt_that_they_had_in_common_or_nobodys() -> None:
+    nobody, scene, fates = Scene(), Scene(), []
     for number, unit in enumerate("abc"):
-        scene.dies(unit, X + number)
-        scene.now -= 5.0 - AT_ONCE_S / 4
-    scene.now += 2 * AT_ONCE_S
-    assert scene.dies("d", X) == [Fate.MOVES]
-    assert not scene.ledger.records[X].is_suspect
-
-
-def test_three_units_that_die_at_once_of_one_prompt_are_its_doing() -> None:
-    scene, fates = Scene(), []
-    for number, unit in enumerate("abc"):
+        nobody.dies(unit, X + number)
+        nobody.now -= 5.0 - AT_ONCE_S / 4
         fates.append(scene.dies(unit, POISON, 10 + number)[0])
         scene.now -= 5.0 - AT_ONCE_S / 4
     assert fates == [Fate.MOVES, Fate.ENDS, Fate.ENDS]
+    nobody.now += 2 * AT_ONCE_S
+    assert nobody.dies("d", X) == [Fate.MOVES]
+    assert not nobody.ledger.records[X].is_suspect
 
 
-def test_what_breaks_later_with_a_unit_that_died_met_the_same_death() -> None:
+def test_what_breaks_later_with_a_unit_that_died_met_the_same_death_and_what_came_later_another() -> None:
     """A stream is given up a second after its unit is lost."""
     scene = Scene()
     scene.dies("a", POISON, survive=(X,))
@@ -229,11 +187,6 @@ def test_what_breaks_later_with_a_unit_that_died_met_the_same_death() -> None:
     loss = Loss("a", "a", X, "m", scene.now - 3.0, late, tokens=5)
     assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
     assert scene.ledger.records[X].marks[0].death is scene.ledger.records[POISON].marks[0].death
-
-
-def test_what_comes_to_a_unit_after_a_death_and_breaks_has_met_another_one() -> None:
-    scene = Scene()
-    scene.dies("a", POISON)
     scene.now -= 4.5
     assert scene.dies("a", POISON) == [Fate.ENDS]
 
@@ -254,12 +207,18 @@ def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
 
 
 def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
-    scene = Scene()
+    """Soon after: who got it ends with the second of these engines."""
+    late, scene = Scene(), Scene()
     for unit in "ab":
-        assert scene.dies(unit, POISON, is_loss=False) == [Fate.MOVES]
-    assert scene.ledger.fell("a", scene.now - 5.0 + 0.5) == []
-    assert scene.ledger.fell("b", scene.now + FALL_S) == []
-    assert not scene.ledger.records[POISON].ended
+        assert late.dies(unit, POISON, is_loss=False) == [Fate.MOVES]
+    assert late.ledger.fell("a", late.now - 5.0 + 0.5) == []
+    assert late.ledger.fell("b", late.now + FALL_S) == []
+    assert not late.ledger.records[POISON].ended
+    scene.dies("a", POISON, is_loss=False)
+    scene.ledger.fell("a", scene.now + 0.5)
+    scene.dies("b", POISON, is_loss=False)
+    assert scene.ledger.fell("b", scene.now + 0.5) == [POISON]
+    assert scene.ledger.is_proven(POISON)
 
 
 def test_a_third_failure_behind_two_replies_is_waited_for() -> None:
@@ -273,25 +232,14 @@ def test_a_third_failure_behind_two_replies_is_waited_for() -> None:
     assert not scene.ledger.records[POISON].is_to_wait(scene.now + SPACE_S)
 
 
-def test_who_got_an_error_of_engines_that_were_lost_ends_once_the_second_is() -> None:
-    scene = Scene()
-    scene.dies("a", POISON, is_loss=False)
-    scene.ledger.fell("a", scene.now + 0.5)
-    scene.dies("b", POISON, is_loss=False)
-    assert scene.ledger.fell("b", scene.now + 0.5) == [POISON]
-    assert scene.ledger.is_proven(POISON)
-
-
 def test_who_got_an_error_is_company_to_those_whose_connections_broke_as_the_engine_exited() -> None:
+    """Also of one that came to the engine only then."""
     scene = Scene()
     for unit in "ab":
         scene.dies(unit, POISON, is_loss=False, survive=(X,))
         scene.now -= 5.0
         fates = scene.dies(unit, X)
     assert fates == [Fate.SUSPECT]
-
-
-def test_who_comes_to_an_engine_that_reports_errors_and_breaks_as_it_exits_has_met_that_death() -> None:
     scene = Scene()
     scene.dies("a", X, POISON)
     scene.dies("b", POISON, is_loss=False)
@@ -309,28 +257,20 @@ def test_what_is_kept_is_bounded_and_what_is_long_ago_forgotten() -> None:
     assert not scene.ledger.records
 
 
-def silent(unit: str, fingerprint: int, at: float) -> Loss:
-    """A request whose unit was given up."""
-    return Loss(unit, unit, fingerprint, "m", at - 3.0, at, is_silent=True)
-
-
-def test_when_all_units_fall_silent_whatever_each_computes_no_prompt_is_to_blame() -> None:
+def test_when_all_units_fall_silent_a_prompt_is_to_blame_only_where_they_do_one_by_one_under_it() -> None:
     """The first one's request moves to the third, which is as silent: it is on two of three."""
+
+    def silent(unit: str, fingerprint: int, at: float) -> Fate:
+        loss = Loss(unit, unit, fingerprint, "m", at - 3.0, at, is_silent=True)
+        return ledger.lost(loss, lambda: (), works=True, places=3)
+
     ledger = Ledger()
-    fates = [
-        ledger.lost(silent(unit, fingerprint, at), lambda: (), works=True, places=3)
-        for unit, fingerprint, at in (("a", 1, 10.0), ("b", 2, 10.1), ("c", 1, 13.0), ("c", 2, 13.0))
-    ]
-    assert Fate.ENDS not in fates
+    at_once = [("a", 1, 10.0), ("b", 2, 10.1), ("c", 1, 13.0), ("c", 2, 13.0)]
+    assert Fate.ENDS not in [silent(*each) for each in at_once]
     assert not ledger.records[1].is_suspect
-
-
-def test_a_prompt_under_which_all_units_fall_silent_one_by_one_is_to_blame() -> None:
     ledger = Ledger()
-    for unit, at in (("a", 10.0), ("b", 13.0)):
-        ledger.lost(silent(unit, 2 if unit == "a" else 3, at), lambda: (), works=True, places=3)
-        fate = ledger.lost(silent(unit, 1, at), lambda: (), works=True, places=3)
-    assert fate is Fate.ENDS
+    one_by_one = [("a", 2, 10.0), ("a", 1, 10.0), ("b", 3, 13.0), ("b", 1, 13.0)]
+    assert [silent(*each) for each in one_by_one][-1] is Fate.ENDS
 
 
 def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_death() -> None:
