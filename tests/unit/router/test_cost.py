@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from cellgate.router.backlog import Backlog, Job, Prefilled
 from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, CostTerms, Facts, OtherLoad, forecast, terms
 from cellgate.router.learning import Errors, Rates
-from cellgate.router.prefix import PrefixCache
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 RULES = CostRules()
@@ -135,32 +134,26 @@ def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_p
 # -- each term ---------------------------------------------------------------------------------------------
 
 
-def test_prompts_ahead_are_waited_for_and_the_own_one_is_computed() -> None:
+def test_prompts_ahead_are_waited_for_and_what_the_unit_does_not_hold_of_the_own_one_is_computed() -> None:
     here = cost_of(Facts(rates(1000.0)), busy(2000, 1000), prompt=500)
     assert (here.queue_s, here.prefill_s) == pytest.approx((3.0, 0.5))
     assert here.ttft_s == pytest.approx(3.5)
-
-
-def test_a_prefix_that_the_unit_holds_lowers_the_own_part_alone() -> None:
     here = cost_of(Facts(rates(1000.0)), busy(2000), prompt=500, cached=400)
     assert (here.queue_s, here.prefill_s) == pytest.approx((2.0, 0.1))
     everything = cost_of(Facts(rates(1000.0)), prompt=500, cached=600)
     assert everything.prefill_s == pytest.approx(0.001)
 
 
-def test_an_answer_is_decoded_at_the_batch_that_will_be_there() -> None:
-    learnt = rates(step_s=0.01, share=0.1)
-    assert cost_of(Facts(learnt)).decode_s == pytest.approx(ANSWER * 0.011)
-    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(ANSWER * 0.014)
-    assert cost(alone(Facts(learnt)), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
-
-
-def test_what_those_beside_it_wait_is_part_of_its_price() -> None:
+def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_those_beside_it_wait() -> None:
     unit = Facts(rates(1000.0, step_s=0.01, share=0.1))
-    assert cost_of(unit).beside_s == 0.0
-    three = cost_of(unit, busy(1, 1, 1), prompt=500)
+    alone_there, three = cost_of(unit), cost_of(unit, busy(1, 1, 1), prompt=500)
+    assert (alone_there.decode_s, alone_there.beside_s) == (pytest.approx(ANSWER * 0.011), 0.0)
+    assert three.decode_s == pytest.approx(ANSWER * 0.014)
     # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
     assert three.beside_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
+    assert cost(alone(unit), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
+    some = [cost_of(Facts(rates(step_s=0.01)), busy(*[1] * count)).decode_s for count in (0, 1, 2)]
+    assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
 
 
 def test_a_beginning_that_others_will_find_there_is_not_charged_to_one_alone() -> None:
@@ -177,13 +170,10 @@ def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
     # Of two answers of a second each one ends every half a second.
     assert cost_of(unit, busy(1, 1)).seat_s == pytest.approx(0.5, rel=0.01)
     assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
-
-
-def test_of_the_last_seats_some_are_left_to_what_others_may_have() -> None:
+    # Of the last seats some are left to what others may have.
     told = OtherLoad(0.0, 8.0, 0.0, 0.0, waiting_tokens=0.0)
     nine, ten = (Facts(rates(1000.0, step_s=0.01), told, seats=seats) for seats in (9.0, 10.0))
-    assert cost_of(nine).seat_s > 0.0
-    assert cost_of(ten).seat_s == 0.0
+    assert cost_of(nine).seat_s > cost_of(ten).seat_s == 0.0
 
 
 def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
@@ -201,13 +191,6 @@ def test_who_comes_for_a_cached_prompt_may_wait_for_as_long_as_that_would_be_com
     assert cost_of(unit, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
     later_s = cost_of(unit, busy(1, 1)).seat_s - 0.45
     assert cost_of(unit, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
-
-
-def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
-    here = Facts(rates(step_s=0.01))
-    some = [cost_of(here, busy(*[1] * count)).decode_s for count in (0, 1, 2)]
-    assert some == sorted(some)
-    assert len(set(some)) == 3
 
 
 def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
@@ -255,6 +238,9 @@ def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
     silent = forecast([*heard, Facts(rates())], RULES)[-1]
     assert (silent.foreign_tokens, silent.foreign_batch) == (4 * RULES.foreign_tokens, 14.0)
     assert silent.doubt_s == RULES.doubt_s
+    # A report of nothing is no reason to prefer a silent unit.
+    known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
+    assert cost(known, Backlog(), 100, 0, NOW).total_s < cost(silent, Backlog(), 100, 0, NOW).total_s
 
 
 def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
@@ -265,20 +251,12 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
 
     ages = [0.0, 0.05, 0.2, 1.0, 2.0, 10.0, 1e9]
     assert [tokens(age_s) for age_s in ages] == sorted(tokens(age_s) for age_s in ages)
-    assert tokens(0.0) == 0.0
+    assert (tokens(0.0), tokens(1e9)) == (0.0, 4000.0)
     assert tokens(2.0) == pytest.approx(2000.0, rel=0.5)
-    assert tokens(1e9) == 4000.0
-
-
-def test_without_peers_an_old_report_is_the_best_there_is() -> None:
+    # Without peers it is the best there is.
     here = alone(Facts(rates(), fresh(waiting=3.0, age_s=1e6)))
     assert here.foreign_tokens == 3 * RULES.foreign_tokens
     assert here.doubt_s == pytest.approx(RULES.doubt_s)
-
-
-def test_a_report_of_nothing_is_no_reason_to_prefer_a_silent_unit() -> None:
-    known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
-    assert cost(known, Backlog(), 100, 0, NOW).total_s < cost(silent, Backlog(), 100, 0, NOW).total_s
 
 
 # -- over time ---------------------------------------------------------------------------------------------
@@ -308,45 +286,24 @@ def test_a_unit_that_fails_at_once_gets_no_more_than_a_canary_would_send() -> No
     assert asked <= 120.0 / 2
 
 
-def test_a_dead_units_prefixes_go_where_there_is_least_to_do() -> None:
-    """Nobody else holds them, so nothing but the work of the others decides."""
-    prompt, caches = tuple(range(1, 100)), [PrefixCache(1000) for _ in range(3)]
-    caches[0].record(prompt)
-    works = [Backlog(), busy(3000), busy(10)]
-    units = forecast([Facts(rates(), fresh()) for _ in works], RULES)
-
-    def best(names: list[int]) -> int:
-        held = [cache.match(prompt) * 128.0 for cache in caches]
-        return min(names, key=lambda n: cost(units[n], works[n], 99 * 128.0, held[n], NOW).total_s)
-
-    assert best([0, 1, 2]) == 0
-    assert best([1, 2]) == 2
-    caches[2].record(prompt)
-    works[2] = busy(4000)
-    assert best([1, 2]) == 2
-
-
 # What a unit still has to do for this gate.
 
 thorough_law = settings(derandomize=True, deadline=None, max_examples=200)
 
 
-def test_of_the_prompt_in_front_a_part_is_done_by_now() -> None:
+def test_of_the_prompt_in_front_a_part_is_done_by_now_unless_nothing_moves() -> None:
     backlog = Backlog()
     backlog.open("a", Job(1000, 1100), 10.0)
     backlog.open("b", Job(500, 600), 10.5)
-    assert backlog.backlog_tokens(10.0, 100.0) == 1500
-    assert backlog.backlog_tokens(13.0, 100.0) == 1200
     assert (backlog.batch, backlog.queued, backlog.kv_tokens) == (2, 2, 1700)
-
-
-def test_a_unit_on_which_nothing_moves_looks_busier_all_the_time() -> None:
-    backlog = Backlog()
-    backlog.open("a", Job(1000, 0), 10.0)
-    backlog.open("b", Job(500, 0), 10.0)
-    assert backlog.backlog_tokens(20.0, 100.0) == 500
-    assert backlog.backlog_tokens(21.0, 100.0) == 600, "a second too late, and a second more"
-    assert backlog.backlog_tokens(60.0, 100.0) == 4500
+    for now, tokens in ((10.0, 1500), (13.0, 1200), (20.0, 500), (21.0, 600), (60.0, 4500)):
+        # From 20.0 on it is late, and looks busier all the time: a second too late, and a second more.
+        assert backlog.backlog_tokens(now, 100.0) == tokens
+    backlog.close("a", 62.0)
+    assert backlog.backlog_tokens(62.0, 100.0) == 500, "one that was given up counts for nothing"
+    done = backlog.show("b", 63.0)
+    assert done is not None
+    assert (done.tokens, done.busy_s) == (500, 1.0)
 
 
 def test_a_first_token_tells_how_long_its_prompt_was_computed() -> None:
@@ -359,17 +316,6 @@ def test_a_first_token_tells_how_long_its_prompt_was_computed() -> None:
     assert (backlog.queued, backlog.batch, backlog.queued_tokens) == (0, 2, 0)
     backlog.open("c", Job(100, 100, sent_at=20.0, begins_at=20.0), 20.0)
     assert backlog.show("c", 20.5) == Prefilled(100, 0.5, 0.5, 0.5, found_idle=True, follows=False)
-
-
-def test_a_prompt_given_up_counts_for_nothing_and_the_next_begins() -> None:
-    backlog = Backlog()
-    backlog.open("a", Job(1000, 0), 10.0)
-    backlog.open("b", Job(500, 0), 10.0)
-    backlog.close("a", 12.0)
-    assert backlog.backlog_tokens(12.0, 100.0) == 500
-    done = backlog.show("b", 13.0)
-    assert done is not None
-    assert (done.tokens, done.busy_s) == (500, 1.0)
 
 
 def test_a_latency_is_no_work_and_passes_while_others_are_computed() -> None:
