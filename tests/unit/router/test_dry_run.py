@@ -81,8 +81,8 @@ def snapshot(router: Router) -> object:
     )
 
 
-@pytest.mark.parametrize("policy", ["prefix_affinity", "least_load", "session", "round_robin"])
-@settings(derandomize=True, deadline=None, max_examples=50)
+@pytest.mark.parametrize("policy", ["prefix_affinity", "session", "round_robin"])
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     before=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 7)), max_size=6),
     out=st.sets(st.integers(0, 3), max_size=3),
@@ -106,24 +106,22 @@ def test_it_says_what_happens_next_and_changes_nothing(
     assert (picked.unit if isinstance(picked, Lease) else picked) == (found.refusal or found.best)
 
 
-def test_the_candidates_stand_in_their_rank_with_every_term() -> None:
+def test_the_candidates_stand_in_their_rank_with_every_term_and_what_is_cached() -> None:
     router = router_of()
     fill(router, "u3")
+    router.board.units["u0"].costs.prefixes.record(PROMPT.blocks[:1])
     found = look(router)
     assert [row.unit_state.unit.name for row in found.units] == ["u2", "u1", "u0", "u3"]
+    assert [round(row.cached_tokens) for row in found.units] == [0, 0, 128, 7 * 128]
     first = found.units[0].cost
     assert first.total_s == pytest.approx(sum(first[1:]))
     assert first.prefill_s == pytest.approx(1000 / 3000)
-    assert found.units[0].why_not == ""
-    assert reasons(found)["u3"] == "full"
-
-
-def test_what_is_cached_is_told() -> None:
-    router = router_of()
-    router.board.close(router.board.open("u0", PROMPT, NOW, retry=False), NOW)
-    router.board.units["u0"].costs.prefixes.record(PROMPT.blocks)
-    cached = {row.unit_state.unit.name: round(row.cached_tokens) for row in look(router).units}
-    assert cached == {"u0": 7 * 128, "u1": 0, "u2": 0, "u3": 0}
+    assert reasons(found) == {"u0": "", "u1": "", "u2": "", "u3": "full"}
+    # One that has just come up is set aside by chance.
+    router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
+    for state in router.board:
+        state.up_since = NOW if state.unit.name == "u1" else -1e6
+    assert reasons(look(router))["u1"] == "slow_start"
 
 
 def test_each_unit_that_is_no_candidate_says_why() -> None:
@@ -150,14 +148,6 @@ def test_each_unit_that_is_no_candidate_says_why() -> None:
     assert reasons(look(router, PROMPT._replace(unit="u6")))["u4"] == "bound_elsewhere"
 
 
-def test_a_unit_that_has_just_come_up_is_set_aside_by_chance() -> None:
-    router = router_of(2)
-    router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
-    router.board.units["u1"].up_since = NOW
-    router.board.units["u0"].up_since = -1e6
-    assert reasons(look(router)) == {"u0": "", "u1": "slow_start"}
-
-
 def test_who_would_wait_is_told_for_how_long() -> None:
     router, new = router_of(2), PROMPT._replace(blocks=())
     fill(router, "u0", "u1")
@@ -170,36 +160,26 @@ def test_who_would_wait_is_told_for_how_long() -> None:
     assert look(router, new._replace(tenant="other")).wait_s == pytest.approx(1000 / 3000)
 
 
-def test_nobody_overtakes_those_who_wait_but_those_who_have_tried() -> None:
-    router = router_of(2)
-    fill(router, "u0", "u1")
-    router.wait(PROMPT, NOW, frozenset(), lambda _: None)
-    router.board.close(next(iter(router.board.units["u0"].leases)), NOW)
-    assert look(router).refusal is Refusal.FULL
-    assert look(router).wait_s is not None
-    assert look(router, tried=["u1"]).refusal is None
-
-
-def test_a_priority_counts_among_all_only_where_a_key_gives_it() -> None:
+def test_nobody_overtakes_those_who_wait_but_by_the_priority_of_a_key_or_who_have_tried() -> None:
     router = router_of(1)
     fill(router, "u0")
     router.wait(PROMPT._replace(payer="address 192.0.2.1"), NOW, frozenset(), lambda _: None)
     first = PROMPT._replace(priority=-100)
     assert look(router, first).wait_s == 0.0
     assert look(router, first._replace(payer="address ")).wait_s != 0.0
+    router.board.close(next(iter(router.board.units["u0"].leases)), NOW)
+    assert look(router).refusal is Refusal.FULL
+    assert look(router).wait_s is not None
+    assert look(router, tried=["another"]).refusal is None
 
 
-def test_a_full_queue_and_a_deadline_that_cannot_be_met_refuse() -> None:
+def test_a_full_queue_a_deadline_that_cannot_be_met_and_a_lack_of_units_refuse() -> None:
     router = router_of(2, rules=FairRules(limit=0, backlog_s=100.0))
     fill(router, "u0", "u1")
     assert look(router)[1:3] == (Refusal.FULL, None)
     router = router_of(2)
     assert look(router, PROMPT._replace(deadline_at=NOW + 0.1))[:3] == ("u1", Refusal.LATE, None)
     assert look(router, PROMPT._replace(deadline_at=inf)).refusal is None
-
-
-def test_without_a_unit_it_says_whether_that_may_change() -> None:
-    router = router_of(2)
     assert look(router, PROMPT._replace(model="none"))[:3] == (None, Refusal.UNKNOWN_MODEL, None)
     for name in ("u0", "u1"):
         router.board.suspect_restart(name, NOW)

@@ -19,8 +19,6 @@ from cellgate.router.kv_index import (
     Removed,
     Stored,
     depth_of,
-    following,
-    root,
 )
 from cellgate.router.prefix import LATE_S, PER_TICK, Computed, KnownPrefixes, PrefixCache
 
@@ -44,41 +42,17 @@ def test_two_engines_with_other_names_have_the_same_chain() -> None:
     one, other = index_of(stored([1, 2])), index_of(stored([71]), stored([72], 71, first=BLOCK_TOKENS))
     assert one.held == other.held
     assert sorted(map(depth_of, one.held)) == [1, 2]
+    larger = index_of(stored([1], block_tokens=2 * BLOCK_TOKENS, tokens=bytes(8 * BLOCK_TOKENS)))
+    smaller = index_of(stored([1], tokens=bytes(4 * BLOCK_TOKENS)))
+    assert larger.held.keys().isdisjoint(smaller.held), "sizes of blocks do not mix"
 
 
-def test_a_block_that_was_stored_twice_is_held_until_it_was_removed_twice() -> None:
-    index = index_of(stored([1, 2]), stored([1, 2]), Removed([2, 1]))
-    assert len(index.held) == 2
-    index.apply(Removed([2]), 3.0)
-    assert (len(index.held), len(index.gone)) == (1, 1)
-
-
-def test_one_stored_under_two_names_is_held_until_both_are_removed() -> None:
+def test_one_stored_under_two_names_or_in_two_tiers_is_held_until_both_are_removed() -> None:
     index = index_of(stored([1]), stored([9]), Removed([1]))
     assert len(index.held) == 1
     index.apply(Removed([9]), 3.0)
-    assert not index.held
-
-
-def test_a_copy_in_another_tier_keeps_a_block() -> None:
-    index = index_of(stored([1]), Stored([1, 5], None, b"", 0), Removed([1]))
-    assert len(index.held) == 1
-
-
-def test_adapters_salts_and_sizes_of_blocks_do_not_mix() -> None:
-    ids = array("I", range(BLOCK_TOKENS)).tobytes()
-    chains = {
-        following(root(BLOCK_TOKENS, b""), ids),
-        following(root(BLOCK_TOKENS, b"adapter"), ids),
-        following(root(BLOCK_TOKENS, b""), ids, b"salt"),
-        following(root(2 * BLOCK_TOKENS, b""), ids),
-    }
-    assert len(chains) == 4
-
-
-def test_a_block_whose_parent_is_not_known_is_left_out() -> None:
-    index = index_of(stored([2], parent=1))
-    assert (len(index), index.strange) == (0, 1)
+    assert (len(index.held), len(index.gone)) == (0, 1)
+    assert len(index_of(stored([1]), Stored([1, 5], None, b"", 0), Removed([1])).held) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,40 +63,27 @@ def test_a_block_whose_parent_is_not_known_is_left_out() -> None:
         stored([2], 1, block_tokens=0),
         stored([], 1, tokens=b"1234"),
         stored([2], 1, extra=[b"", b""]),
+        stored([2], parent=7),
     ],
 )
-def test_an_event_that_contradicts_itself_changes_nothing(event: Stored) -> None:
+def test_an_event_that_contradicts_itself_or_what_is_known_changes_nothing(event: Stored) -> None:
     index = index_of(stored([1]), event)
     assert (len(index), index.strange) == (1, 1)
 
 
-def test_no_more_blocks_are_kept_than_the_limit() -> None:
-    index = KvIndex(limit=3)
-    index.apply(stored([1, 2]), 0.0)
-    index.apply(stored([3, 4], 2), 0.0)
-    assert (len(index), index.strange) == (2, 1)
-    for name in range(100):
-        index.apply(stored([name], first=name), 0.0)
-        index.apply(Removed([name]), 0.0)
-    assert len(index.gone) <= 4
-
-
 def test_a_prompt_is_the_run_of_its_depth_that_was_stored_meanwhile() -> None:
-    index = index_of(stored([1, 2]), stored([3], 2, first=50), stored([8]))
-    assert index.prompt(3, 0.5, 1.5) == [*chain_of(index, 2, 0.0), index_leaf(index, 3)]
-    assert index.prompt(3, 1.5, 9.0) is None
+    index = index_of(stored([1, 2]), stored([3], 2, first=50), stored([8]), stored([4], 2, first=90))
+    common = index.prompt(2, 0.0, 0.0)
+    assert common is not None
+    assert sorted(map(depth_of, common)) == [1, 2]
+    found = index.prompt(3, 0.5, 1.5)
+    assert found is not None
+    assert (found[:2], depth_of(found[2])) == (common, 3)
+    assert index.prompt(3, 1.0, 3.0) == common, "what all possible runs have in common"
+    assert index.prompt(3, 1.5, 2.5) is None
     assert index.prompt(4, 0.0, 9.0) is None
-
-
-def chain_of(index: KvIndex, depth: int, at: float) -> list[int]:
-    chain = index.prompt(depth, at, at)
-    assert chain is not None
-    assert len(chain) == depth
-    return chain
-
-
-def index_leaf(index: KvIndex, depth: int) -> int:
-    return next(chain for chain in index.held if depth_of(chain) == depth)
+    many = index_of(*(stored([name], first=name) for name in range(CANDIDATES_MAX + 1)))
+    assert many.prompt(1, 0.0, 99.0) is None, "it could be too many prompts"
 
 
 def test_a_prompt_that_was_evicted_since_is_found_as_long_as_its_blocks_are_remembered() -> None:
@@ -137,26 +98,23 @@ def test_a_prompt_that_was_evicted_since_is_found_as_long_as_its_blocks_are_reme
     assert index.prompt(3, 0.5, 1.5) is None
 
 
-def test_what_all_possible_runs_have_in_common_is_the_prompts() -> None:
-    index = index_of(stored([1, 2]), stored([3], 2, first=50), stored([4], 2, first=90))
-    assert index.prompt(3, 1.0, 2.0) == chain_of(index, 2, 0.0)
-
-
-def test_a_run_that_could_be_too_many_prompts_is_none() -> None:
-    index = index_of(*(stored([name], first=name) for name in range(CANDIDATES_MAX + 1)))
-    assert index.prompt(1, 0.0, 99.0) is None
-
-
-def test_the_ends_of_runs_that_are_remembered_are_bounded() -> None:
-    index = KvIndex()
+def test_no_more_blocks_and_ends_of_runs_are_kept_than_the_limits() -> None:
+    index = KvIndex(limit=3)
+    index.apply(stored([1, 2]), 0.0)
+    index.apply(stored([3, 4], 2), 0.0)
+    assert (len(index), index.strange) == (2, 1)
+    for name in range(100):
+        index.apply(stored([name], first=name), 0.0)
+        index.apply(Removed([name]), 0.0)
+    assert len(index.gone) <= 4
     for at in range(3 * LEAVES_MAX):
         index.apply(stored([1]), float(at))
     assert len(index._leaves) <= 2 * LEAVES_MAX
 
 
 def test_a_million_blocks_take_at_most_200_mb() -> None:
-    """A fifth of them is measured, at the worst size of the tables: just after they have grown."""
-    index, count = KvIndex(), 175_000
+    """A part of them is measured, at the worst size of the tables: just after they have grown."""
+    index, count = KvIndex(), 22_000
     tracemalloc.start()
     for at in range(0, count, 250):
         names = [(name * 0x9E3779B97F4A7C15) & ((1 << 60) - 1) for name in range(at + 1, at + 251)]
@@ -246,14 +204,21 @@ def believe(unit: Unit, prompt: Prompt) -> None:
 
 
 def test_what_was_stored_is_held_and_what_was_removed_is_not() -> None:
-    unit, prompt = proven(), Prompt(1, 2, 3, 4)
+    unit, prompt, before = proven(), Prompt(1, 2, 3, 4), Prompt(5, 6)
     believe(unit, prompt)
+    believe(unit, before)
     unit.compute(prompt)
     assert unit.known.match(prompt.blocks) == 4
+    assert unit.known.match(before.blocks) == 2, "stored before events were followed: belief decides"
     unit.remove(prompt.names[2 * PER_BYTES :])
     assert unit.known.match(prompt.blocks) == 2
     assert unit.known.lacks(prompt.blocks[2])
     assert unit.believed.match(prompt.blocks) == 4
+    late = Prompt(7, 8)
+    unit.compute(late)
+    unit.remove(late.names)
+    unit.believed.record(late.blocks)
+    assert unit.known.match(late.blocks) == 2, "it is computed now"
 
 
 def test_a_prompt_that_another_unit_has_taught_is_known_here() -> None:
@@ -263,20 +228,6 @@ def test_a_prompt_that_another_unit_has_taught_is_known_here() -> None:
     assert other.known.match(prompt.blocks) == 0
     other.store(prompt)
     assert other.known.match(prompt.blocks) == 4
-
-
-def test_belief_decides_about_what_was_stored_before_events_were_followed() -> None:
-    unit, prompt = proven(), Prompt(1, 2)
-    believe(unit, prompt)
-    assert unit.known.match(prompt.blocks) == 2
-
-
-def test_a_prompt_that_is_computed_now_counts_as_held() -> None:
-    unit, prompt = proven(), Prompt(1, 2)
-    unit.compute(prompt)
-    unit.remove(prompt.names)
-    unit.believed.record(prompt.blocks)
-    assert unit.known.match(prompt.blocks) == 2
 
 
 def test_a_beginning_that_prompts_share_is_known_wherever_one_of_them_is() -> None:
@@ -309,19 +260,18 @@ def test_events_of_another_unit_change_nothing() -> None:
 
 def test_a_publisher_that_stops_to_prove_true_is_not_used_any_more() -> None:
     unit = proven()
+    for cached in (2 * PER_BYTES * TOKENS_EACH, None):
+        unit.answer(Prompt(300, 301), cached)
+    assert unit.known.missed == 0, "a prompt that was cached is not missed"
     for number in range(5):
         unit.answer(Prompt(200 + number))
     assert not unit.known.is_used()
+    restarted = proven()
+    restarted.known.forget()
+    assert (len(restarted.known), restarted.known.is_used()) == (0, False)
 
 
-def test_a_prompt_that_was_cached_is_not_missed() -> None:
-    unit = proven()
-    unit.answer(Prompt(300, 301), cached=2 * PER_BYTES * TOKENS_EACH)
-    unit.answer(Prompt(300, 301), cached=None)
-    assert unit.known.missed == 0
-
-
-def test_interrupted_events_leave_belief() -> None:
+def test_interrupted_events_leave_belief_and_a_unit_that_is_cleared_holds_nothing() -> None:
     unit, prompt = proven(), Prompt(1, 2)
     unit.compute(prompt)
     unit.known.suspend(0)
@@ -330,20 +280,8 @@ def test_interrupted_events_leave_belief() -> None:
     assert unit.known.match(prompt.blocks) == 2
     unit.known.resume(0)
     assert unit.known.match(prompt.blocks) == 2
-
-
-def test_a_unit_that_is_cleared_is_believed_to_hold_nothing() -> None:
-    unit, prompt = proven(), Prompt(1, 2)
-    believe(unit, prompt)
-    unit.compute(prompt)
     unit.known.apply(0, Cleared(), unit.now)
     assert unit.known.match(prompt.blocks) == 0
-
-
-def test_a_restarted_unit_has_to_prove_its_events_again() -> None:
-    unit = proven()
-    unit.known.forget()
-    assert (len(unit.known), unit.known.is_used()) == (0, False)
 
 
 def test_a_prompt_is_held_if_one_rank_holds_it() -> None:
@@ -370,16 +308,12 @@ def test_a_tick_looks_for_a_bounded_number_of_prompts_once_their_events_are_due(
     assert unit.known.found + unit.known.missed == found + PER_TICK
 
 
-def test_a_prompt_that_contradicts_all_that_was_taught_teaches_nothing() -> None:
+def test_a_prompt_that_contradicts_all_that_was_taught_teaches_nothing_and_sizes_are_bounded() -> None:
     lessons, blocks = Lessons(), Prompt(1, 2).blocks
     lessons.teach(16, blocks, 1.0, [11, 12])
     lessons.teach(16, blocks, 1.0, [21, 22])
     assert lessons.of(16) == dict(zip(blocks, [11, 12], strict=True))
     assert (lessons.count, lessons.conflicts) == (1, 1)
-
-
-def test_only_some_sizes_of_blocks_are_known() -> None:
-    lessons = Lessons()
     for size in range(1, 100):
         lessons.teach(size, [1], 1.0, [11])
     assert sum(bool(lessons.of(size)) for size in range(1, 100)) == SIZES_MAX
