@@ -74,29 +74,22 @@ def picked(router: Router, ask: Ask, now: float = 3.0) -> Lease:
     return lease
 
 
-def test_a_long_prompt_beside_many_answers_is_split() -> None:
+def test_a_long_prompt_beside_many_answers_is_split_and_a_short_or_cached_one_is_not() -> None:
     router = router_of("p1", "d1")
     busy(router)
+    router.board.pairs.link("p1", "d1").learn(4000, 0.0, 2.0)
     lease = picked(router, ask_of(8000))
     assert lease.unit == "d1"
     assert lease.split is not None
     assert lease.split.prefiller == "p1"
     assert lease.split.tokens > 0
-
-
-@pytest.mark.parametrize("tokens", [1, 50, 100])
-def test_a_short_prompt_is_not(tokens: int) -> None:
-    router = router_of("p1", "d1")
-    busy(router)
-    assert picked(router, ask_of(tokens)).split is None
-
-
-def test_a_prompt_that_the_decoder_has_cached_is_not() -> None:
-    router = router_of("p1", "d1")
-    busy(router)
-    first = picked(router, ask_of(8000))
-    first.commit(3.1)
+    for tokens in (1, 50, 100):
+        assert picked(router, ask_of(tokens)).split is None
+    lease.commit(3.1)
     assert picked(router, ask_of(8000), 3.2).split is None
+    assert picked(router, ask_of(8000, 1), 3.2).split is not None
+    router.board.drain("p1", drained=True)
+    assert picked(router, ask_of(8000, 2), 3.2).split is None, "its prefiller is not in rotation"
 
 
 def test_an_idle_decoder_computes_its_prompts_itself() -> None:
@@ -109,6 +102,10 @@ def test_a_prefiller_gets_no_whole_request_but_when_it_is_named() -> None:
     router = router_of("p1")
     assert router.pick(ask_of(100), 2.0) is Refusal.NO_UNIT
     assert picked(router, ask_of(100)._replace(unit="p1")).unit == "p1"
+    router = router_of("b1", "b2")
+    router.board.configure(Fleet((Cell("c"),), tuple(state.unit for state in router.board)), 2.0)
+    assert router.board.pairs.decoders is router.board.units, "without roles all are candidates"
+    assert not router.board.pairs.prefillers
 
 
 def test_only_the_pair_that_failed_is_avoided() -> None:
@@ -136,20 +133,9 @@ def test_a_decoder_that_needs_a_prefiller_gets_one_however_many_others_are_drain
     assert (lease.split.prefiller, lease.split.together) == (left, True)
     router.board.drain(left, drained=True)
     assert router.pick(ask_of(10), 3.0) is Refusal.NO_UNIT
-
-
-def test_what_cannot_be_split_is_not_sent_to_a_decoder_that_needs_a_prefiller() -> None:
     router = router_of("p1", "d1", "b1", transfer="sglang")
     for seed in range(8):
-        assert picked(router, ask_of(10, seed)._replace(splits=False)).unit == "b1"
-
-
-def measured(router: Router, unit: str, tokens_s: float = 10_000.0) -> None:
-    """The prefill rate of a unit is known, and limits what it gets."""
-    rates = router.board.units[unit].costs.rates
-    rates.prefill_tokens_s.learn(tokens_s)
-    rates.followed = SURE
-    router.board.tick(2.0)
+        assert picked(router, ask_of(10, seed)._replace(splits=False)).unit == "b1", "it cannot be split"
 
 
 def leg_of(ask: Ask, prefiller: str) -> Ask:
@@ -159,7 +145,10 @@ def leg_of(ask: Ask, prefiller: str) -> Ask:
 def test_prompts_for_others_queue_at_their_prefiller() -> None:
     """The price of a split has their queue in it: they are not refused for it."""
     router = router_of("p1", "d1")
-    measured(router, "p1")
+    rates = router.board.units["p1"].costs.rates
+    rates.prefill_tokens_s.learn(10_000.0)
+    rates.followed = SURE
+    router.board.tick(2.0)
     for seed in range(4):
         assert isinstance(router.pick(leg_of(ask_of(8000, seed), "p1"), 2.1), Lease)
     answer = dry_run(router, leg_of(ask_of(8000, 5), "p1"), 2.1, random.Random(1))
@@ -214,20 +203,6 @@ def test_what_a_busy_decoder_delays_is_not_learnt_as_a_slow_link() -> None:
     assert link.tokens_s < before
 
 
-def test_a_prefiller_that_is_not_in_rotation_gets_no_prompt() -> None:
-    router = router_of("p1", "d1")
-    busy(router)
-    router.board.drain("p1", drained=True)
-    assert picked(router, ask_of(8000)).split is None
-
-
-def test_without_roles_all_units_are_candidates_and_nothing_is_split() -> None:
-    router = router_of("b1", "b2")
-    router.board.configure(Fleet((Cell("c"),), tuple(state.unit for state in router.board)), 2.0)
-    assert router.board.pairs.decoders is router.board.units
-    assert not router.board.pairs.prefillers
-
-
 @given(
     st.lists(st.sampled_from(["p", "d", "b"]), min_size=2, max_size=6),
     st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 5)), min_size=1, max_size=30),
@@ -258,37 +233,28 @@ def test_a_split_has_two_units_of_fitting_roles_and_never_costs_more(
 def test_the_first_failure_closes_it_and_success_opens_it() -> None:
     link = TransferLink()
     assert link.is_open(0.0)
-    assert link.fail("cut", 10.0)
+    # Requests that fail together count once.
+    assert [link.fail("cut", 10.0) for _ in range(10)] == [True] + [False] * 9
+    assert (link.failures, link.failed) == (1, 10)
     assert not link.is_open(10.0 + AVOID_S - 0.1)
     assert link.is_open(10.0 + AVOID_S)
+    link.use(10.0 + AVOID_S)
+    assert not link.is_open(10.0 + AVOID_S), "one request at a time tries it"
+    assert link.is_open(10.0 + 2 * AVOID_S)
     link.learn(1000, 0.1, 20.0)
     assert link.is_open(20.0)
     assert link.failures == 0
 
 
-def test_after_a_failure_one_request_at_a_time_tries_it() -> None:
-    link = TransferLink()
-    link.fail("cut", 0.0)
-    link.use(AVOID_S)
-    assert not link.is_open(AVOID_S)
-    assert link.is_open(2 * AVOID_S)
-
-
 def test_one_request_goes_over_a_link_that_was_never_used() -> None:
     link = TransferLink()
+    assert link.seconds(FIRST_TOKENS_S, 0.0) > 1.0, "it has the speed of a usual one"
     link.use(0.0)
     assert not link.is_open(1.0)
     link.learn(1000, 8.0, 8.0)
     assert link.is_open(8.0)
     # How long its engines took to connect says nothing about its speed.
     assert link.seen == 0
-
-
-def test_requests_that_fail_together_count_once() -> None:
-    link = TransferLink()
-    assert [link.fail("cut", 0.0) for _ in range(10)] == [True] + [False] * 9
-    assert link.failures == 1
-    assert link.failed == 10
 
 
 def test_a_slow_link_is_dear_and_is_forgiven_after_a_while() -> None:
@@ -313,7 +279,3 @@ def test_it_is_never_avoided_for_longer_than_the_bound(steps: list[tuple[bool, f
         assert link.avoided_until - now <= AVOID_MOST_S + 1e-6
         assert 0.0 < link.seconds(tokens, now) < float("inf")
     assert link.is_open(now + AVOID_MOST_S + 1e-6)
-
-
-def test_an_unknown_link_has_the_speed_of_a_usual_one() -> None:
-    assert TransferLink().seconds(FIRST_TOKENS_S, 0.0) > 1.0

@@ -73,9 +73,7 @@ def test_who_goes_on_with_a_prompt_goes_to_the_rank_that_holds_it() -> None:
     other = send(board, *range(200, 220))
     assert (first.rank, other.rank) == (0, 1)
     assert [send(board, *range(begin, begin + 21)).rank for begin in (200, 100, 200)] == [1, 0, 1]
-
-
-def test_a_prompt_with_a_doubtful_answer_leaves_nothing_behind() -> None:
+    # A prompt with a doubtful answer leaves nothing behind.
     board = board_of(RankLoad(0), RankLoad(1))
     for _ in range(3):
         refused = send(board, *SYSTEM, shown=False)
@@ -104,14 +102,12 @@ def test_without_a_cached_beginning_ranks_get_equal_numbers() -> None:
     assert [(r.in_flight, r.queued_tokens) for r in state_of(board).ranks.ranks] == [(0, 0)] * 3
 
 
-def test_requests_of_others_at_a_rank_count() -> None:
+def test_requests_of_others_at_a_rank_count_and_ranks_without_end_are_not_taken() -> None:
     board = board_of(RankLoad(0, running=5), RankLoad(1))
     assert [send(board, n).rank for n in range(100, 103)] == [1, 1, 1]
-
-
-def test_an_engine_with_one_scheduler_chooses_itself() -> None:
-    board = board_of()
-    assert send(board, 100).rank == -1
+    assert send(board_of(), 100).rank == -1, "an engine with one scheduler chooses itself"
+    board = board_of(*(RankLoad(n) for n in range(RANKS_MAX + 10)))
+    assert state_of(board).ranks.count == len(state_of(board).ranks.ranks) == RANKS_MAX
 
 
 def test_leases_of_before_a_restart_close_and_the_engine_chooses_until_ranks_are_shown_again() -> None:
@@ -123,11 +119,6 @@ def test_leases_of_before_a_restart_close_and_the_engine_chooses_until_ranks_are
     assert [rank.in_flight for rank in state_of(board).ranks.ranks] == [0, 0]
     report(board, NOW + 2, RankLoad(0), RankLoad(1))
     assert send(board, 100).rank == 0
-
-
-def test_ranks_without_end_are_not_taken() -> None:
-    board = board_of(*(RankLoad(n) for n in range(RANKS_MAX + 10)))
-    assert state_of(board).ranks.count == len(state_of(board).ranks.ranks) == RANKS_MAX
 
 
 def test_a_rank_that_stands_still_is_seen_though_the_other_works() -> None:
@@ -145,16 +136,12 @@ def test_a_rank_that_stands_still_is_seen_though_the_other_works() -> None:
     assert stall.stalled_s == pytest.approx(2.0)
 
 
-def test_a_rank_that_just_got_its_first_request_does_not_stall() -> None:
-    """The reports of an idle unit are seconds apart."""
+def test_neither_a_first_request_nor_those_of_others_at_a_rank_are_a_reason_to_suspect_it() -> None:
+    """The reports of an idle unit are seconds apart; of others the rank may compute a long prompt."""
     board = board_of(RankLoad(0), RankLoad(1))
     send(board, 100, shown=False)
     report(board, NOW + 3.0, RankLoad(0, 1), RankLoad(1))
     assert find_rank_stall(state_of(board), NOW + 3.1, RULES) is None
-
-
-def test_requests_of_others_at_a_rank_are_no_reason_to_suspect_it() -> None:
-    """Their prompts are not known: the rank may compute a long one."""
     board = board_of(RankLoad(0), RankLoad(1))
     send(board, 100)
     for second in range(1, 5):
@@ -183,29 +170,19 @@ def unit(*reports: NodeFacts) -> UnitFacts:
 
 
 def test_a_rank_that_two_reports_find_behind_never_entered_the_collective() -> None:
-    found = unit(facts(0.0, LATE), facts(2.0, LATE))
-    assert conclusions(found, 2.0) == (
-        "rank 5 on node b (process 4711) never entered AllReduce 1001, which 7 of 8 ranks wait in",
-    )
-
-
-def test_one_report_says_nothing_of_who_is_behind_and_neither_do_ranks_that_go_on() -> None:
-    assert conclusions(unit(facts(0.0, LATE)), 0.0) == ()
+    """It is named once, by its number in the largest communicator, however many agents say so."""
+    never = "rank 5 on node b (process 4711) never entered AllReduce 1001, which 7 of 8 ranks wait in"
+    small = Communicator("d", 2, 20, 1, (Behind(FIVE._replace(rank=1), "AllReduce", 9, 10),))
+    assert conclusions(unit(facts(0.0, LATE, small), facts(2.0, LATE, small)), 2.0) == (never,)
+    reports = [facts(at, LATE, node=node) for at in (0.0, 2.0) for node in ("b", "a")]
+    assert len(conclusions(unit(*reports), 2.0)) == 1
+    assert conclusions(unit(facts(0.0, LATE)), 0.0) == (), "one report says nothing"
     later = Communicator("c", 8, 8100, 1, (Behind(FIVE, "AllReduce", 1012, 1013),))
-    assert conclusions(unit(facts(0.0, LATE), facts(2.0, later)), 2.0) == ()
-
-
-def test_when_most_are_behind_no_rank_is_blamed() -> None:
+    assert conclusions(unit(facts(0.0, LATE), facts(2.0, later)), 2.0) == (), "nor do ranks that go on"
     most = Communicator("c", 8, 8000, 7, tuple(Behind(FIVE, "AllGather", 1, 2) for _ in range(7)))
     assert conclusions(unit(facts(0.0, most), facts(2.0, most)), 2.0) == (
         "7 of 8 ranks have not entered AllGather 2",
     )
-
-
-def test_a_rank_is_named_once_by_its_number_in_the_largest_communicator() -> None:
-    small = Communicator("d", 2, 20, 1, (Behind(FIVE._replace(rank=1), "AllReduce", 9, 10),))
-    found = conclusions(unit(facts(0.0, LATE, small), facts(2.0, LATE, small)), 2.0)
-    assert [line.split(" (")[0] for line in found] == ["rank 5 on node b"]
 
 
 def test_ranks_that_do_not_answer_or_report_errors_are_named_at_once() -> None:
@@ -214,11 +191,6 @@ def test_ranks_that_do_not_answer_or_report_errors_are_named_at_once() -> None:
         "rank 5 on node b (process 4711) does not answer the other ranks, for a minute or more",
         "rank 6 on node 10.9.9.9 (process 1) reports an NCCL error: remote process error",
     )
-
-
-def test_all_agents_that_say_the_same_are_one_sentence() -> None:
-    reports = [facts(at, LATE, node=node) for at in (0.0, 2.0) for node in ("b", "a")]
-    assert len(conclusions(unit(*reports), 2.0)) == 1
 
 
 def test_error_counters_that_grow_are_told_and_those_that_stand_or_fall_are_not() -> None:
@@ -289,36 +261,26 @@ def test_what_differs_is_said_with_both_values() -> None:
 
 
 def test_flags_that_are_meant_to_differ_do_not_count() -> None:
-    flags = (
-        "--host",
-        "--port",
-        "--node-rank",
-        "--headless",
-        "--head",
-        "--master-addr",
-        "--data-parallel-address",
-    )
-    assert differences(USUAL, USUAL | {f"flag {flag}": "7" for flag in flags}, "a-0") == []
+    """A headless node needs no flags of the API; other programs have other flags."""
+    names = "--host --port --node-rank --headless --head --master-addr --data-parallel-address"
+    assert differences(USUAL, USUAL | {f"flag {name}": "7" for name in names.split()}, "a-0") == []
     assert differences(USUAL, USUAL | {"flag --served-model-name": "#7"}, "a-0") != []
-
-
-def test_a_headless_node_needs_no_flags_of_the_api() -> None:
     leader = USUAL | {"flag --tool-call-parser": "#3"}
     headless = USUAL | {"flag --headless": ""}
     assert differences(leader, headless, "a-0") == []
     assert differences(leader, headless | {"flag --tp": "4"}, "a-0") == ["--tp 4 (a-0: 8)"]
     assert differences(leader, USUAL, "a-0") == ["no --tool-call-parser (a-0 has it)"]
-
-
-def test_other_programs_have_other_flags_and_what_is_unknown_is_not_compared() -> None:
     assert differences(USUAL, {"program": "worker", "package vllm": "0.11.0", "flag --x": "1"}, "a-0") == []
     assert differences(USUAL, {}, "a-0") == differences({}, USUAL, "a-0") == []
 
 
-def test_the_nodes_of_a_unit_are_compared_with_its_first() -> None:
-    found = board(a=(USUAL, USUAL, USUAL | {"driver nvidia": "550"}), b=(USUAL, {}, USUAL))
+def test_the_nodes_of_a_unit_are_compared_with_its_first_in_a_short_sentence() -> None:
+    many = {f"flag --{n}": "1" for n in range(50)}
+    other = USUAL | {"driver nvidia": "550"}
+    found = board(a=(USUAL, USUAL, other), b=(USUAL, {}, USUAL), c=(USUAL, USUAL | many))
     assert mixed(found.units["a"]) == "a-2 has driver nvidia 550 (a-0: 570)"
     assert mixed(found.units["b"]) == ""
+    assert mixed(found.units["c"]).endswith(f"and {50 - SHOWN_MAX} more")
 
 
 def test_units_are_compared_with_the_most_common_stack_of_their_cell() -> None:
@@ -338,11 +300,6 @@ def test_drained_units_and_those_of_other_models_are_left_out() -> None:
     assert list(odd_units(found)) == ["a"]
     found.drain("a", drained=True)
     assert odd_units(found) == {}
-
-
-def test_many_differences_are_a_short_sentence() -> None:
-    many = {f"flag --{n}": "1" for n in range(50)}
-    assert mixed(board(a=(USUAL, USUAL | many)).units["a"]).endswith(f"and {50 - SHOWN_MAX} more")
 
 
 def test_what_changes_is_compared_anew() -> None:
