@@ -136,7 +136,7 @@ def arrivals(rate: float, until: float, seed: int) -> Iterator[float]:
         yield now
 
 
-@pytest.mark.parametrize("policy", ["prefix_affinity", "least_load", "p2c"])
+@pytest.mark.parametrize("policy", ["prefix_affinity", "p2c"])
 def test_four_gates_with_stale_reports_do_not_herd(policy: str) -> None:
     world = World(gates=4, policy=policy)
     rng = random.Random(1)
@@ -162,9 +162,9 @@ def flooded(times: float) -> float:
     share = UNITS * TOKENS_S / 1000 / 2
     for tenant, rate, seed in (("a", times * share, 1), ("b", 0.8 * share, 2)):
         ask = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, tenant=tenant)
-        for when in arrivals(rate, 60.0, seed):
+        for when in arrivals(rate, 15.0, seed):
             world.at(when, lambda ask=ask: world.ask(0, ask))  # type: ignore[misc]
-    world.run(60.0)
+    world.run(15.0)
     return quantiles(world.waits["b"], n=100)[98]
 
 
@@ -174,7 +174,7 @@ def test_a_tenant_that_floods_ten_times_its_share_moves_another_s_wait_by_twice_
 
 # What other gates have at units: what they send meanwhile goes where least is to be computed.
 
-law = settings(derandomize=True, deadline=None, max_examples=300)
+law = settings(derandomize=True, deadline=None, max_examples=60)
 BEAT_S = 0.25
 LINES = st.lists(st.builds(Line, st.floats(0, 1e4), st.floats(0, 1e4)), min_size=1, max_size=20)
 
@@ -199,44 +199,26 @@ def test_units_with_little_look_alike_and_a_long_line_stays_apart() -> None:
     idle, other, little, long = expected_s(lines(0.0, 0.0, 0.2, 5.0))
     assert idle == other == little > 0.0
     assert long == pytest.approx(5.0 - UNSEEN_S)
-
-
-def test_what_this_gate_has_there_fills_a_unit_as_well() -> None:
     with_own, without = expected_s([Line(3.0, 0.0), Line(0.0, 1.0)])
-    assert with_own == 0.0
+    assert with_own == 0.0, "what this gate has there fills a unit as well"
     assert without > UNSEEN_S
-
-
-def test_where_others_have_nothing_nothing_is_expected() -> None:
     assert expected_s([Line(3.0, 0.0), Line(0.0, 0.0)]) == [0.0, 0.0]
 
 
 @law
 @given(found=LINES)
-def test_all_together_it_stays_what_others_have(found: list[Line]) -> None:
-    """Up to what units compute meanwhile."""
+def test_all_together_it_stays_what_others_have_and_in_its_order(found: list[Line]) -> None:
+    """Up to what units compute meanwhile; exactly where others alone have something."""
     expected = expected_s(found)
     told_s = sum(line.told_s for line in found)
     assert all(each >= 0.0 for each in expected)
     assert abs(sum(expected) - told_s) <= UNSEEN_S * len(found) * (1 + 1e-9) + 1e-6 * told_s
-
-
-@law
-@given(found=LINES)
-def test_who_has_more_to_compute_is_never_expected_to_have_less(found: list[Line]) -> None:
-    whole = [line.own_s + each for line, each in zip(found, expected_s(found), strict=True)]
-    order = sorted(range(len(found)), key=lambda place: sum(found[place]))
-    for before, behind in pairwise(order):
-        assert whole[before] <= whole[behind] + UNSEEN_S + 1e-6 * whole[behind]
-
-
-@law
-@given(told=st.lists(st.floats(0, 1e4), min_size=1, max_size=20))
-def test_of_others_alone_the_order_stays(told: list[float]) -> None:
-    expected = expected_s(lines(*told))
-    order = sorted(range(len(told)), key=told.__getitem__)
-    for before, behind in pairwise(order):
-        assert expected[before] <= expected[behind] + 1e-9 * expected[behind]
+    alone = [Line(0.0, line.told_s) for line in found]
+    for there, slack_s in ((found, UNSEEN_S), (alone, 0.0)):
+        whole = [line.own_s + each for line, each in zip(there, expected_s(there), strict=True)]
+        order = sorted(range(len(there)), key=lambda place: sum(there[place]))
+        for before, behind in pairwise(order):
+            assert whole[before] <= whole[behind] + slack_s + 1e-6 * whole[behind]
 
 
 # -- on the board -------------------------------------------------------------------------------------------
@@ -259,27 +241,20 @@ def unit(name: str, model: str = "m") -> Unit:
 
 
 def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() -> None:
-    told = {"a": RemoteLoad(in_flight=9, prefilling=9, uncached_tokens=3000)}
+    told = {"a": RemoteLoad(in_flight=9, prefilling=2, uncached_tokens=3000)}
     busy, idle, other = forecasts(told, unit("a"), unit("b"), unit("n", "n"))
     assert busy.foreign_tokens == pytest.approx(3000.0 - UNSEEN_S * 1000.0)
+    assert busy.foreign_batch == 7.0, "a prompt that is to be computed decodes nothing yet"
     assert idle.foreign_tokens == pytest.approx(UNSEEN_S * 1000.0)
     assert other.foreign_tokens == 0.0
-
-
-def test_a_prompt_that_is_to_be_computed_decodes_nothing_yet() -> None:
-    told = {"a": RemoteLoad(in_flight=9, prefilling=2, uncached_tokens=3000)}
-    assert forecasts(told, unit("a"))[0].foreign_batch == 7.0
 
 
 # -- sequences that are decoded -----------------------------------------------------------------------------
 
 
-def test_a_unit_that_is_idle_for_a_moment_does_not_count_as_idle() -> None:
+def test_a_unit_that_is_idle_for_a_moment_does_not_count_as_idle_and_what_lasts_counts_in_full() -> None:
     assert after([8.0] * 100 + [0.0]) > 7.0
     assert after([8.0] * 100 + [0.0] * int(3 * MEAN_S / BEAT_S)) < 1.0
-
-
-def test_what_lasts_counts_in_full() -> None:
     assert after([8.0]) == 8.0, "the first word as well"
     assert after([0.0] * 100 + [8.0] * int(4 * MEAN_S / BEAT_S)) > 7.5
 
@@ -292,9 +267,3 @@ def test_gates_that_tell_of_nothing_are_forgotten() -> None:
     assert found[0] is not None
     assert found[-1] is None
     assert gates.hear(4.0, 100.0) == 4.0
-
-
-@law
-@given(told=st.lists(st.floats(0, 1e6), min_size=1))
-def test_it_is_never_more_or_less_than_what_was_told(told: list[float]) -> None:
-    assert min(told) - 1e-6 <= after(told) <= max(told) + 1e-6
