@@ -33,33 +33,23 @@ def demand(count: int = 400, gap_s: float = 0.1, prefill_s: float = 0.3, decode_
     return Demand(arrivals, 4, 64, lambda batch: 0.01 + 0.001 * batch, 0.02, None)
 
 
-def test_more_units_never_mean_longer_waits() -> None:
+def test_more_units_never_mean_longer_waits_for_prompts_seats_and_steps() -> None:
     found = [replay_s(demand(), units) for units in range(1, 9)]
     assert found == sorted(found, reverse=True)
     assert found[0] > 20.0, "one unit has three times the work that it can do"
     assert found[-1] == pytest.approx(0.32, abs=0.01), "eight have next to nothing to wait for"
-
-
-def test_seats_are_waited_for_as_prompts_are() -> None:
     long = replace(demand(prefill_s=0.001, decode_s=10.0), step_s=lambda _batch: 0.01)
     assert replay_s(replace(long, seats=100), 4) < 0.1
     assert replay_s(replace(long, seats=20), 4) > 1.0
-
-
-def test_fewer_units_decode_more_slowly() -> None:
     slow = replace(demand(prefill_s=0.001, decode_s=4.0), seats=12, step_s=lambda batch: 0.01 * batch)
-    steady = replace(slow, step_s=lambda _batch: 0.01)
-    assert replay_s(slow, 3) > replay_s(steady, 3)
+    assert replay_s(slow, 3) > replay_s(replace(slow, step_s=lambda _batch: 0.01), 3)
 
 
-def test_predictions_are_scaled_by_what_was_measured() -> None:
+def test_predictions_are_scaled_by_what_was_measured_and_without_enough_there_are_none() -> None:
     plain = waits(demand())
     assert plain.now is not None
     scaled = waits(replace(demand(), measured_s=2.0 * plain.now))
     assert [each / other for each, other in zip(scaled, plain, strict=True) if each and other] == [2.0] * 3
-
-
-def test_too_few_requests_and_no_units_predict_nothing() -> None:
     assert waits(demand(ENOUGH - 1)) == waits(replace(demand(), units=0)) == Waits()
     assert waits(replace(demand(), units=1)).fewer is None
 
@@ -87,12 +77,9 @@ def test_requests_are_taken_from_when_they_came_until_they_ended() -> None:
     assert plain.arrivals[0].decode_s == pytest.approx(4.0 - plain.arrivals[0].prefill_s)
 
 
-def test_old_requests_and_those_of_other_units_do_not_count() -> None:
+def test_old_requests_and_those_of_other_units_do_not_count_and_other_gates_take_their_part() -> None:
     assert not demand_from(served(0.0), now=WINDOW_S + 1.0).arrivals
     assert not demand_from(served(0.0, unit="gone")).arrivals
-
-
-def test_what_other_gates_send_takes_its_part() -> None:
     alone, beside = demand_from(served(0.0), own=2), demand_from(served(0.0), own=2, foreign=2)
     assert beside.arrivals[0].prefill_s == 2.0 * alone.arrivals[0].prefill_s
 
@@ -131,42 +118,21 @@ def board(**blocks: list[int]) -> Board:
     return found
 
 
-def least(found: Board) -> str | None:
+def least(found: Board) -> tuple[str, bool] | None:
+    """The unit that is missed least, and whether it is worth anything."""
     valued = least_valued(list(found))
-    return None if valued is None else valued.unit
+    return None if valued is None else (valued.unit, valued.value_s > 0.0)
 
 
-def test_it_is_the_one_whose_blocks_others_hold_too() -> None:
-    found = board(a=[1, 2, 3], b=[1, 2, 3, 4, 5], c=[4, 5, 6, 7])
-    assert least(found) == "a"
-    valued = least_valued(list(found))
-    assert valued is not None
-    assert valued.value_s == 0.0
-
-
-def test_what_it_is_worth_is_the_prefill_of_what_nobody_else_holds() -> None:
-    found = board(a=[1, 2], b=[3, 4, 5])
-    valued = least_valued(list(found))
-    assert valued is not None
-    assert valued.unit == "a"
-    assert valued.value_s > 0.0
-
-
-def test_a_unit_that_does_not_work_goes_first_and_a_drained_one_is_gone() -> None:
+def test_it_is_worth_the_prefill_of_what_nobody_else_holds_and_one_that_does_not_work_nothing() -> None:
+    assert least(board(a=[1, 2, 3], b=[1, 2, 3, 4, 5], c=[4, 5, 6, 7])) == ("a", False)
     found = board(a=[1], b=[2, 3], c=[4, 5, 6])
+    assert least(found) == ("a", True)
     found.observe(Evidence("c", Sign.BAD, Strength.FATAL, "readiness", "refused", 2.0))
-    assert least(found) == "c"
+    assert least(found) == ("c", False)
     found.drain("c", drained=True)
-    assert least(found) == "a"
-
-
-def test_the_last_one_stays() -> None:
-    found = board(a=[1], b=[2])
+    assert least(found) == ("a", True)
     found.drain("a", drained=True)
-    assert least(found) is None
-
-
-def test_the_last_one_stays_also_when_it_does_not_work() -> None:
-    found = board(a=[1])
-    found.observe(Evidence("a", Sign.BAD, Strength.FATAL, "readiness", "refused", 2.0))
-    assert least(found) is None
+    assert least(found) is None, "the last one stays"
+    found.observe(Evidence("b", Sign.BAD, Strength.FATAL, "readiness", "refused", 2.0))
+    assert least(found) is None, "also when it does not work"
