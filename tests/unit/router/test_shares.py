@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from cellgate.policies import POLICIES
 from cellgate.router.backlog import Abandoned
 from cellgate.router.board import Board
@@ -94,19 +96,13 @@ class World:
         return sum(lease.ask.payer == payer for lease in self.open)
 
 
-def test_alone_anybody_may_have_everything() -> None:
+def test_alone_anybody_may_have_everything_and_beside_it_others_go_above_the_limits_up_to_a_bound() -> None:
     here = World()
     for _ in range(3 * SLOTS):
         here.ask(HOG)
     assert here.held(HOG) == 2 * SLOTS
     here.end_one(HOG)
     assert here.held(HOG) == 2 * SLOTS
-
-
-def test_beside_a_hog_others_go_above_the_limits_up_to_a_bound() -> None:
-    here = World()
-    for _ in range(3 * SLOTS):
-        here.ask(HOG)
     for _ in range(SLOTS):
         here.now += 0.1
         here.ask(OTHER)
@@ -144,9 +140,9 @@ def measured(tokens_s: float = 10_000.0) -> World:
 
 def test_nobody_waits_for_what_the_prompts_of_another_one_claim() -> None:
     here = measured()
-    for _ in range(8):
-        here.ask(HOG, tokens=100_000)
-    assert here.held(HOG) == 2
+    for tokens in [100_000] * 8 + [25]:
+        here.ask(HOG, tokens=tokens)
+    assert here.held(HOG) == 2, "alone one's own prompts wait for one's own"
     for _ in range(4):
         here.now += 0.1
         here.ask(OTHER)
@@ -166,26 +162,13 @@ def test_nobody_goes_before_a_hog_to_claim_more_than_a_share() -> None:
     assert here.held(THIRD) == 1
 
 
-def test_alone_ones_own_prompts_wait_for_ones_own() -> None:
-    here = measured()
-    for _ in range(2):
-        here.ask(HOG, tokens=100_000)
-    here.ask(HOG)
-    assert here.held(HOG) == 2
-
-
-def test_many_who_hold_little_each_do_not_make_units_overfull() -> None:
+@pytest.mark.parametrize("payer", ["address 192.0.2.{}", ""])
+def test_neither_many_who_hold_little_nor_those_of_whom_nothing_is_known_make_units_overfull(
+    payer: str,
+) -> None:
     here = World()
     for number in range(6 * SLOTS):
-        here.ask(f"address 192.0.2.{number}")
-    assert len(here.open) == 2 * SLOTS
-
-
-def test_those_of_whom_nothing_is_known_wait_as_ever() -> None:
-    here = World()
-    for _ in range(3 * SLOTS):
-        here.ask("")
-    here.ask("")
+        here.ask(payer.format(number))
     assert len(here.open) == 2 * SLOTS
 
 
@@ -240,10 +223,12 @@ def unread(policy: str = "least_load") -> World:
 
 
 def test_beside_others_a_unit_gets_no_more_of_one_than_it_reads_in_a_moment() -> None:
-    here = unread()
+    here, alone, small = unread(), World(), unread()
     for _ in range(SLOTS):
         here.ask(HOG, tokens=LARGE)
-    assert here.held(HOG) == 1 + 2
+        alone.ask(HOG, tokens=LARGE)
+        small.ask(HOG)
+    assert (here.held(HOG), alone.held(HOG), small.held(HOG)) == (1 + 2, SLOTS, 1 + SLOTS)
     here.ask(OTHER)
     here.router.serve_waiting(here.now)
     assert here.held(OTHER) == 3
@@ -252,44 +237,24 @@ def test_beside_others_a_unit_gets_no_more_of_one_than_it_reads_in_a_moment() ->
     assert here.held(HOG) == 1 + 3
 
 
-def test_alone_somebody_has_its_units_read_all_at_once() -> None:
-    here = World()
-    for _ in range(SLOTS):
-        here.ask(HOG, tokens=LARGE)
-    assert here.held(HOG) == SLOTS
-
-
-def test_small_prompts_of_somebody_are_read_many_at_once_beside_others() -> None:
-    here = unread()
-    for _ in range(SLOTS):
-        here.ask(HOG)
-    assert here.held(HOG) == 1 + SLOTS
-
-
-def test_a_prompt_whose_client_left_counts_until_one_that_came_later_is_answered() -> None:
-    here = unread()
+def test_a_prompt_whose_client_left_counts_until_one_that_came_later_is_answered_or_for_a_second() -> None:
+    here, silent = unread(), unread()
     here.now += 0.01
-    for lease in [here.asked(HOG, tokens=LARGE), here.asked(HOG, tokens=LARGE)]:
-        here.leave(lease)
-    here.ask(HOG, tokens=LARGE)
-    assert here.held(HOG) == 1
+    for world in (here, silent):
+        for lease in [world.asked(HOG, tokens=LARGE), world.asked(HOG, tokens=LARGE)]:
+            world.leave(lease)
+        world.ask(HOG, tokens=LARGE)
+        assert world.held(HOG) == 1
     here.now += 0.01
     here.asked(OTHER).commit(here.now)
     here.router.serve_waiting(here.now)
     assert here.held(HOG) == 2
-
-
-def test_a_prompt_whose_client_left_counts_for_a_second_at_most() -> None:
-    here = unread()
-    for lease in [here.asked(HOG, tokens=LARGE), here.asked(HOG, tokens=LARGE)]:
-        here.leave(lease)
-    here.now += 0.5
-    here.ask(OTHER)
-    here.ask(HOG, tokens=LARGE)
-    assert here.held(HOG) == 1
-    here.now += 0.5
-    here.router.serve_waiting(here.now)
-    assert here.held(HOG) == 2
+    silent.now += 0.5
+    silent.ask(OTHER)
+    assert silent.held(HOG) == 1
+    silent.now += 0.5
+    silent.router.serve_waiting(silent.now)
+    assert silent.held(HOG) == 2
 
 
 def test_what_is_to_be_answered_as_a_whole_is_read_before_that() -> None:
@@ -302,7 +267,7 @@ def test_what_is_to_be_answered_as_a_whole_is_read_before_that() -> None:
     assert here.held(HOG) == 1 + 4
 
 
-def test_a_long_prompt_comes_after_those_that_others_have_sent() -> None:
+def test_a_long_prompt_comes_after_those_that_others_have_sent_for_half_a_second_at_most() -> None:
     here = unread()
     here.now += 0.01
     others = [here.asked(OTHER), here.asked(OTHER)]
@@ -315,9 +280,6 @@ def test_a_long_prompt_comes_after_those_that_others_have_sent() -> None:
     here.open[-1].commit(here.now)
     here.router.serve_waiting(here.now)
     assert here.held(HOG) == 2
-
-
-def test_a_long_prompt_waits_for_others_half_a_second_at_most() -> None:
     here = unread()
     here.ask(OTHER)
     here.ask(OTHER)
