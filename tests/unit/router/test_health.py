@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,21 +17,16 @@ from cellgate.router.health import (
     STALLS,
     STEPS,
     UNSEEN_S,
-    CommonCause,
     find_stall,
     hides_work,
-    shared_fates,
     stall_limit_s,
 )
 from cellgate.router.learning import ANSWERS, SLOWEST_STEP_S
 from cellgate.router.nouns import (
     Ask,
-    Cell,
     Evidence,
     Fleet,
     Load,
-    Node,
-    Role,
     Rules,
     Sign,
     Strength,
@@ -409,38 +403,3 @@ def test_neither_a_unit_that_answers_something_nor_few_units_nor_fatal_evidence_
         for name in made.units:
             fail(made, name, NOW + 3.0)
         assert down(made) == "ab"[:units]
-
-
-# What units that fail together share.
-
-
-@pytest.mark.parametrize(
-    ("places", "fallen", "causes"),
-    [
-        # The narrowest place that explains all is named.
-        (["z/s1/l1 z/s1/l2", "z/s1/l1", "z/s1/l2", "z/s2/l9"], "abc", [(("z", "s1"), ("a", "b", "c"))]),
-        # One where a unit works is not to blame, nor is one where nobody else is, nor none.
-        (["z/l1", "z/l1", "z/l1"], "ab", []),
-        (["z/l1", "z/l2"], "a", []),
-        (["", ""], "ab", []),
-        # Two switches are two fates.
-        (
-            ["z/l1", "z/l1", "z/l2", "z/l2", "z/l3"],
-            "abcd",
-            [(("z", "l1"), ("a", "b")), (("z", "l2"), ("c", "d"))],
-        ),
-    ],
-)
-def test_units_that_fail_together_share_a_place(places: list[str], fallen: str, causes: list[Any]) -> None:
-    units = []
-    for name, spots in zip("abcde", places, strict=False):
-        nodes = tuple(
-            Node(f"{name}-{at}", Role.FOLLOWER if at else Role.LEADER, place=tuple(spot.split("/")))
-            for at, spot in enumerate(spots.split())
-        )
-        units.append(Unit(name, "c", f"http://{name}", nodes=nodes))
-    made = Board(RULES)
-    made.configure(Fleet((Cell("c"),), tuple(units)), 0.0)
-    for name in fallen:
-        fail(made, name, NOW, Strength.FATAL)
-    assert shared_fates(made) == [CommonCause(*cause) for cause in causes]
