@@ -87,46 +87,97 @@ def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
     ]
 
 
-def test_a_unit_nobody_has_looked_at_says_so() -> None:
-    text = told(board().units["a1"], now=91.0)
-    assert text.startswith("a1 is starting, for 1.0 s: no probe has answered yet.")
-    assert (
-        "When it passes, then it gets requests, 10% of its share at first and all of it after 10 s." in text
+OLD = Evidence("a1", Sign.BAD, Strength.STRONG, "request", "the connection broke", 99.0)
+READ = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started at 5", 101.0, epoch="5")
+READ_AGAIN = replace(READ, reason="started at 6", at=200.0, epoch="6")
+LATE = Evidence("a1", Sign.BAD, Strength.WEAK, "readiness", "GET /health: timeout", 205.0)
+OPEN = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "agent", "not a cellgate agent", 206.0, node="a1-1")
+WELL = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, node="a1-0")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "now", "words"),
+    [
+        (
+            [],
+            91.0,
+            "a1 is starting, for 1.0 s: no probe has answered yet.…When it passes, then it gets requests, "
+            "10% of its share at first and all of it after 10 s.",
+        ),
+        ([PASSED], 104.0, "a1 is in…Slow start: it gets 40% of its share now, all of it in 6.0 s."),
+        (
+            [PASSED, FAILED],
+            200.4,
+            "a1 is suspect, for 0.4 s: no token within 1.25 s (canary, 0.4 s ago).…If it passes",
+        ),
+        (
+            [PASSED, REFUSED],
+            210.0,
+            "a1 is down, for 10.0 s: connection refused (requests of clients, 10.0 s ago).…within 0.8 s. 2 "
+            "must pass in a row; then it…You can make sure that its engine runs and listens at http://10.0.0.1:8000",
+        ),
+        (
+            [PASSED, REFUSED, replace(PASSED, at=209.0)],
+            210.0,
+            "a1 is still out of rotation: it was down, and has answered again for 1.0 s.…1 of 2 have passed",
+        ),
+        (
+            [PASSED, GONE],
+            210.0,
+            "a1 is down, for 10.0 s: process 33 is gone (agent of node a1-1, 10.0 s ago).…"
+            "Next: it stays out until agent of node a1-1 reports no fault; then…"
+            "You can check node a1-1: let a process that is stopped go on",
+        ),
+        (
+            [PASSED, GONE, replace(GONE, node="a1-0", reason="process 7 is stopped", at=201.0)],
+            210.0,
+            "a1 is down…Open fault: agent of node a1-0: process 7 is stopped.…"
+            "until agent of node a1-0 and agent of node a1-1 reports",
+        ),
+        (
+            [PASSED, LATE, OPEN, WELL],
+            210.0,
+            "a1…No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago).…"
+            "Also bad: GET /health: timeout (readiness, 5.0 s ago).…"
+            "Last good evidence: agent of node a1-0 (3.0 s ago), canary (1m 50s ago).",
+        ),
+        ([PASSED, replace(OLD, at=101.0)], 210.0, "a1…the connection broke"),
+        ([PASSED, READ, READ_AGAIN], 210.0, "a1…started at 6 (engine_metrics, 10.0 s ago)."),
+    ],
+)
+def test_evidence_is_told_with_what_comes_next(evidence: list[Evidence], now: float, words: str) -> None:
+    """`…` stands for any words."""
+    pattern = ".*".join(map(re.escape, words.split("…")))
+    assert re.match(pattern, told(board(*evidence).units["a1"], now), re.DOTALL)
+
+
+def test_what_has_been_answered_and_a_reading_of_the_epoch_are_no_news() -> None:
+    assert "the connection broke" not in told(board(OLD, PASSED).units["a1"])
+    assert "started at 5" not in told(board(PASSED, READ).units["a1"])
+
+
+def test_what_keeps_requests_from_a_unit_that_is_up_is_told() -> None:
+    state = up()
+    state.restart_suspected_at = 209.5
+    text = told(state, canary_s=0.0)
+    assert text.startswith("a1 gets no requests for now: it closed a connection unexpectedly 0.5 s ago")
+    assert "Next: a canary (a request for one token) is in flight." in text
+    assert "the suspicion of a restart, and so do 4.5 s without another cut." in text
+    state = up()
+    state.answered_at = 205.0
+    text = told(state, panic_at=207.0)
+    assert text.startswith("a1 is kept in rotation, although it has not answered for 5.0 s")
+    assert "in 27.0 s at the latest" in text
+    assert "You can check the network of this gate first" in text
+    state = up()
+    state.outlier = Outlier(0.5)
+    text = told(state)
+    slow = (
+        "a1 is in rotation, for 1m 50s, but slow: a token takes 2.0 times as long as on other units of its "
     )
-
-
-def test_a_suspect_waits_for_its_canary() -> None:
-    text = told(board(PASSED, FAILED).units["a1"], now=200.4, canary_s=0.0)
-    assert text.startswith("a1 is suspect, for 0.4 s: no token within 1.25 s (canary, 0.4 s ago).")
-    assert "Next: a canary (a request for one token) is in flight. If it passes" in text
-
-
-def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
-    text = told(board(PASSED, REFUSED).units["a1"])
-    assert text.startswith("a1 is down, for 10.0 s: connection refused (requests of clients, 10.0 s ago).")
-    assert "Next: a canary (a request for one token) within 0.8 s. 2 must pass in a row; then it" in text
-    assert "You can make sure that its engine runs and listens at http://10.0.0.1:8000" in text
-
-
-def test_a_unit_on_its_way_back_counts_what_has_passed() -> None:
-    again = replace(PASSED, at=209.0)
-    text = told(board(PASSED, REFUSED, again).units["a1"])
-    assert text.startswith("a1 is still out of rotation: it was down, and has answered again for 1.0 s.")
-    assert "1 of 2 have passed" in text
-
-
-def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
-    text = told(board(PASSED, GONE).units["a1"], canary_s=None)
-    assert text.startswith("a1 is down, for 10.0 s: process 33 is gone (agent of node a1-1, 10.0 s ago).")
-    assert "Next: it stays out until agent of node a1-1 reports no fault; then" in text
-    assert "You can check node a1-1: let a process that is stopped go on" in text
-
-
-def test_a_second_fault_is_told_beside_the_one_that_decided() -> None:
-    other = replace(GONE, node="a1-0", reason="process 7 is stopped", at=201.0)
-    text = told(board(PASSED, GONE, other).units["a1"], canary_s=None)
-    assert "Open fault: agent of node a1-0: process 7 is stopped." in text
-    assert "until agent of node a1-0 and agent of node a1-1 reports" in text
+    assert text.startswith(slow)
+    assert "Its share of requests is 50% smaller, as it is slow." in text
+    assert "You can compare clocks, temperatures and links" in text
 
 
 def test_an_operators_will_is_told_first() -> None:
@@ -140,79 +191,15 @@ def test_an_operators_will_is_told_first() -> None:
     assert "cellgate undrain a1" in text
 
 
-def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
-    state = up()
-    state.restart_suspected_at = 209.5
-    text = told(state, canary_s=0.0)
-    assert text.startswith("a1 gets no requests for now: it closed a connection unexpectedly 0.5 s ago")
-    assert (
-        "Any progress of the unit ends the suspicion of a restart, and so do 4.5 s without another cut."
-        in text
-    )
-
-
-def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
-    state = up()
-    state.answered_at = 205.0
-    text = told(state, panic_at=207.0)
-    assert text.startswith("a1 is kept in rotation, although it has not answered for 5.0 s")
-    assert "in 27.0 s at the latest" in text
-    assert "You can check the network of this gate first" in text
-
-
-def test_a_full_unit_says_what_its_bound_is() -> None:
-    made = board(PASSED)
-    for _ in range(2):
-        made.open("a1", STREAM, 209.9, retry=False)
-    text = told(made.units["a1"])
-    assert text.startswith("a1 is in rotation, but full: 2 of 2 requests are in flight")
-    assert "raise its max_in_flight" in text
-
-
-def test_silence_is_told_beside_what_is_allowed() -> None:
+def test_silence_is_told_beside_what_is_allowed_and_a_full_unit_says_what_its_bound_is() -> None:
     made = board(PASSED)
     made.open("a1", STREAM, 209.3, retry=False)
     assert "Stalled for 0.7 s; with its present work up to 1.0 s are normal." in told(made.units["a1"])
     assert "Stalled" not in told(made.units["a1"], now=209.4)
-
-
-def test_a_slow_unit_says_how_slow_and_what_that_costs_it() -> None:
-    state = up()
-    state.outlier = Outlier(0.5)
-    text = told(state)
-    assert text.startswith(
-        "a1 is in rotation, for 1m 50s, but slow: a token takes 2.0 times as long as on other units of its "
-    )
-    assert "Its share of requests is 50% smaller, as it is slow." in text
-    assert "You can compare clocks, temperatures and links" in text
-
-
-def test_a_slow_start_says_how_far_it_has_come() -> None:
-    text = told(board(PASSED).units["a1"], now=104.0)
-    assert "Slow start: it gets 40% of its share now, all of it in 6.0 s." in text
-
-
-def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None:
-    late = Evidence("a1", Sign.BAD, Strength.WEAK, "readiness", "GET /health: timeout", 205.0)
-    open_ = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "agent", "not a cellgate agent", 206.0, node="a1-1")
-    well = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, node="a1-0")
-    text = told(board(PASSED, late, open_, well).units["a1"])
-    assert "Also bad: GET /health: timeout (readiness, 5.0 s ago)." in text
-    assert "No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago)." in text
-    assert "Last good evidence: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
-
-
-def test_what_was_said_before_a_unit_came_up_has_been_answered() -> None:
-    old = Evidence("a1", Sign.BAD, Strength.STRONG, "request", "the connection broke", 99.0)
-    assert "the connection broke" not in told(board(old, PASSED).units["a1"])
-    assert "the connection broke" in told(board(PASSED, replace(old, at=101.0)).units["a1"])
-
-
-def test_a_reading_of_the_epoch_is_no_news() -> None:
-    read = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started at 5", 101.0, epoch="5")
-    assert "started at 5" not in told(board(PASSED, read).units["a1"])
-    text = told(board(PASSED, read, replace(read, reason="started at 6", at=200.0, epoch="6")).units["a1"])
-    assert "started at 6 (engine_metrics, 10.0 s ago)." in text
+    made.open("a1", STREAM, 209.9, retry=False)
+    text = told(made.units["a1"])
+    assert text.startswith("a1 is in rotation, but full: 2 of 2 requests are in flight")
+    assert "raise its max_in_flight" in text
 
 
 @pytest.mark.parametrize(
@@ -304,16 +291,15 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-@pytest.mark.parametrize(
-    "colour", ["ink", "muted", "up", "suspect", "down", "starting", "probation", "drained"]
-)
-def test_every_word_can_be_read_in_both_themes(theme: dict[str, str], colour: str) -> None:
+def test_every_word_can_be_read_in_both_themes(theme: dict[str, str]) -> None:
     # 4.5 is what WCAG 2.2 AA asks of text of this size.
-    assert contrast(theme[colour], theme["card"]) >= 4.5
+    colours = ["ink", "muted", "up", "suspect", "down", "starting", "probation", "drained"]
+    assert [each for each in colours if contrast(theme[each], theme["card"]) < 4.5] == []
 
 
-def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+def test_the_page_asks_for_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:
     assert not re.search(r"https?://|//[a-z]+\.|@import|<link(?! rel=\"icon\" href=\"data:,\")| src=", TEXT)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", TEXT)
 
 
 def test_the_policy_lets_only_this_script_and_this_style_run() -> None:
@@ -325,10 +311,6 @@ def test_the_policy_lets_only_this_script_and_this_style_run() -> None:
     assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", policy["script-src"])
     assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", policy["style-src"])
     assert policy["script-src"] != policy["style-src"]
-
-
-def test_nothing_is_ever_read_as_html() -> None:
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", TEXT)
 
 
 # Which requests the health process answers itself.
@@ -403,36 +385,22 @@ def test_a_new_one_says_that_the_gate_is_starting(sides: tuple[SharedStatus, Sha
     )
 
 
-def test_the_last_word_counts_shorter_or_longer(sides: tuple[SharedStatus, SharedStatus]) -> None:
+def test_the_last_whole_word_counts_shorter_or_longer_but_for_one_that_does_not_fit(
+    sides: tuple[SharedStatus, SharedStatus],
+) -> None:
     gate, health_process = sides
-    for body in (b"x" * 1000, b"", b"yes"):
+    for body in (b"x" * 1000, b"", b"whole"):
         gate.publish(True, body)
         assert health_process.read() == PublishedStatus(7.0, True, body)
-
-
-def test_a_record_that_is_only_half_written_is_not_believed(sides: tuple[SharedStatus, SharedStatus]) -> None:
-    gate, health_process = sides
-    gate.publish(True, b"whole")
-    assert health_process.read().body == b"whole"
     with mmap.mmap(gate.fd, SIZE) as memory:
         position = memory.find(b"whole")
         memory[position : position + 2] = b"ne"
     assert health_process.read() == PublishedStatus(7.0, True, b"whole")
     gate.publish(False, b"new")
     assert health_process.read() == PublishedStatus(7.0, False, b"new")
-
-
-def test_a_body_that_does_not_fit_is_replaced_by_a_short_one(
-    sides: tuple[SharedStatus, SharedStatus],
-) -> None:
-    gate, health_process = sides
     gate.publish(True, b"x" * SIZE)
     assert health_process.read().ready
     assert health_process.read().body.startswith(b'{"ready": true, "reason": "too many units')
-
-
-def test_after_its_end_nothing_is_published() -> None:
-    """A gate that fails at its start ends its parts while its timer still runs."""
-    gate = SharedStatus()
-    gate.close()
-    gate.publish(True, b"late")
+    (late := SharedStatus()).close()
+    # A gate that fails at its start ends its parts while its timer still runs.
+    late.publish(True, b"late")

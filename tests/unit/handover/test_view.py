@@ -57,22 +57,9 @@ def test_what_was_known_is_known() -> None:
     assert new.units["b"].case.because is not None
     assert new.units["b"].case.because.reason == "so it is"
     assert drained(new) == ["d"]
-
-
-def test_the_same_incarnation_is_no_other_one_to_the_successor() -> None:
-    old, new = known(), board(*"abcde")
-    handed(old).apply(new)
-    verdicts = []
-    for epoch in ("e1", "e2"):
+    for epoch, verdict in (("e1", Verdict.UP), ("e2", Verdict.STARTING)):
         say(new, "a", Sign.GOOD, epoch=epoch)
-        verdicts.append(new.units["a"].case.verdict)
-    assert verdicts == [Verdict.UP, Verdict.STARTING]
-
-
-def test_a_unit_at_another_address_is_another_unit() -> None:
-    new = board("a", host="elsewhere")
-    handed(known()).apply(new)
-    assert new.units["a"].case.verdict is Verdict.STARTING
+        assert new.units["a"].case.verdict is verdict, "the same incarnation is no other one"
 
 
 def test_what_is_configured_wins_over_what_was_found_out() -> None:
@@ -80,6 +67,9 @@ def test_what_is_configured_wins_over_what_was_found_out() -> None:
     new.configure(Fleet(units=(Unit("a", "c", "http://h/a", models=("mine",), engine="sglang"),)), NOW)
     handed(old).apply(new)
     assert (new.units["a"].models, new.units["a"].engine) == (frozenset({"mine"}), "sglang")
+    new = board("a", host="elsewhere")
+    handed(old).apply(new)
+    assert new.units["a"].case.verdict is Verdict.STARTING, "at another address it is another unit"
 
 
 def test_a_view_of_another_version_says_nothing() -> None:
@@ -90,23 +80,18 @@ def test_a_view_of_another_version_says_nothing() -> None:
     assert view.is_warm(new, may_come=True)
 
 
-def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used() -> None:
+@pytest.mark.parametrize("is_down", [False, True])
+def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used(is_down: bool) -> None:
     new = board(*"abcde")
     view = handed(known())
     view.apply(new)
     assert not view.is_warm(new, may_come=False)
     new.units["a"].answered_at = NOW
     assert not view.is_warm(new, may_come=False), "c is used as well"
-    new.units["c"].answered_at = NOW
-    assert view.is_warm(new, may_come=False)
-
-
-def test_a_unit_that_the_successor_finds_down_holds_nothing_up() -> None:
-    new = board(*"abcde")
-    view = handed(known())
-    view.apply(new)
-    new.units["a"].answered_at = NOW
-    say(new, "c", Sign.BAD, Strength.FATAL)
+    if is_down:
+        say(new, "c", Sign.BAD, Strength.FATAL)
+    else:
+        new.units["c"].answered_at = NOW
     assert view.is_warm(new, may_come=False)
 
 
@@ -118,6 +103,9 @@ def test_one_that_uses_no_unit_is_not_warm_where_the_gate_before_used_one() -> N
     say(new, "z", Sign.GOOD)
     new.units["z"].answered_at = NOW
     assert view.is_warm(new, may_come=False)
+    new, view = board("a"), handed(board("a"))
+    view.apply(new)
+    assert view.is_warm(new, may_come=False), "where none was used there is nothing to wait for"
 
 
 @pytest.mark.parametrize("may_come", [True, False])
@@ -132,10 +120,3 @@ def test_units_that_are_yet_to_be_discovered_are_waited_for(may_come: bool) -> N
     assert new.units["c"].case.verdict is Verdict.SUSPECT
     new.units["c"].answered_at = NOW
     assert view.is_warm(new, may_come=may_come)
-
-
-def test_where_no_unit_was_used_there_is_nothing_to_wait_for() -> None:
-    old, new = board("a"), board("a")
-    view = handed(old)
-    view.apply(new)
-    assert view.is_warm(new, may_come=False)
