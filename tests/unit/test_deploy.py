@@ -41,36 +41,31 @@ CONFIGURATIONS = sorted(set(DEPLOY.rglob("cellgate*.yaml")) - set(DEPLOY.glob("r
 
 
 @pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
-def test_kubernetes_knows_every_field(folder: Path) -> None:
-    assert things(folder)
-    for thing in things(folder):
+def test_kubernetes_knows_every_field_selectors_mean_pods_and_gates_have_time_for_streams(
+    folder: Path,
+) -> None:
+    described = things(folder)
+    pods = [template["metadata"]["labels"] for thing in described for template in pod_templates(thing)]
+    for thing in described:
         validate(thing)
+        if thing["kind"] in ("Service", "PodDisruptionBudget"):
+            assert any(selects(thing["spec"]["selector"], labels) for labels in pods), thing
+    gates = [pod for container, pod in containers(described) if container["name"] == "cellgate"]
+    assert gates
+    assert all(pod["terminationGracePeriodSeconds"] > needed_s(folder / "cellgate.yaml") for pod in gates)
+
+
+def needed_s(file: Path) -> float:
+    """What a gate with this configuration needs to end."""
+    timeouts = yaml.safe_load(file.read_text())["timeouts"]
+    found: float = timeouts["drain_delay_s"] + timeouts["drain_s"]
+    return found
 
 
 def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containerz": []}}
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(pod)
-
-
-@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
-def test_selectors_and_budgets_mean_the_pods_that_are_there(folder: Path) -> None:
-    described = things(folder)
-    pods = [template["metadata"]["labels"] for thing in described for template in pod_templates(thing)]
-    for thing in described:
-        if thing["kind"] in ("Service", "PodDisruptionBudget"):
-            assert any(selects(thing["spec"]["selector"], labels) for labels in pods), thing["metadata"][
-                "name"
-            ]
-
-
-@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
-def test_gates_have_the_time_that_their_streams_need(folder: Path) -> None:
-    timeouts = yaml.safe_load((folder / "cellgate.yaml").read_text())["timeouts"]
-    needed_s = timeouts["drain_delay_s"] + timeouts["drain_s"]
-    gates = [pod for container, pod in containers(things(folder)) if container["name"] == "cellgate"]
-    assert gates
-    assert all(pod["terminationGracePeriodSeconds"] > needed_s for pod in gates)
 
 
 def test_the_gate_of_a_cell_may_read_pods_and_nothing_else() -> None:
@@ -99,29 +94,24 @@ def test_what_stays_for_the_gate_goes_when_the_gate_has_gone() -> None:
     assert [each.wait(30) for each in waiting] == [0] * 4
 
 
-@pytest.mark.parametrize("file", CONFIGURATIONS, ids=by_folder)
-def test_every_configuration_is_good(file: Path) -> None:
-    assert load(str(file), Overrides(), {"POD_NAME": "big-0"}).fleet is not None
+def test_every_configuration_is_good() -> None:
+    assert len(CONFIGURATIONS) > 3
+    for file in CONFIGURATIONS:
+        assert load(str(file), Overrides(), {"POD_NAME": "big-0"}).fleet is not None, file
 
 
-@pytest.mark.parametrize("file", TASKS, ids=by_folder)
-def test_ecs_takes_every_task_definition(file: Path) -> None:
-    definition = cast("Thing", json.loads(file.read_text()))
+def test_ecs_takes_every_task_definition_and_a_gate_ends_before_it_is_killed() -> None:
     with mock_aws():
         # boto3 checks all fields against the API's own model before it asks.
         client = boto3.client("ecs", "eu-west-1", aws_access_key_id="none", aws_secret_access_key="none")
-        made = client.register_task_definition(**definition)["taskDefinition"]
-    assert made["family"] == definition["family"]
-    assert all(container.get("stopTimeout", 0) <= 120 for container in made["containerDefinitions"])
-
-
-@pytest.mark.parametrize(
-    ("task", "file"), [("gate", "cellgate"), ("sidecar", "cellgate-sidecar")], ids=["cell", "sidecar"]
-)
-def test_a_gate_on_ecs_ends_before_it_is_killed(task: str, file: str) -> None:
-    timeouts = yaml.safe_load((DEPLOY / "ecs" / f"{file}.yaml").read_text())["timeouts"]
-    gate = ecs_containers(task)["cellgate"]
-    assert timeouts["drain_delay_s"] + timeouts["drain_s"] < gate["stopTimeout"]
+        for file in TASKS:
+            definition = cast("Thing", json.loads(file.read_text()))
+            made = client.register_task_definition(**definition)["taskDefinition"]
+            assert made["family"] == definition["family"]
+            assert all(container.get("stopTimeout", 0) <= 120 for container in made["containerDefinitions"])
+    for task, name in (("gate", "cellgate"), ("sidecar", "cellgate-sidecar")):
+        gate = ecs_containers(task)["cellgate"]
+        assert needed_s(DEPLOY / "ecs" / f"{name}.yaml") < gate["stopTimeout"]
 
 
 def ecs_containers(task: str) -> dict[str, Thing]:
@@ -148,9 +138,6 @@ def test_compose_has_all_that_it_mounts_and_builds_and_is_reached_from_this_mach
             assert (DEPLOY / "compose" / volume.partition(":")[0]).is_file(), volume
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service.get("build", {}).get("target", "runtime") in stages
-
-
-def test_the_ingress_of_compose_is_the_one_that_the_gate_trusts() -> None:
     gate = yaml.safe_load((DEPLOY / "compose" / "cellgate.yaml").read_text())
     assert gate["trusted"] == [compose()["ingress"]["networks"]["cell"]["ipv4_address"]]
 
@@ -167,14 +154,13 @@ def test_haproxy_of_compose_is_the_one_that_is_tested() -> None:
     assert ours[-1].replace("gate", "x").split()[3:] == ["agent-addr", "x", "agent-port", "9902"]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("with-*.md")), ids=lambda page: page.stem)
-def test_what_stands_on_the_pages_of_others_is_good(page: Path, tmp_path: Path) -> None:
-    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+def test_what_stands_on_the_pages_of_others_is_good(tmp_path: Path) -> None:
+    pages = [page.read_text() for page in sorted((ROOT / "docs").glob("with-*.md"))]
+    for block in [block for page in pages for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]:
         thing = yaml.safe_load(block)
         if "kind" in thing:
             validate(thing)
-        else:
-            (tmp_path / "cellgate.yaml").write_text(
-                yaml.safe_dump({"cells": thing.get("config", thing)["cells"]})
-            )
-            assert load(str(tmp_path / "cellgate.yaml"), Overrides(), {}).fleet is not None
+            continue
+        file = tmp_path / "cellgate.yaml"
+        file.write_text(yaml.safe_dump({"cells": thing.get("config", thing)["cells"]}))
+        assert load(str(file), Overrides(), {}).fleet is not None, block

@@ -114,23 +114,10 @@ def is_tool(each: Typed) -> bool:
     )
 
 
-def test_every_extra_is_one() -> None:
+def test_every_extra_is_one_and_what_is_applied_is_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = [
-        (each, extra) for each in typed("pip") for extra in re.findall(r"cellgate\[([\w-]+)\]", str(each))
-    ]
-    assert [f"{each.page}: {each}" for each, extra in named if extra not in extras] == []
-
-
-def test_what_is_applied_is_there() -> None:
-    folders = [
-        (each, word)
-        for each in typed("kubectl")
-        for word in each.words
-        if word.startswith("deploy/") and "-k" in each.words
-    ]
-    assert [
-        f"{each.page}: {each}"
-        for each, folder in folders
-        if not (ROOT / folder / "kustomization.yaml").is_file()
-    ] == []
+    named = [(each, name) for each in typed("pip") for name in re.findall(r"cellgate\[([\w-]+)\]", str(each))]
+    assert [f"{each.page}: {each}" for each, name in named if name not in extras] == []
+    for each in typed("kubectl"):
+        folders = [word for word in each.words if word.startswith("deploy/") and "-k" in each.words]
+        assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in folders), each

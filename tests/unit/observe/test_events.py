@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cellgate.proxy.app import App
+from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog
 from cellgate.proxy.observe.log import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.request.response import Response
@@ -190,6 +193,18 @@ def test_what_the_network_does_is_no_defect() -> None:
     told.fail(TimeoutError(110, "it took too long"))
     told.fail(None)
     assert (told.defects.count, len(told.lines)) == (0, 2)
+
+
+@pytest.mark.parametrize(("error", "is_said"), [(ConfigError(["no"]), False), (KeyError("x"), True)])
+async def test_a_reload_that_fails_by_a_defect_is_said(error: Exception, *, is_said: bool) -> None:
+    async def fail() -> str:
+        raise error
+
+    said: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+    await asyncio.wait([task := asyncio.create_task(fail())])
+    App._reloaded(cast("Any", SimpleNamespace(_reloads={task})), task)
+    assert said == ([error] if is_said else [])
 
 
 def failing(error: Exception) -> Any:
