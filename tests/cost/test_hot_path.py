@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
 from types import CodeType
 
+import orjson
 import pytest
 
+from cellgate.proxy.config.settings import KeySettings
 from tests.cost.bench import Bench, Cost, counted
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
 
@@ -75,15 +80,60 @@ MEASURES: dict[Callable[[Bench], Cost], float] = {
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.__name__)
-def test_it_costs_no_more_than_it_did(measure: Callable[[Bench], Cost]) -> None:
-    async def measured() -> Cost:
-        bench = Bench(asyncio.get_running_loop())
-        try:
-            measure(bench)
-            return measure(bench)
-        finally:
-            bench.close()
-
-    cost = asyncio.run(measured())
+async def test_it_costs_no_more_than_it_did(measure: Callable[[Bench], Cost]) -> None:
+    bench = Bench(asyncio.get_running_loop())
+    try:
+        measure(bench)
+        cost = measure(bench)
+    finally:
+        bench.close()
     print(f"{measure.__name__}: {cost.each:.0f} bytecodes")
     assert cost.each <= MARGIN * MEASURES[measure], f"{cost.each:.0f} bytecodes, most of them here:\n{cost}"
+
+
+# What keys and limits cost: nothing where they are off, and little where they are on.
+
+KEY_LIMITS = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "in_flight": 10**6}
+TENANT_LIMITS = {"tokens_per_minute": 10**12, "cost_per_month": 10**6}
+PLAIN_MORE, CHUNK_MORE = 1200, 0
+"""The most bytecodes that a request, and a chunk, may take more."""
+
+
+@asynccontextmanager
+async def keyed_bench(folder: Path) -> AsyncIterator[Bench]:
+    """A bench with keys, limits on key and tenant, and prices."""
+    file = folder / "keys.jsonl"
+    lines = [
+        {
+            "key": "k",
+            "sha256": sha256(b"none").hexdigest(),
+            "tenant": "t",
+            "limits": KEY_LIMITS,
+            "models": ["m"],
+        },
+        {"tenant": "t", "limits": TENANT_LIMITS},
+        {"model": "m", "prompt": 1, "completion": 2},
+    ]
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    bench = Bench(asyncio.get_running_loop(), keys=KeySettings(str(file)))
+    assert bench.plane.accounting is not None
+    bench.plane.accounting.begin()
+    try:
+        yield bench
+    finally:
+        await bench.plane.accounting.close()
+        bench.close()
+
+
+async def test_with_keys_a_request_costs_a_little_more_and_a_chunk_nothing(tmp_path: Path) -> None:
+    found = []
+    off = Bench(asyncio.get_running_loop())
+    async with keyed_bench(tmp_path) as on:
+        for bench in (off, on):
+            plain(bench)
+            found.append((plain(bench).each, carried(bench).each))
+    off.close()
+    (request_off, chunk_off), (request_on, chunk_on) = found
+    print(f"a request {request_off:.0f} -> {request_on:.0f}, a chunk {chunk_off:.0f} -> {chunk_on:.0f}")
+    assert request_on - request_off <= PLAIN_MORE
+    assert chunk_on - chunk_off <= CHUNK_MORE
