@@ -11,8 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from tests.house.findings import Finding
-from tests.house.source import Source, sources
+from tests.house.source import Finding, Source
 
 FOREVER_S = 60.0
 CLOCKS = frozenset({"monotonic", "perf_counter", "process_time"})
@@ -52,18 +51,18 @@ SLEEPS_LEFT: dict[str, int] = {
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""
 
 
-def clocks_and_sleeps() -> list[Finding]:
+def clocks_and_sleeps(source: Source) -> list[Finding]:
     """Tests that read a clock, or sleep in real time more often than is left to their file."""
-    found = []
-    for source in sources("tests"):
-        if not source.path.name.startswith("test_") or _is_apart(_marks(source.tree)):
-            continue
-        path, left = str(source.path), SLEEPS_LEFT.get(str(source.path), 0)
-        reads, sleeps = of_file(source)
-        found += [Finding(f"{path}:{line}", "reads a clock, and is not marked `alone`") for line in reads]
-        if len(sleeps) != left:
-            lines = ", ".join(map(str, sleeps))
-            found.append(Finding(path, f"sleeps {len(sleeps)} times (lines {lines}); left to it are {left}"))
+    path = str(source.path)
+    if not (path.startswith("tests/") and source.path.name.startswith("test_")) or _is_apart(
+        _marks(source.tree)
+    ):
+        return []
+    reads, sleeps = of_file(source)
+    found = [Finding(f"{path}:{line}", "reads a clock, and is not marked `alone`") for line in reads]
+    if len(sleeps) != (left := SLEEPS_LEFT.get(path, 0)):
+        lines = ", ".join(map(str, sleeps))
+        found.append(Finding(path, f"sleeps {len(sleeps)} times (lines {lines}); left to it are {left}"))
     return found
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from tests.house.findings import Finding
-from tests.house.source import product, uses
+from tests.house.source import Finding, product, uses
 
 ORDER = (
     "cli",

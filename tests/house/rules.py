@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
-from tests.house import clocks, names, rooms, shapes
-from tests.house.findings import Finding
+from tests.house import clocks, layout, names, rooms, shapes
+from tests.house.source import FOLDERS, Finding, Source, sources
 
-RULES: dict[str, Callable[[], list[Finding]]] = {
+OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
+    "imports against the layout": layout.imports_refused,
+    "files that are named and not there": names.files_gone,
+    f"files over {shapes.FILE_LINES} lines": shapes.files_long,
+    f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,
+    "tests that read a clock or sleep": clocks.clocks_and_sleeps,
+}
+OF_THE_WHOLE: dict[str, Callable[[], list[Finding]]] = {
     "rooms without a place in the order": rooms.rooms_unknown,
     "arrows that run up": rooms.arrows_up,
     "circles of modules": rooms.circles,
     "names that mean two things": names.names_twice,
     "files of one name": names.files_twice,
-    "files that are named and not there": names.files_gone,
-    f"files over {shapes.FILE_LINES} lines": shapes.files_long,
-    f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,
     "subclasses of what is composed": shapes.subclasses,
-    "tests that read a clock or sleep": clocks.clocks_and_sleeps,
 }
+
+
+@lru_cache
+def in_files() -> Mapping[str, list[Finding]]:
+    """What the rules of a file find: each file is read once, and forgotten."""
+    found: dict[str, list[Finding]] = {rule: [] for rule in OF_A_FILE}
+    for source in sources(*FOLDERS):
+        for rule, find in OF_A_FILE.items():
+            found[rule] += find(source)
+    return found
+
+
+def of_rule(rule: str) -> list[Finding]:
+    return in_files()[rule]
+
+
+RULES = OF_THE_WHOLE | {rule: partial(of_rule, rule) for rule in OF_A_FILE}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.house.findings import Finding
-from tests.house.source import OUTSIDE, PRODUCT, product, sources
+from tests.house.source import Finding, Source, product
 
 FILE_LINES = 800
 FUNCTION_LINES = 50
@@ -17,20 +16,16 @@ COMPOSED = frozenset({"Exchange", "Gate", "Gateway", "Plane", "Search", "Selecti
 """Variants of these are fields and parts, not subclasses: two of them could not be had together."""
 
 
-def files_long() -> list[Finding]:
+def files_long(source: Source) -> list[Finding]:
     """Files with more lines than `FILE_LINES`."""
-    return [
-        Finding(str(source.path), f"{source.lines} lines")
-        for source in sources(*PRODUCT, *OUTSIDE)
-        if source.lines > FILE_LINES and str(source.path) != SHIPPED_ALONE
-    ]
+    is_long = source.lines > FILE_LINES and str(source.path) != SHIPPED_ALONE
+    return [Finding(str(source.path), f"{source.lines} lines")] if is_long else []
 
 
-def functions_long() -> list[Finding]:
+def functions_long(source: Source) -> list[Finding]:
     """Functions with more lines than `FUNCTION_LINES`, docstring and signature included."""
     return [
         Finding(f"{source.path} {name}", f"{lines} lines")
-        for source in sources(*PRODUCT, *OUTSIDE)
         for name, lines in _functions(source.tree, "")
         if lines > FUNCTION_LINES
     ]

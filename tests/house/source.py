@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("cellgate/router", "cellgate/policies", "cellgate/probes", "cellgate/proxy")
-OUTSIDE = ("loadtests", "tests")
+FOLDERS = ("cellgate", "loadtests", "tests")
+
+
+class Finding(NamedTuple):
+    """One place where a rule is broken."""
+
+    where: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,10 @@ class Source:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def sources(*folders: str) -> tuple[Source, ...]:
+def sources(*folders: str) -> Iterator[Source]:
     """All files of these folders."""
     paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return tuple(Source(path.relative_to(ROOT)) for path in paths)
+    return (Source(path.relative_to(ROOT)) for path in paths)
 
 
 @lru_cache

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import resource
+import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
 from cellgate.proxy.cli import admin_client, terminal
 from cellgate.proxy.cli.main import main
+from cellgate.proxy.cli.terminal import CommandError
+from cellgate.proxy.config.settings import Address
 from cellgate.proxy.observe.text import duration
 
 LIBRARIES = "import asyncio, http.client, pydantic.main, yaml"
@@ -103,21 +107,48 @@ def gate(
             thread.join()
 
 
+class Told(NamedTuple):
+    """What came of a command: its exit code, what it wrote, and the calls that the gate got."""
+
+    code: int
+    out: str
+    err: str
+    calls: list[str]
+
+
+class Ask(Protocol):
+    """Runs a command against a gate that gives this answer."""
+
+    def __call__(
+        self, command: str, answer: Any, *, status: int = 200, for_clients: bool = False
+    ) -> Told: ...
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    def ask(command: str, answer: Any, *, status: int = 200, for_clients: bool = False) -> Told:
+        with gate(status, answer, for_clients=for_clients) as played:
+            code = main([*shlex.split(command), "--admin", played.address])
+        out, err = capsys.readouterr()
+        return Told(code, out, err.replace(played.address, "ADDRESS"), played.calls)
+
+    return ask
+
+
 # units, drain, undrain
 
 
-def test_units_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    with gate(200, [UNIT_A1, UNIT_B1]) as played:
-        assert main(["units", "--admin", played.address]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_units_are_a_table(ask: Ask) -> None:
+    told = ask("units", [UNIT_A1, UNIT_B1])
+    assert (told.code, told.calls) == (0, ["GET /units None"])
+    assert told.out.splitlines() == [
         "UNIT  CELL  VERDICT        FOR    IN FLIGHT  RUNNING/WAITING  REASON",
         "a1    a     up             2h 3m  3 of 64    3/1              one token",
         "b1    b     down, drained  0s     0 of 64    -                refused?[2J",
     ]
-    assert played.calls == ["GET /units None"]
 
 
-def test_a_wide_table_has_all_that_helps_to_compare_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wide_table_has_all_that_helps_to_compare_units(ask: Ask) -> None:
     more = {
         "weight": 2.0,
         "url": "http://10.0.0.1:8000",
@@ -125,9 +156,7 @@ def test_a_wide_table_has_all_that_helps_to_compare_units(capsys: pytest.Capture
         "build": {"version": "vllm 0.11.0", "fingerprint": ""},
         "routing": {"prefill_tokens_s": 8000.0, "prefill_samples": 3, "queued_tokens": 1200},
     }
-    with gate(200, [UNIT_A1 | more]) as played:
-        assert main(["units", "-o", "wide", "--admin", played.address]) == 0
-    _, row = capsys.readouterr().out.splitlines()
+    _, row = ask("units -o wide", [UNIT_A1 | more]).out.splitlines()
     assert " ".join(row.split()).endswith(
         "3/1 both 2 10% 8,000 tokens/s 1,200 tokens vllm 0.11.0 llama http://10.0.0.1:8000 one token"
     )
@@ -143,19 +172,18 @@ def test_a_wide_table_has_all_that_helps_to_compare_units(capsys: pytest.Capture
         ),
     ],
 )
-def test_the_table_tells_what_else_keeps_requests_away(
-    more: dict[str, Any], verdict: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with gate(200, [UNIT_A1 | more]) as played:
-        assert main(["units", "--admin", played.address]) == 0
-    assert f"  {verdict}  2h 3m  " in capsys.readouterr().out
+def test_the_table_tells_what_else_keeps_requests_away(more: dict[str, Any], verdict: str, ask: Ask) -> None:
+    assert f"  {verdict}  2h 3m  " in ask("units", [UNIT_A1 | more]).out
 
 
-def test_why_prints_the_sentences_of_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
-    with gate(200, {"name": "a 1", "why": ["a 1 is out.", "Because: \x1b[2J."]}) as played:
-        assert main(["why", "a 1", "--admin", played.address]) == 0
-    assert capsys.readouterr().out == "a 1 is out.\nBecause: ?[2J.\n"
-    assert played.calls == ["GET /units/a%201 None"]
+def test_why_prints_the_sentences_of_a_unit(ask: Ask) -> None:
+    told = ask("why 'a 1'", {"name": "a 1", "why": ["a 1 is out.", "Because: \x1b[2J."]})
+    assert (told.code, told.out) == (0, "a 1 is out.\nBecause: ?[2J.\n")
+    assert told.calls == ["GET /units/a%201 None"]
+    for answer in list[Any]([[], {}, {"why": "because"}]):
+        told = ask("why a1", answer)
+        assert told.code == 1
+        assert "is not a gate's admin port" in told.err
 
 
 @pytest.mark.parametrize(
@@ -243,40 +271,25 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(command: str, code: in
     assert (done.returncode, done.stderr) == (code, says)
 
 
-@pytest.mark.parametrize("answer", [[], {}, {"why": "because"}])
-def test_why_of_what_is_no_gate_says_so(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with gate(200, answer) as played:
-        assert main(["why", "a1", "--admin", played.address]) == 1
-    assert "is not a gate's admin port" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["drain", "undrain"])
-def test_drain_and_undrain_send_the_token(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CELLGATE_ADMIN_TOKEN", "s3cret")
-    with gate(200, UNIT_A1) as played:
-        assert main([command, "a 1/2", "--admin", played.address]) == 0
-    assert played.calls == [f"POST /units/a%201%2F2/{command} Bearer s3cret"]
-
-
 @pytest.mark.parametrize(
     ("command", "says"), [("drain", "drained: no new"), ("undrain", "no longer drained")]
 )
-def test_a_whole_cell_is_drained_by_its_name(
-    command: str, says: str, capsys: pytest.CaptureFixture[str]
+def test_units_and_cells_are_drained_and_undrained_with_the_token(
+    command: str, says: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with gate(200, {"cell": "a/b", "units": [UNIT_A1, UNIT_B1]}) as played:
-        assert main([command, "--cell", "a/b", "--admin", played.address]) == 0
-    assert played.calls == [f"POST /cells/a%2Fb/{command} None"]
-    assert capsys.readouterr().out.startswith(f"cell a/b (a1, b1): {says}")
-    with gate(200, []) as played:
-        assert main([command, "--cell", "a", "--admin", played.address]) == 1
+    told = ask(f"{command} --cell a/b", {"cell": "a/b", "units": [UNIT_A1, UNIT_B1]})
+    assert (told.code, told.calls) == (0, [f"POST /cells/a%2Fb/{command} None"])
+    assert told.out.startswith(f"cell a/b (a1, b1): {says}")
+    assert ask(f"{command} --cell a", []).code == 1
+    monkeypatch.setenv("CELLGATE_ADMIN_TOKEN", "s3cret")
+    told = ask(f"{command} 'a 1/2'", UNIT_A1)
+    assert (told.code, told.calls) == (0, [f"POST /units/a%201%2F2/{command} Bearer s3cret"])
 
 
-def test_the_gate_chooses_the_unit_that_is_missed_least(capsys: pytest.CaptureFixture[str]) -> None:
-    with gate(200, UNIT_A1) as played:
-        assert main(["drain", "--least-valued", "--model", "m/1", "--admin", played.address]) == 0
-    assert played.calls == ["POST /scaling/drain?model=m%2F1 None"]
-    assert capsys.readouterr().out.startswith("a1: drained: no new")
+def test_the_gate_chooses_the_unit_that_is_missed_least(ask: Ask) -> None:
+    told = ask("drain --least-valued --model m/1", UNIT_A1)
+    assert (told.code, told.calls) == (0, ["POST /scaling/drain?model=m%2F1 None"])
+    assert told.out.startswith("a1: drained: no new")
 
 
 CHOICE = {
@@ -315,27 +328,23 @@ CHOICE = {
 }
 
 
-def test_explain_shows_the_outcome_and_each_term(capsys: pytest.CaptureFixture[str]) -> None:
-    with gate(200, CHOICE) as played:
-        asked = ["explain", "--model", "m/1", "--prompt-tokens", "10", "--ttft-ms", "500"]
-        assert main([*asked, "--admin", played.address]) == 0
-        shown = capsys.readouterr().out.splitlines()
-        assert main([*asked, "--json", "--admin", played.address]) == 0
-    assert json.loads(capsys.readouterr().out) == CHOICE
-    assert played.calls == ["GET /explain?model=m%2F1&prompt_tokens=10&ttft_ms=500 None"] * 2
-    outcome, _, head, row, note = shown
+def test_explain_shows_the_outcome_and_each_term(ask: Ask) -> None:
+    command = "explain --model m/1 --prompt-tokens 10 --ttft-ms 500"
+    told = ask(command, CHOICE)
+    assert (told.code, told.calls) == (0, ["GET /explain?model=m%2F1&prompt_tokens=10&ttft_ms=500 None"])
+    outcome, _, head, row, note = told.out.splitlines()
     assert outcome == "waits for about 1.500 s: no unit has room (policy prefix_affinity)"
     assert head.split()[:4] == ["UNIT", "CELL", "TOTAL", "QUEUE"]
     assert " ".join(row.split()) == (
         "a1 a 0.750 s 0.500 s 0.100 s 0.100 s - 0.050 s 8 of 8 no room; guessed: step"
     )
     assert note == "of 99 units?[2J"
+    assert json.loads(ask(f"{command} --json", CHOICE).out) == CHOICE
 
 
-def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with gate(200, []) as played:
-        assert main(["units", "--admin", played.address]) == 0
+    assert ask("units", []).code == 0
 
 
 @pytest.mark.parametrize(
@@ -356,25 +365,19 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
         (500, [], "the server at ADDRESS is not a gate's admin port: set that with --admin"),
     ],
 )
-def test_a_refusal_is_one_line_and_exit_code_1(
-    status: int, answer: Any, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with gate(status, answer) as played:
-        assert main(["drain", "x", "--admin", played.address]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("cellgate: " + says.replace("ADDRESS", played.address))
+def test_a_refusal_is_one_line_and_exit_code_1(status: int, answer: Any, says: str, ask: Ask) -> None:
+    told = ask("drain x", answer, status=status)
+    (line,) = told.err.splitlines()
+    assert (told.code, line.startswith(f"cellgate: {says}")) == (1, True), line
 
 
 @pytest.mark.parametrize(
     ("command", "status"), [("units", 404), ("why a1", 401), ("top", 404), ("drain a1", 401)]
 )
-def test_the_port_for_clients_is_said_to_be_that(
-    command: str, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {"error": {"message": "no", "type": "not_found_error", "param": None, "code": "unknown_path"}}
-    with gate(status, told, for_clients=True) as played:
-        assert main([*command.split(), "--admin", played.address]) == 1
-    assert capsys.readouterr().err.startswith(f"cellgate: {played.address} is the gate's port for clients")
+def test_the_port_for_clients_is_said_to_be_that(command: str, status: int, ask: Ask) -> None:
+    answer = {"error": {"message": "no", "type": "not_found_error", "param": None, "code": "unknown_path"}}
+    told = ask(command, answer, status=status, for_clients=True)
+    assert (told.code, told.err[:49]) == (1, "cellgate: ADDRESS is the gate's port for clients:")
 
 
 def test_a_gate_that_does_not_answer_is_given_up(
@@ -445,3 +448,102 @@ def test_a_call_takes_a_few_times_the_cpu_of_what_every_call_imports(command: li
 
     pairs = [(cpu_s("-m", "cellgate", *command), cpu_s("-c", LIBRARIES)) for _ in range(3)]
     assert min(ours / theirs for ours, theirs in pairs) < most
+
+
+# `events`, `events -f` and `units --watch`: each event and each change once, until Ctrl-C.
+
+
+def event(number: int, at: str = "2026-01-09T03:12:45.120Z") -> dict[str, Any]:
+    return {"id": number, "time": at, "kind": "flip", "line": f"unit a{number} up -> down\x1b"}
+
+
+def test_the_last_events_are_lines_or_objects(ask: Ask) -> None:
+    assert ask("events", [event(1), event(2)]).out.splitlines() == [
+        "2026-01-09T03:12:45.120Z  unit a1 up -> down?",
+        "2026-01-09T03:12:45.120Z  unit a2 up -> down?",
+    ]
+    shown = ask("events --json", [event(1), event(2)]).out.splitlines()
+    assert [json.loads(line) for line in shown] == [event(1), event(2)]
+    assert ask("events", []).out == ""
+
+
+def test_followed_events_are_shown_once_also_those_of_the_next_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list and the stream overlap; the stream ends, and a successor numbers from 1 again."""
+    later = "2026-01-09T03:20:00.000Z"
+    lists = iter([[event(7), event(8)], [event(8), event(1, later)]])
+    streams = iter([[event(8), event(9)], [event(1, later), event(2, later)]])
+
+    @contextmanager
+    def followed(_: object) -> Iterator[Iterator[dict[str, Any]]]:
+        yield iter(next(streams))
+
+    monkeypatch.setattr(admin_client, "followed", followed)
+    monkeypatch.setattr(admin_client, "events", lambda _: next(lists))
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", interrupted(slept, after=2))
+    assert main(["events", "-f"]) == 0
+    shown = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["a7", "a8", "a9", "a1", "a2"]
+
+
+def interrupted(slept: list[float], after: int) -> Any:
+    """A pause that Ctrl-C ends at some time."""
+
+    def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+        if len(slept) == after:
+            raise KeyboardInterrupt
+
+    return sleep
+
+
+def test_a_stream_is_read_until_it_ends() -> None:
+    body = b": heartbeat\n\nid: 1\nevent: flip\ndata: %s\n\n" % json.dumps(event(1)).encode()
+    with gate(200, body, "text/event-stream") as played, admin_client.followed(address(played)) as coming:
+        assert list(coming) == [event(1)]
+    assert played.calls == ["GET /events?follow=1 None"]
+
+
+def test_what_is_no_stream_is_no_gate() -> None:
+    with (
+        gate(200, []) as played,
+        pytest.raises(CommandError, match="is not a gate's admin port"),
+        admin_client.followed(address(played)),
+    ):
+        pass
+
+
+def address(played: Any) -> Address:
+    host, _, port = played.address.partition(":")
+    return Address(host, int(port))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, looks: Sequence[list[dict[str, Any]]], *flags: str) -> None:
+    """`units --watch` while the gate shows these, one after another."""
+    shown = iter(looks)
+    monkeypatch.setattr(admin_client, "units", lambda _: next(shown))
+    monkeypatch.setattr(time, "sleep", interrupted([], after=len(looks)))
+    assert main(["units", "--watch", *flags]) == 0
+
+
+LOOKS = [
+    [UNIT_A1, UNIT_B1],
+    [{**UNIT_A1, "in_flight": 9}, UNIT_B1],
+    [{**UNIT_A1, "verdict": "suspect"}, {**UNIT_B1, "drained": False}],
+]
+
+
+def test_a_watched_unit_is_shown_again_when_its_verdict_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(monkeypatch, LOOKS)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["UNIT", "a1", "b1", "a1", "b1"]
+    assert " suspect " in lines[3]
+    assert "drained" not in lines[4]
+    watched(monkeypatch, LOOKS, "-o", "json")
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [("a1", "up"), ("b1", "down"), ("a1", "suspect"), ("b1", "down")]
+    assert [(unit["name"], unit["verdict"]) for unit in shown] == told
