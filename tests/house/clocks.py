@@ -22,7 +22,6 @@ OTHER_RULES = frozenset({"alone", "nightly", "simulated"})
 
 SLEEPS_LEFT: dict[str, int] = {
     "tests/processes/test_agent_reports.py": 2,
-    "tests/processes/test_continued.py": 2,
     "tests/processes/test_handover.py": 1,
     "tests/processes/test_keys_sdks.py": 1,
     "tests/processes/test_recovery_in_kubernetes.py": 1,

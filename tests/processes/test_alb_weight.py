@@ -7,12 +7,14 @@ from functools import partial
 import pytest
 from moto.server import ThreadedMotoServer
 
-from loadtests.kit.gate import GateProcess
+from loadtests.kit.gate import GateProcess, Program
 from loadtests.kit.waiting import wait_until
 from loadtests.simunit.process import sim_units
 from tests.aws import REGION, make_balancer, pretend_credentials
+from tests.wire.process import program_after
 
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
+OFTEN = Program(tuple(program_after("from cellgate.proxy.extras.operator import alb; alb.PERIOD_S = 0.5")))
 
 
 def test_a_cell_that_loses_units_loses_weight_and_gets_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +40,7 @@ def _play() -> None:
 
     with (
         sim_units(["a1", "a2"], followers=1) as units,
-        GateProcess(units, settings=settings, operator=operator) as gate,
+        GateProcess(units, settings=settings, operator=operator, program=OFTEN) as gate,
     ):
         for weight, unit in ((50, units[0]), (0, units[1])):
             unit.kill()

@@ -6,25 +6,25 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import GateProcess, eventually
+from tests.wire.process import GateProcess, eventually, metrics
 
 MODEL = "sim"
 MESSAGES: Any = [{"role": "user", "content": "Tell me about gates."}]
 TOKENS = 200
 STREAMS = 8
-SHOWN_S = 0.6
-"""After that some of each stream has been shown, and by far not all."""
+SHOWN = 20 * STREAMS
+"""Tokens of both units after which some of each stream has been shown, and by far not all."""
+LONGER = 8.0
+"""By so much a unit that will break is slowed down: no stream of it ends before."""
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "messages": MESSAGES,
@@ -40,6 +40,8 @@ BREAKS: dict[str, Callable[[SimUnit], object]] = {
     "follower frozen": lambda unit: unit.signal_follower(signal.SIGSTOP),
     "error in the stream": lambda unit: unit.fault("in_stream_error", after_tokens=50),
 }
+MARKS = dict.fromkeys(("leader killed", "leader frozen"), pytest.mark.nightly)
+"""For this client. Curl sees the first, and what is silent is silent."""
 
 
 @pytest.fixture
@@ -66,15 +68,22 @@ def unbroken(unit: SimUnit, **changed: Any) -> tuple[str, dict[str, Any]]:
     return reply.choices[0].message.content or "", reply.usage.model_dump()
 
 
-def halfway(gate: GateProcess) -> bool:
-    """Whether both units have streams."""
-    return all(unit["in_flight"] for unit in gate.units().values())
+def until_halfway(gate: GateProcess, units: list[SimUnit]) -> None:
+    """Wait until both units have streams, in the middle of which they are. The first gets slow."""
+    before = generated(units)
+    assert eventually(lambda: all(unit["in_flight"] for unit in gate.units().values()))
+    units[0].fault("slow", factor=LONGER)
+    assert eventually(lambda: generated(units) > before + SHOWN)
 
 
-@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
-def test_the_openai_sdk_notices_nothing(
-    breaks: Callable[[SimUnit], object], gate: GateProcess, units: list[SimUnit]
-) -> None:
+def generated(units: list[SimUnit]) -> int:
+    return sum(int(unit.state()["counts"]["generation_tokens"]) for unit in units)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=MARKS.get(each, ())) for each in BREAKS], ids=list(BREAKS)
+)
+def test_the_openai_sdk_notices_nothing(name: str, gate: GateProcess, units: list[SimUnit]) -> None:
     text, usage = unbroken(units[1])
 
     async def read(client: AsyncOpenAI) -> tuple[str, Any, list[str], set[str], int]:
@@ -91,35 +100,18 @@ def test_the_openai_sdk_notices_nothing(
     async def main() -> None:
         async with AsyncOpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client:
             streams = [asyncio.ensure_future(read(client)) for _ in range(STREAMS)]
-            assert await asyncio.to_thread(eventually, lambda: halfway(gate))
-            await asyncio.sleep(SHOWN_S)
-            await asyncio.to_thread(breaks, units[0])
+            await asyncio.to_thread(until_halfway, gate, units)
+            await asyncio.to_thread(BREAKS[name], units[0])
             for said, counts, finishes, ids, roles in await asyncio.gather(*streams):
                 assert said == text
                 assert (counts.prompt_tokens, counts.completion_tokens) == (usage["prompt_tokens"], TOKENS)
                 assert (finishes, len(ids), roles) == (["length"], 1, 1)
 
     asyncio.run(main())
-    with urlopen(f"http://127.0.0.1:{gate.admin_port}/metrics") as reply:
-        page = reply.read().decode()
+    page = metrics(gate)
     assert 'cellgate_continuations_total{kind="text",result="continued"} 0.0' not in page
     assert 'cellgate_streams_broken_total{unit="a"} 0.0' not in page
     assert 'cellgate_streams_broken_total{unit="b"} 0.0' in page
-
-
-def test_stop_strings_and_completions_are_as_of_one_unit(gate: GateProcess, units: list[SimUnit]) -> None:
-    whole, _ = unbroken(units[1])
-    stop = whole[-40:-30]
-    with OpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client:
-        expected = client.completions.create(model=MODEL, prompt="Once", max_tokens=TOKENS).choices[0].text
-        units[0].fault("in_stream_error", after_tokens=50)
-        units[1].fault("in_stream_error", after_tokens=10_000)
-        for _ in range(4):
-            chunks = list(client.chat.completions.create(**ASKED | {"stop": [stop]}))
-            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            assert said == whole[: whole.index(stop)]
-            parts = client.completions.create(model=MODEL, prompt="Once", max_tokens=TOKENS, stream=True)
-            assert "".join(part.choices[0].text for part in parts if part.choices) == expected
 
 
 def test_curl_notices_nothing(gate: GateProcess, units: list[SimUnit]) -> None:
@@ -129,8 +121,7 @@ def test_curl_notices_nothing(gate: GateProcess, units: list[SimUnit]) -> None:
     started = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(STREAMS)
     ]
-    assert eventually(lambda: halfway(gate))
-    time.sleep(SHOWN_S)
+    until_halfway(gate, units)
     units[0].kill()
     for each in started:
         out, err = each.communicate(timeout=30.0)
@@ -143,17 +134,27 @@ def test_curl_notices_nothing(gate: GateProcess, units: list[SimUnit]) -> None:
         assert documents[-1]["usage"]["completion_tokens"] == usage["completion_tokens"]
 
 
-def test_what_cannot_be_continued_raises_an_error_that_says_why(
+def test_stop_strings_and_completions_are_as_of_one_unit_and_what_cannot_be_continued_says_why(
     gate: GateProcess, units: list[SimUnit]
 ) -> None:
-    form: Any = {"type": "json_object"}
-    units[0].fault("in_stream_error", after_tokens=20)
-    units[1].fault("in_stream_error", after_tokens=20)
-    with (
-        OpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client,
-        pytest.raises(
-            openai.APIError, match="could not be continued: the request has response_format"
-        ) as caught,
-    ):
-        list(client.chat.completions.create(**ASKED | {"response_format": form, "temperature": 1.0}))
+    asked = ASKED | {"max_tokens": 80}
+    whole, _ = unbroken(units[1], max_tokens=80)
+    stop = whole[-40:-30]
+    prompt: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 80}
+    with OpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client:
+        expected = client.completions.create(**prompt).choices[0].text
+        units[0].fault("in_stream_error", after_tokens=50)
+        units[1].fault("in_stream_error", after_tokens=10_000)
+        for _ in range(4):
+            chunks = list(client.chat.completions.create(**asked | {"stop": [stop]}))
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            assert said == whole[: whole.index(stop)]
+            parts = client.completions.create(**prompt, stream=True)
+            assert "".join(part.choices[0].text for part in parts if part.choices) == expected
+        for unit in units:
+            unit.fault("in_stream_error", after_tokens=20)
+        form: Any = {"type": "json_object"}
+        why = "could not be continued: the request has response_format"
+        with pytest.raises(openai.APIError, match=why) as caught:
+            list(client.chat.completions.create(**asked | {"response_format": form, "temperature": 1.0}))
     assert caught.value.code == "stream_error"

@@ -12,31 +12,28 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
-from loadtests.kit.processes import children, end_all, is_running, send
+from loadtests.kit.processes import children, end_all, free_port, is_running, send
 from loadtests.simunit.process import SimUnit
-from tests.processes.test_gate_process import is_refusing, models
-from tests.wire.process import GateProcess, Stream, eventually
+from tests.processes.test_gate_process import LONG, is_refusing, models
+from tests.processes.test_gate_process import long_lived as long_lived
+from tests.processes.test_gate_process import units as units
+from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually
 
-STEP_MS = 4
-START_S = 60
-"""On a machine with much else to do a process takes its time to start."""
 TIMEOUTS = {"drain_delay_s": 0, "drain_s": 20}
+NOT_READY_S = 8
+"""Enough for a successor to be ready, on a machine that is busy with other things."""
+LESS_PATIENT = f"""
+from cellgate.proxy import app
+hand_over = app.hand_over
+app.hand_over = lambda *what_is_known: hand_over(*what_is_known[:3], {NOT_READY_S})
+"""
 _SUCCESSOR = re.compile(r"process (\d+) accepts clients")
-
-
-@pytest.fixture(scope="module")
-def units() -> Iterator[dict[str, SimUnit]]:
-    started = SimUnit.start_all(["a", "b"], followers=0, step_ms=STEP_MS)
-    yield {unit.name: unit for unit in started}
-    for unit in started:
-        unit.stop()
 
 
 class Line(GateProcess):
@@ -85,14 +82,23 @@ def listens(pid: int, port: int) -> bool:
 
 
 def test_a_successor_takes_over_and_streams_go_on(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    """With all that the gate listens on, the port of agent checks too; and those who have a connection."""
+    place = "127.0.0.1", free_port()
+
+    def word() -> bytes:
+        with socket.create_connection(place, timeout=5) as haproxy:
+            haproxy.sendall(b"gate\n")
+            return haproxy.recv(200)
+
     urls = {name: unit.url for name, unit in units.items()}
-    with Line(tmp_path, urls, timeouts=TIMEOUTS) as gate:
+    with Line(tmp_path, urls, timeouts=TIMEOUTS, agent_check="{}:{}".format(*place)) as gate:
         gate.until_up("a", "b")
         assert gate.admin("POST", "/units/b/drain")[0] == 200
-        streams = [Stream(gate, tokens=1500) for _ in range(4)]
+        streams = [Stream(gate, LONG) for _ in range(4)]
         kept = gate.connect()
         kept.request("GET", "/v1/models")
         assert kept.getresponse().read()
+        assert b"ready" in word()
         gate.hand_over()
         old, new = gate.pids
         assert eventually(lambda: not listens(old, gate.port) and not listens(old, gate.admin_port))
@@ -109,97 +115,78 @@ def test_a_successor_takes_over_and_streams_go_on(units: dict[str, SimUnit], tmp
         assert (reply.status, reply.headers["connection"]) == (200, "close")
         reply.read()
         kept.close()
+        units["a"].release()
         assert all(stream.is_whole() for stream in streams)
         assert gate.exit_code() == 0
+        assert b"ready" in word()
         after = Stream(gate, tokens=2)
         assert (after.unit, after.is_whole()) == ("a", True)
         assert "Traceback" not in gate.log
 
 
-def test_several_in_a_row_while_requests_come(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-        gate.until_up("a")
-        for _ in range(3):
-            stream = Stream(gate, tokens=300)
-            gate.hand_over()
-            assert models(gate).status == 200
-            assert stream.is_whole()
-        assert eventually(lambda: [is_running(pid) for pid in gate.pids] == [False, False, False, True])
-        send(gate.pid, signal.SIGTERM)
-        assert eventually(lambda: not is_running(gate.pid))
-        assert is_refusing(gate)
+def test_several_in_a_row_while_requests_come_and_systemd_knows_the_main_process(
+    units: dict[str, SimUnit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+            gate.until_up("a")
+            assert systemd.recv(100) == b"READY=1"
+            for _ in range(3):
+                units["a"].hold()
+                stream = Stream(gate, LONG)
+                gate.hand_over()
+                assert systemd.recv(100) == b"MAINPID=%d\nREADY=1" % gate.pid
+                assert models(gate).status == 200
+                units["a"].release()
+                assert stream.is_whole()
+            assert eventually(lambda: [is_running(pid) for pid in gate.pids] == [False, False, False, True])
+            send(gate.pid, signal.SIGTERM)
+            assert systemd.recv(100) == b"STOPPING=1"
+            assert eventually(lambda: not is_running(gate.pid))
+            assert is_refusing(gate)
 
 
-def test_the_port_of_agent_checks_goes_along(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = probe.getsockname()
-
-    def word() -> bytes:
-        with socket.create_connection(place, timeout=5) as check:
-            check.sendall(b"gate\n")
-            return check.recv(200)
-
-    check = f"127.0.0.1:{place[1]}"
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, agent_check=check) as gate:
-        gate.until_up("a")
-        before = word()
-        gate.hand_over()
-        assert gate.exit_code() == 0
-        assert b"ready" in before
-        assert b"ready" in word()
-
-
-def test_a_successor_that_cannot_read_its_configuration_changes_nothing(
+def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_other_units(
     units: dict[str, SimUnit], tmp_path: Path
 ) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+    """The first cannot read its configuration. The second does not get ready: its only unit is not there."""
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, first=LESS_PATIENT) as gate:
         gate.until_up("a")
-        good = (tmp_path / "cellgate.yaml").read_text()
-        stream = Stream(gate, tokens=300)
+        stream = Stream(gate, LONG)
         (tmp_path / "cellgate.yaml").write_text("cells: nonsense\n")
         gate.signal(signal.SIGUSR2)
         assert eventually(lambda: "no hand-over" in gate.log)
         assert "cells: expected a list, found 'nonsense'" in gate.log
         assert "it ended with 2 before it was ready" in gate.log
-        assert stream.is_whole()
-        assert models(gate).headers.get("connection") is None
         kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
         assert kinds[-1] == "handover_failed"
-        (tmp_path / "cellgate.yaml").write_text(good)
-        gate.hand_over()
-        assert models(gate).status == 200
-
-
-def test_a_successor_that_does_not_get_ready_is_killed(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-        gate.until_up("a")
-        # Its only unit is another one, and nobody is there.
         gate.configure({"c": "http://127.0.0.1:1"})
         gate.signal(signal.SIGUSR2)
-        assert eventually(lambda: "no hand-over: it was not ready within 30 s and was killed" in gate.log)
-        assert models(gate).status == 200
+        killed = f"no hand-over: it was not ready within {NOT_READY_S} s and was killed"
+        assert eventually(lambda: killed in gate.log)
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children(gate.pid)]
         assert [b"health_process" in command for command in commands] == [True]
-
-
-def test_a_successor_may_have_other_units(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-        gate.until_up("a")
+        units["a"].release()
+        assert stream.is_whole()
+        assert models(gate).headers.get("connection") is None
         gate.configure({"b": units["b"].url})
         gate.hand_over()
-        stream = Stream(gate, tokens=2)
-        assert (stream.unit, stream.is_whole()) == ("b", True)
+        after = Stream(gate, tokens=2)
+        assert (after.unit, after.is_whole()) == ("b", True)
 
 
 def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: Path) -> None:
     with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
         gate.until_up("a")
-        stream = Stream(gate, tokens=300)
+        stream = Stream(gate, LONG)
         gate.signal(signal.SIGTERM)
         assert eventually(lambda: "stopping: not ready" in gate.log)
         gate.signal(signal.SIGUSR2)
         assert eventually(lambda: "no hand-over: this gate is stopping already" in gate.log)
+        units["a"].release()
         assert stream.is_whole()
         assert gate.exit_code() == 0
 
@@ -213,22 +200,6 @@ def test_sigterm_in_the_middle_of_a_hand_over_ends_both(units: dict[str, SimUnit
         assert gate.exit_code() == 0
         assert is_refusing(gate)
         assert "Traceback" not in gate.log
-
-
-def test_systemd_is_told_who_is_the_main_process(
-    units: dict[str, SimUnit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(15)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-            gate.until_up("a")
-            assert systemd.recv(100) == b"READY=1"
-            gate.hand_over()
-            assert systemd.recv(100) == b"MAINPID=%d\nREADY=1" % gate.pid
-            send(gate.pid, signal.SIGTERM)
-            assert systemd.recv(100) == b"STOPPING=1"
 
 
 # SIGTERM.

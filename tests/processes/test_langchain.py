@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.processes.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
+from tests.processes.test_continued import BREAKS, MODEL, STREAMS, TOKENS, unbroken, until_halfway
 from tests.processes.test_continued import gate as gate
 from tests.processes.test_continued import units as units
 from tests.real.programs import python_of
-from tests.wire.process import GateProcess, eventually, metrics
+from tests.wire.process import GateProcess, metrics
 
 pytestmark = pytest.mark.nightly
 
@@ -28,13 +26,11 @@ SCRIPT = Path(__file__).with_name("langchain_client.py")
 @pytest.mark.parametrize("name", ["leader killed", "follower frozen", "error in the stream"])
 def test_langchain_notices_nothing(name: str, gate: GateProcess, units: list[SimUnit]) -> None:
     text, usage = unbroken(units[1])
-    breaks: Callable[[SimUnit], object] = BREAKS[name]
     command = [python_of("langchain"), str(SCRIPT), gate.url, MODEL, str(TOKENS), str(STREAMS)]
     client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: halfway(gate))
-        time.sleep(SHOWN_S)
-        breaks(units[0])
+        until_halfway(gate, units)
+        BREAKS[name](units[0])
         out, err = client.communicate(timeout=45.0)
     finally:
         client.kill()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 
 from loadtests.wire import messages
 from loadtests.wire.blocking import fetch
@@ -41,6 +43,25 @@ async def steadily(port: int, *, rps: float, seconds: float, body: bytes = b"") 
         await asyncio.sleep(max(0.0, began_at + number / rps - loop.time()))
         tasks.append(asyncio.create_task(post(port, body)))
     return await asyncio.gather(*tasks)
+
+
+@asynccontextmanager
+async def asked_on(port: int, *, rps: float, body: bytes = b"") -> AsyncIterator[Counter[int]]:
+    """So many POSTs a second for as long as the context lasts; the statuses are there once it is left."""
+    loop, tasks, statuses = asyncio.get_running_loop(), list[asyncio.Task[int]](), Counter[int]()
+
+    async def ask() -> None:
+        began_at = loop.time()
+        for number in count():
+            await asyncio.sleep(max(0.0, began_at + number / rps - loop.time()))
+            tasks.append(asyncio.create_task(post(port, body)))
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield statuses
+    finally:
+        asking.cancel()
+        statuses.update(await asyncio.gather(*tasks))
 
 
 async def until(is_so: Callable[[], object]) -> None:

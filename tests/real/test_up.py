@@ -18,8 +18,6 @@ import pytest
 from tests.real.programs import ROOT, find
 from tests.wire.process import eventually
 
-PATIENCE_S = 60.0
-
 
 def get(url: str, body: object = None) -> bytes:
     """The body of an answer."""
@@ -78,12 +76,15 @@ def test_all_comes_up_answers_and_leaves_nothing(folder: Path) -> None:
         }
         assert get(f"{ingress}/v1/chat/completions", ask).endswith(b"data: [DONE]\n\n")
         assert json.loads(get(f"{prometheus}/api/v1/rules"))["data"]["groups"][0]["name"] == "cellgate"
+        scraped = f"{prometheus}/api/v1/query?query=cellgate_unit_downs_total"
+        until(lambda: json.loads(get(scraped))["data"]["result"], told)
         # Frozen, so that it ends all the same.
         os.kill(int(re.findall(r"kill -STOP (\d+)", text)[0]), signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0, told.read_text()
 
 
+@pytest.mark.nightly
 def test_in_the_drill_alerts_fire_for_a_wedged_unit_and_clear_and_the_dashboard_has_data(
     folder: Path,
 ) -> None:
@@ -100,6 +101,7 @@ def test_in_the_drill_alerts_fire_for_a_wedged_unit_and_clear_and_the_dashboard_
     assert re.search(r"\d+ expressions of the dashboard: \d+ have data", text)
 
 
+@pytest.mark.nightly
 def test_a_drill_that_is_told_to_end_leaves_nothing(folder: Path) -> None:
     with up(folder, "--drill") as (process, told):
         until(lambda: "is frozen" in told.read_text(), told)

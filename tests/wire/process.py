@@ -33,11 +33,23 @@ def eventually(is_so: Callable[[], object]) -> bool:
     return True
 
 
+def program_after(first: str) -> list[str]:
+    """The command `cellgate`, in a Python that has run `first` before: a place to change constants."""
+    if not first:
+        return [sys.executable, "-m", "cellgate"]
+    return [
+        sys.executable,
+        "-c",
+        f"{first}\nfrom cellgate.proxy.cli.main import main\nraise SystemExit(main())",
+    ]
+
+
 class GateProcess:
     """`python -m cellgate serve` with a file of this configuration. Inside its context it listens.
 
     `units` are the names and URLs of its units, `keys` more of the file's; `flags` and `environ` are more of
-    the command line and of the environment; `operator` is what stands in the operator's file.
+    the command line and of the environment; `operator` is what stands in the operator's file; `first` is
+    Python that runs before the gate in its process.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class GateProcess:
         flags: Sequence[str] = (),
         environ: Mapping[str, str] = MappingProxyType({}),
         operator: Mapping[str, Any] = MappingProxyType({}),
+        first: str = "",
         **keys: Any,
     ) -> None:
         self._file = folder / "cellgate.yaml"
@@ -57,6 +70,7 @@ class GateProcess:
             self.operator_file = folder / "operator.yaml"
             self.operate(**operator)
             self._keys = {"operator": str(self.operator_file), **keys}
+        self._program = program_after(first)
         self._flags = flags
         self._environ = {**os.environ, **environ}
         self.configure(units)
@@ -72,7 +86,7 @@ class GateProcess:
         self._file.write_text(yaml.safe_dump({"cells": [{"name": "c", "units": rows}], **self._keys}))
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "cellgate", "serve", "-c", str(self._file)]
+        command = [*self._program, "serve", "-c", str(self._file)]
         places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--access-log", "off"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
