@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 import aiohttp
 
 from tests.real.programs import find, running
+from tests.wire.process import eventually
 
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _SAMPLE_US = 200
 _NO_SCRIPT = ("(idle)", "(program)", "(root)")
 """Names of the profiler for when no script runs."""
-_START_S = 60.0
 _WAIT_S = 60.0
 
 
@@ -104,23 +104,25 @@ class Page:
             self.problems.append(message["params"]["entry"]["text"])
 
 
-@asynccontextmanager
-async def chromium(folder: Path) -> AsyncIterator[Page]:
-    """A browser with a profile of its own and one tab, for as long as the context lasts."""
+@contextmanager
+def chromium(folder: Path) -> Iterator[int]:
+    """A browser with a profile of its own, for as long as the context lasts; where it is told what to do."""
     command = [find("chromium"), *_FLAGS, "--remote-debugging-port=0", f"--user-data-dir={folder}"]
+    # It writes there where it listens.
+    file = folder / "DevToolsActivePort"
     with running(command, folder / "chromium.log"):
-        port = await asyncio.to_thread(_port, folder / "DevToolsActivePort")
-        async with aiohttp.ClientSession() as client:
-            async with client.get(f"http://127.0.0.1:{port}/json/list") as reply:
-                tab = next(each for each in await reply.json() if each["type"] == "page")
-            async with client.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                yield Page(socket)
+        assert eventually(lambda: file.exists() and "\n" in file.read_text()), "Chromium does not start"
+        yield int(file.read_text().splitlines()[0])
 
 
-def _port(file: Path) -> int:
-    """Chromium writes there where it listens."""
-    give_up_at = time.monotonic() + _START_S
-    while not file.exists() or "\n" not in file.read_text():
-        assert time.monotonic() < give_up_at, "Chromium does not start"
-        time.sleep(0.05)
-    return int(file.read_text().splitlines()[0])
+@asynccontextmanager
+async def tab(browser: int) -> AsyncIterator[Page]:
+    """A new tab, which has nothing of those before it."""
+    tabs = f"http://127.0.0.1:{browser}/json"
+    async with aiohttp.ClientSession() as client:
+        async with client.put(f"{tabs}/new?about:blank") as reply:
+            made = await reply.json()
+        async with client.ws_connect(made["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            yield Page(socket)
+        async with client.get(f"{tabs}/close/{made['id']}") as reply:
+            await reply.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
-from tests.browser.chromium import Page, chromium
+from tests.browser.chromium import Page, tab
 
 TOKEN = "open sesame"
 PHOTOS = os.environ.get("CELLGATE_PHOTOS")
@@ -126,41 +126,48 @@ async def leave(server: AdminServer, listening: asyncio.Server) -> None:
     await server.close()
 
 
-def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -> None:
-    """Run a test before a page of these units, all of them up."""
+def before(units: Fleet) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[int], None]]:
+    """Run an async test with a page of these units, all of them up, in a tab of its own."""
 
-    async def main() -> None:
-        board = Board(Rules())
-        board.configure(units, 900.0)
-        events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
+    def bound(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[int], None]:
+        def run(browser: int) -> None:
+            asyncio.run(_show(browser, units, test))
 
-        def shown() -> dict[str, Any] | None:
-            return stage.roll
+        return run
 
-        view = AdminView(
-            board=board,
-            events=events,
-            metrics=Metrics(board),
-            now=lambda: stage.now,
-            stopping=lambda: False,
-            set_drain=lambda name, drained: board.drain(name, drained=drained),
-            token=lambda: TOKEN,
-            peers=Peers(()),
-            explain=lambda *_: {},
-            queue_size=lambda: 3,
-            history=lambda: stage.history,
-            roller=cast(Roller, SimpleNamespace(shown=shown)),
-        )
-        server = admin_server(view)
-        listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
-        try:
-            async with chromium(folder) as page:
-                stage = Stage(page, board, events, url, server, listening)
-                stage.bring_up(unit.name for unit in units.units)
-                await test(stage)
-                assert page.problems == []
-        finally:
-            await leave(server, listening)
+    return bound
 
-    asyncio.run(main())
+
+async def _show(browser: int, units: Fleet, test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    board = Board(Rules())
+    board.configure(units, 900.0)
+    events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
+
+    def shown() -> dict[str, Any] | None:
+        return stage.roll
+
+    view = AdminView(
+        board=board,
+        events=events,
+        metrics=Metrics(board),
+        now=lambda: stage.now,
+        stopping=lambda: False,
+        set_drain=lambda name, drained: board.drain(name, drained=drained),
+        token=lambda: TOKEN,
+        peers=Peers(()),
+        explain=lambda *_: {},
+        queue_size=lambda: 3,
+        history=lambda: stage.history,
+        roller=cast(Roller, SimpleNamespace(shown=shown)),
+    )
+    server = admin_server(view)
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+    try:
+        async with tab(browser) as page:
+            stage = Stage(page, board, events, url, server, listening)
+            stage.bring_up(unit.name for unit in units.units)
+            await test(stage)
+            assert page.problems == []
+    finally:
+        await leave(server, listening)

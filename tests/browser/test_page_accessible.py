@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.browser.stage import Stage, fleet, show
-from tests.browser.test_page import DESK, PHONE, click, hurt, opened
+from tests.browser.stage import Stage, before, fleet
+from tests.browser.test_page import LOOKS, click, hurt, opened
 from tests.real.programs import axe
 
 LOOK = """axe.run(document, {resultTypes: ['violations']}).then(found => found.violations
@@ -26,26 +23,17 @@ async def barriers(stage: Stage) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_nobody_is_kept_out(tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
-    async def check(stage: Stage) -> None:
-        hurt(stage)
-        await opened(stage, width=size[0], height=size[1], dark=dark)
+@before(fleet(3, 4))
+async def test_nobody_is_kept_out(stage: Stage) -> None:
+    hurt(stage)
+    for size, dark in LOOKS.values():
+        await opened(stage, size, dark=dark)
         assert await barriers(stage) == []
         await stage.page.run(click("#trouble li button"))
         await stage.page.until("document.querySelectorAll('#detail-story li').length >= 2")
         assert await barriers(stage) == []
-
-    show(tmp_path, fleet(3, 4), check)
-
-
-def test_neither_from_the_question_for_the_token(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        await stage.page.send_with({"X-Forwarded-For": "192.0.2.9"})
-        await stage.page.look(*DESK)
-        await stage.page.open(stage.url)
-        await stage.page.until("typeof $ === 'function' && $('key').open")
-        assert await barriers(stage) == []
-
-    show(tmp_path, fleet(1, 2), check)
+    # Neither by the question for the token.
+    await stage.page.send_with({"X-Forwarded-For": "192.0.2.9"})
+    await stage.page.open(stage.url)
+    await stage.page.until("typeof $ === 'function' && $('key')?.open")
+    assert await barriers(stage) == []

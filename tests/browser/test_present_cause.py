@@ -19,7 +19,7 @@ import pytest
 
 from loadtests.kit.agents import IMAGE, Agents
 from loadtests.simunit.process import SimUnit, sim_units
-from tests.browser.chromium import Page, chromium
+from tests.browser.chromium import Page, tab
 from tests.browser.stage import PHOTOS
 from tests.wire.process import ROOT, GateProcess
 
@@ -135,9 +135,9 @@ async def check(name: str, fault: Fault, page: Page, gate: GateProcess) -> None:
         (Path(PHOTOS) / f"fault-{name}.png").write_bytes(await page.photograph())
 
 
-async def night(gate: GateProcess, unit: SimUnit, agents: Agents, folder: Path) -> None:
+async def night(gate: GateProcess, unit: SimUnit, agents: Agents, browser: int) -> None:
     """One fault after the other."""
-    async with chromium(folder) as page, users(gate.url):
+    async with tab(browser) as page, users(gate.url):
         await page.look(*_DESK)
         await page.open(f"http://127.0.0.1:{gate.admin_port}/")
         is_well = (
@@ -152,11 +152,10 @@ async def night(gate: GateProcess, unit: SimUnit, agents: Agents, folder: Path) 
         assert page.problems == []
 
 
-def test_six_faults_are_named_by_their_present_cause(tmp_path: Path) -> None:
-    names, profile = ("a1", "a2", "a3"), tmp_path / "profile"
-    profile.mkdir()
+def test_six_faults_are_named_by_their_present_cause(tmp_path: Path, browser: int) -> None:
+    names = ("a1", "a2", "a3")
     with sim_units(names, step_ms=20, prefill_tokens_per_s=8000) as units, Agents(units) as agents:
         rows = [{"name": each.name, "url": each.url, "nodes": agents.nodes(each.name)} for each in units]
         cells = [{"name": "a", "units": rows}]
         with GateProcess(tmp_path, {}, cells=cells) as gate:
-            asyncio.run(night(gate, units[0], agents, profile))
+            asyncio.run(night(gate, units[0], agents, browser))

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +15,7 @@ import yaml
 
 from loadtests.kit.processes import start, stop
 from loadtests.simunit.process import SimUnit
-from tests.real.asking import steadily, until
+from tests.real.asking import asked_on, until
 from tests.real.haproxy import haproxy
 from tests.real.programs import free_port
 from tests.wire.stage import PROCESSES_S, live_for
@@ -24,7 +23,7 @@ from tests.wire.stage import PROCESSES_S, live_for
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
 )
-REQUESTS, RPS = 5000, 200.0
+RPS = 150.0
 
 
 class Restartable:
@@ -87,12 +86,9 @@ async def test_a_rolling_restart_of_both_gates_fails_no_request(tmp_path: Path) 
                 await until(up)
 
             await all_up()
-            asking = asyncio.create_task(steadily(here.port, rps=RPS, seconds=REQUESTS / RPS, body=BODY))
-            for gate in (one, other):
-                await asyncio.sleep(0.5)
-                await gate.restart()
-                await all_up()
-            statuses = Counter(await asking)
+            async with asked_on(here.port, rps=RPS, body=BODY) as statuses:
+                for gate in (one, other):
+                    await gate.restart()
+                    await all_up()
             assert one.generation == other.generation == 2
-            print(statuses)
-            assert statuses == {200: REQUESTS}
+            assert statuses.keys() == {200}, statuses

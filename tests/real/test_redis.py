@@ -135,7 +135,7 @@ async def test_a_flip_is_heard_at_once_and_once(tmp_path: Path) -> None:
             await asyncio.sleep(2 * HEARTBEAT_S)
             other.flips.clear()
             took_s = []
-            for number in range(60):
+            for number in range(30):
                 verdict = Verdict.SUSPECT if number % 2 else Verdict.DOWN
                 at = time.perf_counter()
                 one.flip(verdict)
@@ -144,11 +144,11 @@ async def test_a_flip_is_heard_at_once_and_once(tmp_path: Path) -> None:
                 assert other.flips[-1][1].report.verdict is verdict
                 await asyncio.sleep(0.01)
             await asyncio.sleep(2 * HEARTBEAT_S)
-    assert len(other.flips) == 60
+    assert len(other.flips) == 30
     took_s.sort()
-    print(f"a flip: median {1000 * took_s[30]:.1f} ms, p98 {1000 * took_s[58]:.1f} ms")
+    print(f"a flip: median {1000 * took_s[15]:.1f} ms, p97 {1000 * took_s[28]:.1f} ms")
     # Told by the beats alone, half of them would take longer than half a heartbeat.
-    assert took_s[30] < 0.05
+    assert took_s[15] < 0.05
 
 
 @live
@@ -281,19 +281,6 @@ async def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
             server.do("DEL", names.units_of("a"))
             await until(lambda: one.others() == 5)
             assert len(one.lines) == 1
-
-
-@live
-async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, "--requirepass", "right") as server:
-        one, other = Gate("g1", server.url, password="wrong-one"), Gate("g2", server.url, password="right")
-        async with linked(one, other):
-            await until(lambda: one.link.state is LinkState.REFUSED and other.link.state is LinkState.WELL)
-            await until(lambda: one.link.counts["failures"] >= 1)
-            assert one.lines == [
-                "Redis refuses (it rejects these credentials); this gate routes by its own observations "
-                "and keeps trying"
-            ]
 
 
 @live
