@@ -65,26 +65,12 @@ def by_way_of(url: str) -> Callable[[dict[str, str]], set[str]]:
 
 def test_a_unit_is_reached_at_its_gate_under_its_own_name() -> None:
     fleet = ToldFleet()
-    fleet.tell(0.0, VIEW)
-    (unit,) = found(fleet.ways.refresh(0.0).values()).units
+    fleet.tell(0.0, VIEW, replace(VIEW, unit="d1", role="decode"), replace(VIEW, unit="x", gate_url=""))
+    decoder, unit = found(fleet.ways.refresh(0.0).values()).units
     assert (unit.name, unit.cell, unit.url, name_there(unit)) == ("u1", "east", A, "u1")
     assert (unit.models, unit.weight, unit.max_in_flight, unit.engine) == (("m",), 2.0, 8, VIA_GATE)
+    assert (decoder.name, decoder.role, unit.role) == ("d1", "decode", "both")
     assert found(fleet.ways.refresh(0.0).values()).cells == (Cell("east"),)
-
-
-def test_a_unit_has_the_role_that_its_gate_tells() -> None:
-    fleet = ToldFleet()
-    fleet.tell(0.0, replace(VIEW, unit="p1", role="prefill"), replace(VIEW, unit="d1", role="decode"))
-    assert [(unit.name, unit.role) for unit in found(fleet.ways.refresh(0.0).values()).units] == [
-        ("d1", "decode"),
-        ("p1", "prefill"),
-    ]
-
-
-def test_a_gate_that_says_nowhere_where_it_is_is_no_way() -> None:
-    fleet = ToldFleet()
-    fleet.tell(0.0, replace(VIEW, gate_url=""))
-    assert fleet.ways.refresh(0.0) == {}
 
 
 def test_units_of_one_name_in_two_cells_are_two() -> None:
@@ -95,19 +81,25 @@ def test_units_of_one_name_in_two_cells_are_two() -> None:
     assert {name_there(unit) for unit in found(fleet_units.values()).units} == {"u1"}
 
 
-def test_gates_of_the_same_units_share_them_and_keep_them() -> None:
-    fleet = ToldFleet()
-    fleet.tell(0.0, *(report for name in MANY for report in both(name)))
+def test_gates_of_the_same_units_share_them_and_keep_them_and_who_has_just_come_settles_first() -> None:
+    reports, fleet, late = [both(name) for name in MANY], ToldFleet(), ToldFleet()
+    fleet.tell(0.0, *(report for pair in reports for report in pair))
     urls = fleet.urls(0.0)
     assert 10 <= len(by_way_of(A)(urls)) <= 30
     for now in (0.1, SETTLE_S, SETTLE_S + 1.0):
         assert fleet.urls(now) == urls
+    late.tell(0.0, *(a for a, _ in reports))
+    late.ways.refresh(0.0)
+    for now, least, most in ((100.0, 0, 0), (100.0 + SETTLE_S, 10, 30)):
+        late.tell(now, *(report for pair in reports for report in pair))
+        assert least <= len(by_way_of(B)(late.urls(now))) <= most
 
 
-def test_requests_of_all_gates_count() -> None:
+def test_requests_of_all_gates_count_and_whoever_drains_it_drains_it() -> None:
     fleet = ToldFleet()
-    fleet.tell(0.0, *(replace(report, in_flight=3) for report in both()))
-    assert fleet.one(0.0).in_flight == 6
+    a, b = both()
+    fleet.tell(0.0, replace(a, in_flight=3), replace(b, in_flight=3, drained=True))
+    assert (fleet.one(0.0).in_flight, fleet.one(0.0).drained_by) == (6, "b")
 
 
 def test_who_is_lost_or_stopping_is_no_way_while_there_is_another() -> None:
@@ -121,17 +113,6 @@ def test_who_is_lost_or_stopping_is_no_way_while_there_is_another() -> None:
         assert fleet.one(0.0).latest.report.gate_url != other
 
 
-def test_who_has_just_come_gets_its_share_once_it_has_settled() -> None:
-    fleet = ToldFleet()
-    reports = [both(name) for name in MANY]
-    fleet.tell(0.0, *(a for a, _ in reports))
-    fleet.ways.refresh(0.0)
-    fleet.tell(100.0, *(report for pair in reports for report in pair))
-    assert by_way_of(B)(fleet.urls(100.0)) == set()
-    fleet.tell(100.0 + SETTLE_S, *(report for pair in reports for report in pair))
-    assert 10 <= len(by_way_of(B)(fleet.urls(100.0 + SETTLE_S))) <= 30
-
-
 def test_a_gate_that_knows_the_unit_to_be_well_comes_before_one_that_does_not() -> None:
     fleet = ToldFleet()
     a, b = both()
@@ -142,18 +123,15 @@ def test_a_gate_that_knows_the_unit_to_be_well_comes_before_one_that_does_not() 
     assert fleet.one(0.1).latest.report.gate == "b"
 
 
-def test_a_gate_that_hands_over_to_a_successor_at_its_place_stops_nothing() -> None:
+def test_a_gate_started_anew_at_its_place_is_the_successor_of_itself() -> None:
+    """One that hands over to a successor there stops nothing."""
     fleet = ToldFleet()
-    fleet.tell(0.0, replace(VIEW, gate="a2"))
-    fleet.tell(0.1, replace(VIEW, stopping=True))
-    assert fleet.one(0.1).latest.report.gate == "a2"
-
-
-def test_whoever_drains_it_drains_it() -> None:
-    fleet = ToldFleet()
-    a, b = both()
-    fleet.tell(0.0, a, replace(b, drained=True))
-    assert fleet.one(0.0).drained_by == "b"
+    fleet.tell(0.0, VIEW)
+    assert not fleet.ways.restarted({"a"})
+    fleet.tell(0.5, replace(VIEW, gate="a2", verdict=Verdict.STARTING))
+    assert fleet.ways.restarted({"a", "a2", "nobody"}) == {"a"}
+    fleet.tell(0.6, replace(VIEW, stopping=True))
+    assert fleet.one(0.6).latest.report.gate == "a2"
 
 
 def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
@@ -178,23 +156,14 @@ def test_many_gates_that_are_missed_at_once_are_looked_for_in_one_pass(
         next(passes)
         return everything(roster)
 
-    gates = [f"g{number}" for number in range(64)]
-    fleet.tell(0.0, *(replace(VIEW, unit=f"u{n}", gate=gate) for n in range(40) for gate in gates))
+    gates = [f"g{number}" for number in range(8)]
+    fleet.tell(0.0, *(replace(VIEW, unit=f"u{n}", gate=gate) for n in range(4) for gate in gates))
     monkeypatch.setattr(Roster, "everything", counted)
     assert fleet.roster.missed(1.0) == set(gates)
     assert fleet.ways.restarted(gates) == set()
     fleet.roster.not_ready(gates, 1.0)
     assert fleet.roster.units() == set()
     assert next(passes) == 4, "one pass each"
-
-
-def test_a_gate_started_anew_at_its_place_is_the_successor_of_itself() -> None:
-    fleet = ToldFleet()
-    fleet.tell(0.0, VIEW)
-    assert not fleet.ways.restarted({"a"})
-    fleet.tell(0.5, replace(VIEW, gate="a2", verdict=Verdict.STARTING))
-    assert fleet.ways.restarted({"a", "a2", "nobody"}) == {"a"}
-    assert fleet.one(0.5).latest.report.gate == "a2"
 
 
 # What the word of a unit's gate does to the Board of a fleet's router.
@@ -240,28 +209,29 @@ class Router:
         return self.board.units["u1"].case.verdict
 
 
-def test_the_first_word_is_believed() -> None:
+def test_the_first_word_is_believed_and_tells_engine_and_proof_of_life() -> None:
     router = Router()
-    router.hear(10.0)
+    router.hear(10.0, engine="sglang")
     assert router.verdict() is Verdict.UP
-    (flip,) = router.flips
-    assert flip.evidence.reason == "gate a: up at its gate"
+    assert [flip.evidence.reason for flip in router.flips] == ["gate a: up at its gate"]
+    router.drain("u1", True)
+    router.hear(20.0, age_s=0.25, life_age_s=1.0, engine="sglang")
+    state = router.board.units["u1"]
+    assert (state.engine, state.progress_at, state.answered_at) == ("sglang", 18.75, 19.75)
+    assert router.is_drained(), "what its own operator drained stays so"
 
 
 @pytest.mark.parametrize("first", [Verdict.UP, Verdict.DOWN, Verdict.STARTING, Verdict.SUSPECT])
-@pytest.mark.parametrize(
-    ("then", "becomes"),
-    [(Verdict.UP, Verdict.UP), (Verdict.SUSPECT, Verdict.SUSPECT), (Verdict.DOWN, Verdict.DOWN)],
-)
-def test_the_verdict_follows_that_of_its_gate(first: Verdict, then: Verdict, becomes: Verdict) -> None:
+@pytest.mark.parametrize("then", [Verdict.UP, Verdict.SUSPECT, Verdict.DOWN])
+def test_the_verdict_follows_that_of_its_gate(first: Verdict, then: Verdict) -> None:
     router = Router()
     router.hear(10.0, verdict=first, reason="r")
     router.hear(11.0, verdict=then, reason="it says why")
-    assert router.verdict() is becomes
+    assert router.verdict() is then
     flips = len(router.flips)
     router.hear(12.0, verdict=then, reason="it says why")
     assert len(router.flips) == flips
-    if becomes is Verdict.DOWN:
+    if then is Verdict.DOWN:
         assert router.flips[-1].evidence.reason.startswith("down at its gate")
 
 
@@ -276,18 +246,7 @@ def test_a_unit_that_its_gate_does_not_use_yet_gets_nothing(unready: Verdict) ->
 
 
 def test_a_unit_found_out_of_reach_comes_back_by_the_gates_own_look() -> None:
-    router = Router()
-    router.hear(10.0)
-    router.sees(Sign.BAD, Strength.FATAL, "request", 10.1)
-    for at in (10.2, 10.4, 20.0):
-        router.hear(at)
-        assert router.verdict() is Verdict.DOWN
-    for at in (20.1, 20.2):
-        router.sees(Sign.GOOD, Strength.STRONG, "canary", at)
-    assert router.verdict() is Verdict.UP
-
-
-def test_a_suspicion_ends_with_a_word_that_is_newer() -> None:
+    """A suspicion ends with a word of its gate that is newer."""
     router = Router()
     router.hear(10.0)
     router.sees(Sign.BAD, Strength.STRONG, "request", 10.2)
@@ -295,27 +254,29 @@ def test_a_suspicion_ends_with_a_word_that_is_newer() -> None:
     assert router.verdict() is Verdict.SUSPECT
     router.hear(10.5)
     assert router.verdict() is Verdict.UP
+    router.sees(Sign.BAD, Strength.FATAL, "request", 11.1)
+    for at in (11.2, 11.4, 20.0):
+        router.hear(at)
+        assert router.verdict() is Verdict.DOWN
+    for at in (20.1, 20.2):
+        router.sees(Sign.GOOD, Strength.STRONG, "canary", at)
+    assert router.verdict() is Verdict.UP
 
 
-def test_a_unit_started_anew_evicts() -> None:
+def test_a_unit_started_anew_evicts_and_other_epochs_of_the_same_incarnation_do_not() -> None:
     router = Router()
-    router.hear(10.0)
-    lease = router.board.open("u1", Ask(), 10.0, retry=False)
-    router.hear(11.0, epoch="e1,f1")
-    assert [open_.evicted for open_ in router.board.units["u1"].leases] == [False]
+    for at, epoch, gate in ((10.0, "e1,f1", "a"), (11.0, "f1", "b"), (11.1, "f1,e1", "b")):
+        router.hear(at, epoch=epoch, gate=gate, gate_url=f"http://{gate}:1")
+    router.hear(11.2)
+    lease = router.board.open("u1", Ask(), 11.2, retry=False)
+    router.hear(11.3, epoch="e1,f1")
+    assert {flip.after for flip in router.flips} == {Verdict.UP}
+    assert not lease.evicted
     router.hear(12.0, epoch="e2,f1", verdict=Verdict.STARTING)
     assert lease.evicted
     assert router.verdict() is Verdict.STARTING
     router.hear(13.0, epoch="e2,f1")
     assert router.verdict() is Verdict.UP
-
-
-def test_another_gate_reads_other_epochs_of_the_same_incarnation() -> None:
-    router = Router()
-    router.hear(10.0, epoch="e1,f1")
-    router.hear(11.0, epoch="f1", gate="b", gate_url="http://b:1")
-    router.hear(12.0, epoch="f1,e1", gate="b", gate_url="http://b:1")
-    assert {flip.after for flip in router.flips} == {Verdict.UP}
 
 
 def test_reached_by_another_way_it_is_the_same_unit() -> None:
@@ -334,9 +295,16 @@ def test_reached_by_another_way_it_is_the_same_unit() -> None:
     )
 
 
-def test_what_no_gate_holds_on_to_is_down_and_back_when_one_does() -> None:
+def test_a_hold_at_its_gate_is_one_here_and_what_no_gate_holds_on_to_is_down() -> None:
     router = Router()
-    router.hear(4.0)
+    router.hear(1.0)
+    router.hear(2.0, hold=HoldKind.PAUSED)
+    state = router.board.units["u1"]
+    assert (router.verdict(), state.is_usable()) == (Verdict.UP, False)
+    router.hear(3.0)
+    assert state.hold is not None
+    assert state.hold.ended_at == 3.0
+    assert len(router.flips) == 1
     router.see(GONE, 5.0)
     assert router.verdict() is Verdict.DOWN
     assert "sends no more reports" in router.flips[-1].evidence.reason
@@ -362,14 +330,6 @@ def test_a_drain_at_its_gate_is_one_here_and_ends_with_it() -> None:
     ]
 
 
-def test_what_its_own_operator_drained_stays_so() -> None:
-    router = Router()
-    router.hear(10.0)
-    router.drain("u1", True)
-    router.hear(11.0)
-    assert router.is_drained()
-
-
 def test_load_is_what_others_have_there() -> None:
     router = Router()
     router.hear(10.0)
@@ -380,29 +340,3 @@ def test_load_is_what_others_have_there() -> None:
     assert (state.foreign, state.in_flight) == (5, len(leases))
     assert state.load is not None
     assert (state.load.running, state.load.waiting, state.load.at) == (4, 3, 10.5)
-
-
-def test_the_engine_is_the_one_behind_the_gate() -> None:
-    router = Router()
-    router.hear(10.0, engine="sglang")
-    assert router.board.units["u1"].engine == "sglang"
-
-
-def test_proof_of_life_comes_along() -> None:
-    router = Router()
-    router.hear(10.0)
-    router.hear(20.0, age_s=0.25, life_age_s=1.0)
-    state = router.board.units["u1"]
-    assert (state.progress_at, state.answered_at) == (18.75, 19.75)
-
-
-def test_a_hold_at_its_gate_is_one_here_until_that_says_it_is_over() -> None:
-    router = Router()
-    router.hear(10.0)
-    router.hear(11.0, hold=HoldKind.PAUSED)
-    state = router.board.units["u1"]
-    assert (router.verdict(), state.is_usable()) == (Verdict.UP, False)
-    router.hear(12.0)
-    assert state.hold is not None
-    assert state.hold.ended_at == 12.0
-    assert len(router.flips) == 1

@@ -37,18 +37,14 @@ from cellgate.proxy.redis.sharing import LIMITS_SLICE, QUIET_BEATS, SharedLimits
 from cellgate.router.nouns import Ask, Fleet
 
 
-def test_sentinels_are_a_list_with_the_name_of_the_primary_and_a_database() -> None:
+def test_sentinels_are_a_list_with_the_name_of_the_primary_and_a_cluster_is_one_of_nodes() -> None:
     url = read_url("redis+sentinel://s1:26379,[::1]:7000,s3/main/2")
     assert url.kind is RedisKind.SENTINEL
     assert url.hosts == (Address("s1", 26379), Address("::1", 7000), Address("s3", 26379))
     assert (url.primary, url.database, url.is_secured) == ("main", 2, False)
-
-
-def test_a_cluster_is_a_list_of_nodes_to_begin_with() -> None:
     url = read_url("rediss+cluster://n1,n2:7001")
-    assert url.kind is RedisKind.CLUSTER
+    assert (url.kind, url.is_secured) == (RedisKind.CLUSTER, True)
     assert url.hosts == (Address("n1", 6379), Address("n2", 7001))
-    assert url.is_secured
 
 
 @pytest.mark.parametrize(
@@ -76,21 +72,15 @@ def test_what_names_no_redis_is_refused_without_a_password(text: str) -> None:
 SETTINGS = Settings(Fleet(), listen=Address("10.0.0.7", 0))
 
 
-def test_it_is_where_it_listens() -> None:
+def test_it_is_where_it_listens_or_where_the_configuration_says() -> None:
     assert own_url(SETTINGS, 8000) == "http://10.0.0.7:8000"
     assert own_url(replace(SETTINGS, listen=Address("fd00::7", 0)), 8000) == "http://[fd00::7]:8000"
     assert own_url(replace(SETTINGS, tls=Tls(cert="c", key="k")), 8443) == "https://10.0.0.7:8443"
-
-
-def test_or_where_the_configuration_says() -> None:
     assert own_url(replace(SETTINGS, advertise="http://gate-7:80"), 8000) == "http://gate-7:80"
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_who_listens_everywhere_says_one_address_or_nothing(host: str) -> None:
-    """A machine without a network of that family has none to tell."""
-    url = own_url(replace(SETTINGS, listen=Address(host, 0)), 8000)
-    assert not url or not ip_address(urlsplit(url).hostname or "").is_unspecified
+    for host in ("0.0.0.0", "::"):
+        # A machine without a network of that family has none to tell.
+        url = own_url(replace(SETTINGS, listen=Address(host, 0)), 8000)
+        assert not url or not ip_address(urlsplit(url).hostname or "").is_unspecified
 
 
 # A Cluster of which one node tells the slots: where commands go, and what redirections and failures do.
@@ -168,20 +158,15 @@ def test_a_moved_slot_is_followed_at_once_and_the_table_is_read_again() -> None:
     nodes = Nodes()
     client = nodes.client()
     nodes.owners = [(0, 16383, A)]
+    nodes.says = lambda at, word: AskError("5 b:2") if at == "a" else f"{word} at {at}"
+    assert exchange(client, ("GET", LOW)) == ["GET at b"]
+    assert nodes.asked[-2:] == [("b", "ASKING"), ("b", "GET")], "it is being moved"
     nodes.says = lambda at, word: MovedError("5 b:2") if at == "a" else f"{word} at {at}"
     assert exchange(client, ("GET", LOW)) == ["GET at b"]
     nodes.owners = [(0, 16383, B)]
     assert exchange(client, ("GET", LOW)) == ["GET at b"]
     assert nodes.looks() == 2
     assert nodes.asked[-1] == ("b", "GET")
-
-
-def test_a_slot_that_is_being_moved_is_asked_for_at_its_new_node() -> None:
-    nodes = Nodes()
-    nodes.owners = [(0, 16383, A)]
-    nodes.says = lambda at, word: AskError("5 b:2") if at == "a" else f"{word} at {at}"
-    assert exchange(nodes.client(), ("GET", LOW)) == ["GET at b"]
-    assert nodes.asked[-2:] == [("b", "ASKING"), ("b", "GET")]
 
 
 def test_a_node_that_fails_fails_the_exchange_and_the_table_is_read_again() -> None:
@@ -191,15 +176,11 @@ def test_a_node_that_fails_fails_the_exchange_and_the_table_is_read_again() -> N
     nodes.says = lambda _at, _word: RedisConnectionError("gone")
     with pytest.raises(RedisConnectionError, match="gone"):
         exchange(client, ("GET", LOW))
-    nodes.owners, nodes.says = [(0, 16383, A)], lambda at, word: f"{word} at {at}"
-    assert exchange(client, ("GET", LOW)) == ["GET at a"]
-
-
-def test_a_slot_of_nobody_is_an_error_of_the_connection() -> None:
-    nodes = Nodes()
-    nodes.owners = [(0, 1, A)]
+    nodes.owners, nodes.says = [(0, 1, A)], lambda at, word: f"{word} at {at}"
     with pytest.raises(RedisConnectionError, match="no node of the cluster has slot"):
-        exchange(nodes.client(), ("GET", LOW))
+        exchange(client, ("GET", LOW))
+    nodes.owners = [(0, 16383, A)]
+    assert exchange(client, ("GET", LOW)) == ["GET at a"]
 
 
 # What a gate writes again into a Redis that does not know it any more.
@@ -231,56 +212,40 @@ class Documents:
         return [(b"", 0, 0, self.now_ms, rows)]
 
 
-class Gate:
-    """A gate that asks about one scope."""
-
-    def __init__(self, redis: Documents) -> None:
-        self.redis = redis
-        self.heard: list[Document] = []
-        self.leadership = Leadership(
-            lambda: cast("RedisClient", redis),
-            "g1",
-            Names(),
-            now=lambda: 0.0,
-            rng=random.Random(1),
-            on_leading=lambda _scope, _token: None,
-            on_document=self.heard.append,
-        )
-
-    def ask(self) -> list[bytes]:
-        """Ask; returns the documents that it has written again."""
-        asyncio.run(self.leadership._ask(["c"]))
-        return self.redis.told
-
-
 def document(at_ms: int) -> bytes:
     return b"%d:x" % at_ms
 
 
-def test_what_redis_has_lost_is_written_again() -> None:
-    redis = Documents()
-    gate = Gate(redis)
-    redis.known = {b"u1": document(BEGAN_MS)}
-    assert gate.ask() == []
-    redis.known = {}
-    assert gate.ask() == []
-    assert gate.ask() == [document(BEGAN_MS)]
-    assert gate.ask() == []
+def test_what_redis_has_lost_is_written_again_unless_it_is_too_old() -> None:
+    redis, heard = Documents(), list[Document]()
+    leadership = Leadership(
+        lambda: cast("RedisClient", redis),
+        "g1",
+        Names(),
+        now=lambda: 0.0,
+        rng=random.Random(1),
+        on_leading=lambda _scope, _token: None,
+        on_document=heard.append,
+    )
 
+    def written_again() -> list[bytes]:
+        """By the gate that asks."""
+        asyncio.run(leadership._ask(["c"]))
+        return redis.told
 
-def test_what_is_too_old_for_redis_is_not_written_again_and_keeps_nothing_else_out() -> None:
-    redis = Documents()
-    gate = Gate(redis)
     old = {b"u%03d" % n: document(BEGAN_MS) for n in range(100)}
     new = {b"v": document(BEGAN_MS + 1000)}
+    redis.known = {b"u000": document(BEGAN_MS)}
+    assert written_again() == []
+    redis.known = {}
+    assert [written_again() for _ in range(3)] == [[], [document(BEGAN_MS)], []]
     redis.known = old | new
-    gate.ask()
+    written_again()
     redis.now_ms += KEEP_MS + 1
     redis.known = {}
-    gate.ask()
-    assert gate.ask() == list(new.values())
-    assert gate.ask() == []
-    assert len(gate.heard) == 101
+    # What is too old keeps nothing else out.
+    assert [written_again() for _ in range(3)] == [[], list(new.values()), []]
+    assert len(heard) == 101
 
 
 # A gate that ends leaves no connection to Redis, whatever it was doing.

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from math import inf
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.proxy.admission.limits import DoorCounts, LimitedDispatcher, LimitLedger, UsageRecord
@@ -118,39 +118,31 @@ def test_nobody_is_left_waiting_and_nobody_is_ahead_by_more_than_one(
     assert all(count <= min(after) + 1 for count, more in zip(after, taken, strict=True) if more)
 
 
-def test_all_shares_that_are_taken_at_the_same_moment_are_no_more_than_those_that_wait() -> None:
+def test_shares_that_are_taken_at_the_same_moment_are_no_more_than_those_that_wait() -> None:
+    """But that any of equals may take the only one."""
     page = Page(3)
     for worker, count in enumerate((4, 0, 7)):
         page.note(worker, count, NOW)
     assert sum(page.share(worker, 20, NOW) for worker in range(3)) <= 20
-
-
-def test_any_of_equals_may_take_the_only_one_that_waits() -> None:
     page = Page(2)
     for worker in range(2):
         page.note(worker, 3, NOW)
     assert [page.share(worker, 1, NOW) for worker in range(2)] == [1, 1]
 
 
-def test_who_does_not_accept_is_waited_for_by_nobody() -> None:
+def test_who_does_not_accept_or_is_stuck_is_waited_for_by_nobody() -> None:
     page = Page(2)
     page.note(0, 5, NOW)
     assert page.share(0, 1, NOW) == 1
     page.note(1, 0, NOW)
     assert page.share(0, 1, NOW) == 0
-    page.leave(1)
-    assert page.share(0, 1, NOW) == 1
-
-
-def test_who_is_stuck_gets_none_until_it_moves_again() -> None:
-    page = Page(2)
-    page.note(0, 5, NOW)
-    page.note(1, 0, NOW)
     later = NOW + (STUCK_MS + 1) / 1000
     page.note(0, 5, later)
     assert page.share(0, 10, later) == 10
     page.note(1, 0, later)
-    assert page.share(0, 1, later) == 0
+    assert page.share(0, 1, later) == 0, "it moves again"
+    page.leave(1)
+    assert page.share(0, 1, later) == 1
 
 
 def test_for_how_long_a_process_has_stood_still() -> None:
@@ -202,74 +194,57 @@ def arrive(stack: ExitStack, listener: socket.socket, clients: int) -> None:
         stack.enter_context(socket.create_connection(listener.getsockname()))
 
 
-def test_how_many_wait_on_a_listener(listener: socket.socket) -> None:
+def test_how_many_wait_on_a_listener(listener: socket.socket, tmp_path: Path) -> None:
     with ExitStack() as stack:
         assert accept_queue(listener) == 0
         arrive(stack, listener, 7)
         assert accept_queue(listener) == 7
         listener.accept()[0].close()
         assert accept_queue(listener) == 6
-
-
-def test_of_a_socket_that_is_no_tcp_it_is_taken_for_one(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(f"{tmp_path}/socket")
         other.listen()
-        assert accept_queue(other) == 1
+        assert accept_queue(other) == 1, "of one that is no TCP it is taken for one"
 
 
-def clients_of_each(listener: socket.socket, had: Sequence[int], waiting: int) -> list[int]:
-    """So many wait when workers that had so many clients begin to accept: what each has a few turns later."""
-
-    async def played() -> list[int]:
-        page = Page(len(had))
-        crew = [Worker(page, number) for number in range(len(had))]
-        with ExitStack() as stack:
-            arrive(stack, listener, waiting)
-            for worker, count in zip(crew, had, strict=True):
-                worker.clients += [asyncio.Protocol() for _ in range(count)]
-                await worker.entrance.open(HERE, [listener.dup()], None, 0)
-            for _ in range(FEW_TURNS):
-                await asyncio.sleep(0)
-            counts = [len(worker.clients) for worker in crew]
-            for worker in crew:
-                worker.entrance.close()
-            return counts
-
-    return asyncio.run(played())
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_all_that_wait_are_accepted_in_a_few_turns_as_many_by_each(
-    listener: socket.socket, workers: int
+@pytest.mark.parametrize(
+    ("had", "waiting", "then"), [([0], 30, [30]), ([0, 0, 0], 30, [10, 10, 10]), ([5, 0], 3, [5, 3])]
+)
+async def test_all_that_wait_are_accepted_in_a_few_turns_by_who_has_fewer_clients(
+    listener: socket.socket, had: list[int], waiting: int, then: list[int]
 ) -> None:
-    assert clients_of_each(listener, [0] * workers, 30) == [30 // workers] * workers
-
-
-def test_who_has_more_clients_leaves_those_that_wait_to_the_other(listener: socket.socket) -> None:
-    assert clients_of_each(listener, [5, 0], 3) == [5, 3]
+    page = Page(len(had))
+    crew = [Worker(page, number) for number in range(len(had))]
+    with ExitStack() as stack:
+        arrive(stack, listener, waiting)
+        for worker, count in zip(crew, had, strict=True):
+            worker.clients += [asyncio.Protocol() for _ in range(count)]
+            await worker.entrance.open(HERE, [listener.dup()], None, 0)
+        for _ in range(FEW_TURNS):
+            await asyncio.sleep(0)
+        assert [len(worker.clients) for worker in crew] == then
+        for worker in crew:
+            worker.entrance.close()
 
 
 # Frames: what is said arrives as it was said, however the bytes are cut.
 
 PLAIN: Any = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-MESSAGES: Any = st.lists(st.lists(PLAIN, min_size=1).map(tuple), min_size=1)
+MESSAGES: Any = st.lists(st.lists(PLAIN, min_size=1, max_size=5).map(tuple), min_size=1, max_size=4)
 FLEET = Fleet(
     (Cell("c", weight=2.0, spill_s=1.0),),
     (Unit("a", "c", "http://a:1", ("m",), engine="vllm"), Unit("b", "c", "http://b:1", weight=0.5)),
 )
 
 
-@given(st.lists(MESSAGES), st.data())
+@settings(max_examples=40)
+@given(st.lists(MESSAGES, max_size=4), st.integers(1, 40))
 def test_messages_arrive_whole_and_in_order_however_they_are_cut(
-    frames: list[list[Message]], data: st.DataObject
+    frames: list[list[Message]], size: int
 ) -> None:
     stream, reader = b"".join(map(framed, frames)), Frames()
-    heard: list[Message] = []
-    while stream:
-        size = data.draw(st.integers(1, len(stream)))
-        heard += reader.feed(stream[:size])
-        stream = stream[size:]
+    cuts = range(0, len(stream), size)
+    heard = [message for start in cuts for message in reader.feed(stream[start : start + size])]
     assert heard == [message for frame in frames for message in frame]
 
 
@@ -279,27 +254,18 @@ def test_what_is_no_frame_is_an_error(data: bytes) -> None:
         list(Frames().feed(data))
 
 
-@given(st.lists(st.integers(0, 2**60 - 1), max_size=40).map(tuple))
-def test_an_ask_arrives_as_it_was(blocks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("blocks", [(), (0, 7, 2**60 - 1)])
+def test_an_ask_a_failure_and_a_fleet_arrive_as_they_were(blocks: tuple[int, ...]) -> None:
     ask = Ask("m", stream=True, prompt_bytes=7, blocks=blocks, deadline_at=inf, continuable=True)
     assert ask_in(ask_out(ask)) == ask
-
-
-@pytest.mark.parametrize(
-    "failure", [Failure(FailureKind.FULL, "no", retry_after_s=3), Failure(FailureKind.CUT, "x", "p")]
-)
-def test_a_failure_arrives_as_it_was(failure: Failure) -> None:
-    assert failure_in(failure_out(failure)) == failure
-
-
-def test_a_fleet_arrives_as_it_was() -> None:
+    for failure in (Failure(FailureKind.FULL, "no", retry_after_s=3), Failure(FailureKind.CUT, "x", "p")):
+        assert failure_in(failure_out(failure)) == failure
     assert fleet_in(fleet_out(FLEET)) == FLEET
-
-
-def test_a_fleet_is_sent_without_what_only_the_control_process_needs() -> None:
+    # Without what only the control process needs.
     unit = Unit("a", "c", "http://a:1", nodes=(Node("n", Role.LEADER),), kv_events=KvEvents("vllm"))
-    assert framed([fleet_out(Fleet(FLEET.cells, (unit,)))])
-    assert fleet_in(fleet_out(Fleet(FLEET.cells, (unit,)))).units == (Unit("a", "c", "http://a:1"),)
+    sent = fleet_out(Fleet(FLEET.cells, (unit,)))
+    assert framed([sent])
+    assert fleet_in(sent).units == (Unit("a", "c", "http://a:1"),)
 
 
 def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
@@ -328,21 +294,16 @@ def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
     assert (updates.units(3.0), updates.lives()) == ([], [("a", 3.0)])
 
 
-def test_what_is_told_of_a_unit_that_is_not_there_is_dropped() -> None:
-    board, empty = Board(Rules()), BoardReplica(Rules())
-    board.configure(FLEET, 0.0)
-    assert empty.take_units(BoardUpdates(board).units(0.0)) == []
-    assert not empty.board.units
-
-
-def test_units_that_have_gone_down_are_told_apart_once() -> None:
-    board, replica = Board(Rules()), BoardReplica(Rules())
+def test_units_that_have_gone_down_are_told_apart_once_and_those_that_are_not_there_dropped() -> None:
+    board, replica, empty = Board(Rules()), BoardReplica(Rules()), BoardReplica(Rules())
     board.configure(FLEET, 0.0)
     replica.take_fleet(1, fleet_out(FLEET), 0.0)
     board.observe(Evidence("a", Sign.BAD, Strength.FATAL, "agent", "gone", 1.0))
     known = BoardUpdates(board).units(1.0)
     assert [state.unit.name for state in replica.take_units(known)] == ["a"]
     assert replica.take_units(known) == []
+    assert empty.take_units(known) == []
+    assert not empty.board.units
 
 
 # A worker's session at the control process: which requests it settles, of those that the worker reports.
@@ -396,25 +357,20 @@ class Control:
         return meter.spent
 
 
-def test_a_request_that_was_charged_gets_back_what_it_did_not_use() -> None:
+def test_a_request_that_was_charged_gets_back_what_it_did_not_use_and_one_that_left_before_nothing() -> None:
+    """Its worker cannot know that: it may have been cancelled while leases of all workers were collected."""
     control = Control()
     assert [control.ask(number) for number in range(3)] == [True] * 3
     control.settle(0)
     control.settle(1, used=30)
     assert control.used() == TOKENS + 30
     assert len(control.bills) == 2
-
-
-def test_one_that_left_before_it_was_charged_gets_nothing_back() -> None:
-    """Its worker cannot know that: it may have been cancelled while leases of all workers were collected."""
-    control = Control()
-    control.ask(0)
     control.shared.knows_all = False
-    control.ask(1)
-    control.session.hear((ToControl.CANCEL, 1))
-    control.settle(1)
-    assert control.used() == TOKENS
-    assert control.bills == []
+    control.ask(3)
+    control.session.hear((ToControl.CANCEL, 3))
+    control.settle(3)
+    assert control.used() == TOKENS + 30
+    assert len(control.bills) == 2
 
 
 def test_one_that_an_earlier_control_process_has_charged_has_what_it_used() -> None:
@@ -499,21 +455,16 @@ def test_the_control_process_is_given_less_time_than_a_worker_and_each_is_killed
     assert scene.look(NOW + WORKER_STILL_S + 0.1) == [0]
 
 
-def test_who_has_only_begun_has_time_to_begin(scene: Scene) -> None:
+def test_who_has_only_begun_has_time_to_begin_and_who_is_ending_is_not_looked_at(scene: Scene) -> None:
     scene.page.await_beat(CONTROL)
     for worker in (0, 1):
         scene.page.beat(worker, NOW + 1.0)
     scene.supervisor._children[CONTROL].began_at = NOW
     assert scene.look(NOW + LATE_S) == []
-    assert scene.look(NOW + LATE_S + 0.1) == [CONTROL]
-
-
-def test_after_the_supervisor_was_held_up_itself_all_have_their_time_anew(scene: Scene) -> None:
-    scene.supervisor._judges_from = NOW + 10.0
-    assert scene.look(NOW + 9.9) == []
-    assert scene.look(NOW + 10.0) == [CONTROL]
-
-
-def test_who_is_ending_is_not_looked_at(scene: Scene) -> None:
     scene.supervisor._end_by = NOW + 100.0
     assert scene.look(NOW + 99.0) == []
+    scene.supervisor._end_by = None
+    # After the supervisor was held up itself all have their time anew.
+    scene.supervisor._judges_from = NOW + LATE_S + 0.3
+    assert scene.look(NOW + LATE_S + 0.2) == []
+    assert scene.look(NOW + LATE_S + 0.3) == [CONTROL]
