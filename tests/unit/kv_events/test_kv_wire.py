@@ -70,12 +70,9 @@ def decoded(*found: Any) -> list[Event]:
     return list(events(batch(*found)))
 
 
-@pytest.mark.parametrize("vector", [MAPS, ARRAYS])
-def test_both_formats_are_read_alike(vector: str) -> None:
-    assert list(events(bytes.fromhex(vector), 0)) == [Stored([0x0102], None, TWO_TOKENS, 2)]
-
-
-def test_batches_of_sglang_are_read() -> None:
+def test_batches_of_vllm_in_both_formats_and_of_sglang_are_read() -> None:
+    for vector in (MAPS, ARRAYS):
+        assert list(events(bytes.fromhex(vector), 0)) == [Stored([0x0102], None, TWO_TOKENS, 2)]
     tokens = [
         3101, 673, 649, 1371, 456, 3101, 673, 649, 3973, 456, 3101, 673, 649, 20, 25, 456,
         3101, 673, 649, 20, 26, 456, 3101, 673, 649, 20, 27, 456, 3101, 362, 1334, 3504,
@@ -118,12 +115,12 @@ def test_adapter_and_salt_are_part_of_a_block() -> None:
 def test_a_large_event_comes_in_parts_that_make_one_chain() -> None:
     count = 3 * PART_BLOCKS + 1
     whole = stored(block_hashes=list(range(1, count + 1)), token_ids=list(range(2 * count)))
-    parts = decoded(whole, {"type": "BlockRemoved", "block_hashes": list(range(count))})
-    assert [len(part.blocks) for part in parts if not isinstance(part, Cleared)] == 2 * [
-        *3 * [PART_BLOCKS],
-        1,
-    ]
+    found = decoded(whole, {"type": "BlockRemoved", "block_hashes": list(range(count))})
+    sizes = [len(part.blocks) for part in found if not isinstance(part, Cleared)]
+    assert sizes == 2 * [*3 * [PART_BLOCKS], 1]
     assert len(chains(whole)) == count
+    sizes = [sum(1 + len(getattr(event, "blocks", ())) for event in part) for part in parts(LARGE, None)]
+    assert max(sizes) < 2 * wire.GROWN_BLOCKS, "a part is a bounded piece of work"
 
 
 def test_layers_that_keep_only_the_end_of_a_prompt_and_unknown_events_are_left_out() -> None:
@@ -132,25 +129,20 @@ def test_layers_that_keep_only_the_end_of_a_prompt_and_unknown_events_are_left_o
     assert decoded({"type": "BlockMoved"}, ["BlockMoved", 1], {}) == []
 
 
+WRONG: dict[str, list[Any]] = {
+    "block_hashes": [["text"], 3],
+    "token_ids": [[7], [7, -8], ["a", "b"]],
+    "block_size": ["many"],
+}
+
+
 @pytest.mark.parametrize(
     "payload",
     [
-        b"",
-        b"\xc1",
-        b"hello",
-        msgpack.packb({"ts": 1}),
-        msgpack.packb([1.5]),
-        msgpack.packb(["x", []]),
-        msgpack.packb([1.5, 3]),
-        msgpack.packb([1.5, [3]]),
-        batch(stored(block_hashes=["text"])),
-        batch(stored(block_hashes=3)),
-        batch(stored(token_ids=[7])),
-        batch(stored(token_ids=[7, -8])),
-        batch(stored(token_ids=["a", "b"])),
-        batch(stored(block_size="many")),
+        *(batch(stored(**{field: value})) for field, values in WRONG.items() for value in values),
+        *map(msgpack.packb, ({"ts": 1}, [1.5], ["x", []], [1.5, 3], [1.5, [3]])),
         batch({"type": "BlockRemoved", "block_hashes": list(range(ITEMS_MAX + 1))}),
-        batch(stored())[:-4],
+        *(b"", b"\xc1", b"hello", batch(stored())[:-4]),
     ],
 )
 def test_what_no_engine_sends_is_malformed(payload: bytes) -> None:
@@ -212,11 +204,6 @@ async def test_a_batch_is_decoded_the_same_wherever_that_is_done() -> None:
     await decoder.close()
 
 
-def test_a_part_is_a_bounded_piece_of_work() -> None:
-    sizes = [sum(1 + len(getattr(event, "blocks", ())) for event in part) for part in parts(LARGE, None)]
-    assert max(sizes) < 2 * wire.GROWN_BLOCKS
-
-
 @pytest.mark.parametrize("piece", [b"\x80", b"\x91\xa1x", b"\xc0", msgpack.packb(["BlockRemoved", []])])
 def test_events_of_any_kind_count_before_they_are_looked_at(piece: bytes) -> None:
     count = EVENTS_MAX + 1
@@ -245,16 +232,12 @@ async def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
 URL = "http://10.0.0.1:8000"
 
 
-def test_a_rank_is_at_the_port_behind_the_one_before() -> None:
-    keys = KvEvents("vllm", "tcp://a:5557", "tcp://a:6000", ranks=2)
-    assert configured(keys) == {
+def test_a_rank_is_at_the_port_behind_the_one_before_and_vllm_tells_of_each() -> None:
+    assert configured(KvEvents("vllm", "tcp://a:5557", "tcp://a:6000", ranks=2)) == {
         0: Publisher("tcp://a:5557", "tcp://a:6000"),
         1: Publisher("tcp://a:5558", "tcp://a:6001"),
     }
     assert configured(KvEvents("vllm", "tcp://a:5557")) == {0: Publisher("tcp://a:5557", "")}
-
-
-def test_vllm_tells_of_each_rank() -> None:
     row = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
     answer = {"0": row, "1": {"endpoint": "tcp://[::]:7"}, "2": {"publisher": "null"}, "x": row}
     assert told("vllm", answer, URL) == {
@@ -278,26 +261,17 @@ def test_sglang_tells_a_base_and_how_many() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        [],
-        {"0": None},
-        {"0": {"endpoint": 3}},
-        {"0": {"endpoint": "ipc:///tmp/x"}},
-        {"0": {"endpoint": "tcp://*:0"}},
-        {"0": {"endpoint": "tcp://*:99999"}},
-        {str(RANKS_MAX): {"endpoint": "tcp://*:5557"}},
-        {"kv_events": None},
-        {"kv_events": {"publisher": "zmq", "endpoint_port_base": "5"}},
-        {"kv_events": {"publisher": "zmq", "endpoint_port_base": 5, "dp_size": 10**9}},
-        {"kv_events": {"publisher": "null", "endpoint_port_base": 5}},
-    ],
-)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_is_not_understood_is_no_publisher(engine: str, answer: Any) -> None:
-    assert told(engine, answer, URL) == {}
+def test_what_is_not_understood_is_no_publisher(engine: str) -> None:
+    endpoints: list[Any] = [3, "ipc:///tmp/x", "tcp://*:0", "tcp://*:99999"]
+    port = {"publisher": "zmq", "endpoint_port_base": 5}
+    rows: list[Any] = [None, port | {"endpoint_port_base": "5"}, port | {"dp_size": 10**9}]
+    for answer in (
+        *(None, [], {"0": None}, {str(RANKS_MAX): {"endpoint": "tcp://*:5557"}}),
+        *({"0": {"endpoint": endpoint}} for endpoint in endpoints),
+        *({"kv_events": row} for row in (*rows, port | {"publisher": "null"})),
+    ):
+        assert told(engine, answer, URL) == {}
 
 
 # KvEventFollowers one rank: gaps, replays, restarts, lost connections, broken publishers.

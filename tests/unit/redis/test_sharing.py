@@ -27,8 +27,6 @@ from cellgate.proxy.redis.sharing import (
     PACE_BEATS,
     PrefixSharing,
     Sharing,
-    read,
-    written,
 )
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import BLOCK_BYTES, RemoteLoad
@@ -87,21 +85,16 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
     assert roster.units() == set()
 
 
-def test_gates_that_are_long_gone_are_forgotten() -> None:
+def test_gates_that_are_long_gone_are_forgotten_and_what_comes_late_replaces_nothing_newer() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g2"), 0.0)
-    roster.answered(seen_by("g3"), 60.0)
+    roster.answered(seen_by("g3", in_flight=2), 60.0)
     roster.forget(30.0)
     assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
+    assert not roster.update(("u1", "g3"), Seen(replace(VIEW, gate="g3", in_flight=1), 0.5), 60.1)
+    assert roster.elsewhere("u1", 60.1).in_flight == 2
     roster.forget(90.0)
     assert roster.units() == set()
-
-
-def test_what_comes_late_does_not_replace_what_is_newer() -> None:
-    roster = Roster("g1")
-    assert roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
-    assert not roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
-    assert roster.elsewhere("u1", 5.1).in_flight == 2
 
 
 class Gate:
@@ -127,24 +120,20 @@ class Gate:
 
 
 def test_another_gates_down_asks_for_a_canary_and_orders_nothing() -> None:
-    gate = Gate()
-    gate.board.open("u1", Ask(), 9.0, retry=False)
-    gate.hears(verdict=Verdict.DOWN, fatal=True, reason="refused")
-    (consequence,) = gate.consequences
-    assert consequence.wants_canary
-    assert consequence.evicted == ()
-    case = gate.board.units["u1"].case
-    assert case.verdict is Verdict.SUSPECT
-    assert case.because is not None
-    assert case.because.reason == "gate g2 reports it as down: refused"
-
-
-def test_any_other_verdict_and_other_peoples_units_are_nothing_to_judge_by() -> None:
+    """Any other verdict, and other people's units, are nothing to judge by."""
     gate = Gate()
     for verdict in (Verdict.UP, Verdict.SUSPECT, Verdict.STARTING, Verdict.PROBATION):
         gate.hears(verdict=verdict)
     gate.hears(unit="u9", verdict=Verdict.DOWN)
     assert gate.consequences == []
+    gate.board.open("u1", Ask(), 9.0, retry=False)
+    gate.hears(verdict=Verdict.DOWN, fatal=True, reason="refused")
+    (consequence,) = gate.consequences
+    assert (consequence.wants_canary, consequence.evicted) == (True, ())
+    case = gate.board.units["u1"].case
+    assert case.verdict is Verdict.SUSPECT
+    assert case.because is not None
+    assert case.because.reason == "gate g2 reports it as down: refused"
 
 
 def test_the_gate_that_saw_a_unit_live_last_sends_the_next_canary() -> None:
@@ -303,11 +292,6 @@ def prompt(number: int, blocks: int = 40) -> tuple[int, ...]:
     return tuple(range(1000 * number, 1000 * number + blocks))
 
 
-def test_a_document_is_read_as_it_was_written() -> None:
-    told = {"a": [1, (1 << 60) - 1], "b": [7]}
-    assert read(written("g1", told)) == ("g1", told)
-
-
 @pytest.mark.parametrize(("units", "is_told"), [(4, True), (4, False), (100, True)])
 def test_who_goes_on_at_another_gate_goes_to_the_unit_that_holds_what_was_said(
     units: int, is_told: bool
@@ -390,26 +374,19 @@ def packed(*numbers: int) -> str:
     return b64encode(b"".join(number.to_bytes(8, "little") for number in numbers)).decode()
 
 
+WRONG: dict[str, list[Any]] = {
+    "v": [2],
+    "gate": ["g3", "g2", None],
+    "units": [[], None, *({"a": bad} for bad in (7, "no base64", "é", packed(1)[:-4], packed(1 << 63)))],
+    "more": ["x" * DOCUMENT_MAX],
+}
+
+
 @pytest.mark.parametrize(
     "document",
     [
-        told(v=2),
-        told(gate="g3"),
-        told(gate="g2"),
-        told(gate=None),
-        told(units=[]),
-        told(units=None),
-        told(units={"a": 7}),
-        told(units={"a": "no base64"}),
-        told(units={"a": "é"}),
-        told(units={"a": packed(1)[:-4]}),
-        told(units={"a": packed(1 << 63)}),
-        told(more="x" * DOCUMENT_MAX),
-        b"[" * 1000,
-        b"",
-        b"null",
-        "a text",
-        7,
+        *(told(**{field: value}) for field, values in WRONG.items() for value in values),
+        *(b"[" * 1000, b"", b"null", "a text", 7),
     ],
 )
 def test_what_makes_no_sense_changes_nothing(document: Any) -> None:
@@ -464,15 +441,8 @@ def shared(gate: str = "g2", ban_s: float = BAN_S) -> tuple[Containment, SharedB
 
 
 def told_bans(**changed: Any) -> bytes:
-    fields = {
-        "poison": f"{MARK:016x}",
-        "v": 1,
-        "gate": "g1",
-        "model": "m",
-        "units": ["a", "b"],
-        "left_ms": 5000,
-    }
-    return orjson.dumps(fields | changed)
+    ban = {"poison": f"{MARK:016x}", "v": 1, "gate": "g1", "model": "m", "units": ["a", "b"], "left_ms": 5000}
+    return orjson.dumps(ban | changed)
 
 
 def test_a_ban_is_read_as_it_was_written() -> None:
@@ -487,26 +457,20 @@ def test_a_ban_is_read_as_it_was_written() -> None:
     assert other.own() == []
 
 
+FORGED: dict[str, list[Any]] = {
+    "gate": ["a stranger", "unknown", "g2", None],
+    "v": [2],
+    "poison": ["5f2c", 7, "5F2C8A0D91E4B37A"],
+    "left_ms": [-1, "5000", 1e300, None],
+    "units": [["x" * 5000]],
+}
+
+
 @pytest.mark.parametrize(
     "document",
     [
-        told_bans(gate="a stranger"),
-        told_bans(gate="unknown"),
-        told_bans(gate="g2"),
-        told_bans(gate=None),
-        told_bans(v=2),
-        told_bans(poison="5f2c"),
-        told_bans(poison=7),
-        told_bans(poison="5F2C8A0D91E4B37A"),
-        told_bans(left_ms=-1),
-        told_bans(left_ms="5000"),
-        told_bans(left_ms=1e300),
-        told_bans(left_ms=None),
-        told_bans(units=["x" * 5000]),
-        b"{",
-        b"[]",
-        "text",
-        None,
+        *(told_bans(**{field: value}) for field, values in FORGED.items() for value in values),
+        *(b"{", b"[]", "text", None),
     ],
     ids=repr,
 )
