@@ -304,28 +304,23 @@ def test_plain_answers_of_one_token_show_that_a_weight_is_wrong() -> None:
     assert a.costs.forecast.step_s == b.costs.forecast.step_s
 
 
-def test_plain_answers_teach_steps_as_long_as_no_stream_does() -> None:
-    router = unknown(unit("a"), unit("b"))
-    a, b = router.board.units.values()
+def test_plain_answers_teach_steps_as_long_as_no_stream_does_and_few_tokens_teach_nothing() -> None:
+    router = unknown(unit("a"), unit("b"), unit("c"))
+    a, b, c = router.board.units.values()
     a.costs.rates.followed = SURE
     for name in ("a", "b"):
         plain_answers(router, name, took_s=10.0, tokens=200)
     assert not a.costs.rates.steps.seen
     assert b.costs.rates.steps.at(1.0) == pytest.approx(10.0 / 200, rel=0.1)
-
-
-def test_a_plain_answer_without_usage_or_of_few_tokens_teaches_nothing() -> None:
-    router = unknown(unit("a"))
-    state = router.board.units["a"]
     for usage in (None, Usage(1000, 3)):
-        lease = router.board.open("a", Ask("m", False, 1000, prompt_bytes=4000), NOW, retry=False)
+        lease = router.board.open("c", Ask("m", False, 1000, prompt_bytes=4000), NOW, retry=False)
         lease.commit(NOW + 1.0)
         router.board.close(lease, NOW + 1.0)
-        state.costs.last_plain = lease, usage, NOW + 1.0
-        state.costs.learn_plain()
-        assert state.costs.last_plain is None
-    assert not state.costs.rates.steps.seen
-    assert not state.costs.rates.plain_tokens_s.seen
+        c.costs.last_plain = lease, usage, NOW + 1.0
+        c.costs.learn_plain()
+        assert c.costs.last_plain is None
+    assert not c.costs.rates.steps.seen
+    assert not c.costs.rates.plain_tokens_s.seen
 
 
 def test_no_unit_of_another_cell_is_tried_nor_one_that_cannot_make_a_deadline() -> None:
@@ -434,21 +429,30 @@ def pick_for(router: Router, model: str) -> Lease:
 @pytest.mark.parametrize(
     ("used", "model", "seconds"),
     [
-        ((), "base", 0.0),
-        ((), "poet", LOAD_S),
-        (("poet",), "poet", 0.0),
-        (("poet",), "clerk", LOAD_S),
-        (("poet", "clerk"), "poet", 0.0),
-        (("poet", "clerk"), "cook", LOAD_S * (1 + EVICT_SHARE)),
+        ("", "base", 0.0),
+        ("", "poet", LOAD_S),
+        ("poet", "poet", 0.0),
+        ("poet", "clerk", LOAD_S),
+        ("poet clerk", "poet", 0.0),
+        ("poet clerk", "cook", LOAD_S * (1 + EVICT_SHARE)),
         # The one that was not used for longest has made room for the last.
-        (("poet", "clerk", "cook"), "poet", LOAD_S * (1 + EVICT_SHARE)),
-        (("poet", "clerk", "poet", "cook"), "poet", 0.0),
+        ("poet clerk cook", "poet", LOAD_S * (1 + EVICT_SHARE)),
+        ("poet clerk poet cook", "poet", 0.0),
     ],
 )
 def test_loading_an_adapter_costs_and_replacing_another_costs_more(
-    used: tuple[str, ...], model: str, seconds: float
+    used: str, model: str, seconds: float
 ) -> None:
-    assert adapters(*used).cost_s(model, ANSWER_S) == seconds
+    assert adapters(*used.split()).cost_s(model, ANSWER_S) == seconds
+
+
+def test_adapters_that_requests_of_others_use_are_loaded() -> None:
+    """A report without requests of others shows only what the gate knows better."""
+    for has_foreign in (True, False):
+        unit = adapters("poet", "clerk")
+        unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=has_foreign)
+        assert unit.cost_s("poet", ANSWER_S) == 0.0
+        assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S * has_foreign
 
 
 def test_who_needs_a_place_that_requests_keep_waits_as_long_as_an_answer_takes() -> None:
@@ -460,15 +464,6 @@ def test_who_needs_a_place_that_requests_keep_waits_as_long_as_an_answer_takes()
     assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S
     unit.close("poet")
     assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE)
-
-
-@pytest.mark.parametrize("has_foreign", [True, False])
-def test_adapters_that_requests_of_others_use_are_loaded(has_foreign: bool) -> None:
-    """A report without requests of others shows only what the gate knows better."""
-    unit = adapters("poet", "clerk")
-    unit.report(frozenset({"poet", "clerk"}), 2, has_foreign=has_foreign)
-    assert unit.cost_s("poet", ANSWER_S) == 0.0
-    assert unit.cost_s("cook", ANSWER_S) == LOAD_S * (1 + EVICT_SHARE) + ANSWER_S * has_foreign
 
 
 def test_an_adapter_that_is_not_listed_any_more_is_not_loaded_and_none_is_after_a_restart() -> None:
