@@ -271,7 +271,7 @@ def test_a_unit_started_anew_evicts_and_other_epochs_of_the_same_incarnation_do_
     lease = router.board.open("u1", Ask(), 11.2, retry=False)
     router.hear(11.3, epoch="e1,f1")
     assert {flip.after for flip in router.flips} == {Verdict.UP}
-    assert not lease.evicted
+    assert [each.evicted for each in router.board.units["u1"].leases] == [False]
     router.hear(12.0, epoch="e2,f1", verdict=Verdict.STARTING)
     assert lease.evicted
     assert router.verdict() is Verdict.STARTING

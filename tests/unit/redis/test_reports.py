@@ -211,8 +211,8 @@ class Gates:
         rows: dict[str, Any] = orjson.loads(self.text)["units"]
         return rows
 
-    def read(self) -> None:
-        """As ReportReading does."""
+    def read(self) -> bool:
+        """As ReportReading does; whether it is behind."""
         beat = read_beat(self.text, "g1")
         assert beat is not None
         self.behind = self.reader.misses(beat, self.now)
@@ -224,6 +224,7 @@ class Gates:
             self.roster.change((unit, "g1"), row, self.now)
         if (since := self.reader.whole_since(beat)) is not None:
             self.roster.drop_older("g1", since)
+        return self.behind
 
     def known(self) -> dict[str, UnitReport]:
         return {unit: said for (unit, _), said, _ in self.roster.everything()}
@@ -269,15 +270,12 @@ def test_who_missed_beats_reads_documents_until_each_was_written_again() -> None
     gates = Gates(report("u1"), report("u2"))
     for _ in range(DOCUMENT_BEATS + WINDOW + 2):
         gates.write()
-        gates.read()
-        assert gates.behind
+        assert gates.read()
     gates.write(WINDOW)
-    gates.read()
-    assert not gates.behind
+    assert not gates.read()
     del gates.reports["u2"], gates.documents["u2"]
     gates.write(WINDOW + 1)
-    gates.read()
-    assert gates.behind
+    assert gates.read()
     assert gates.known().keys() == {"u1", "u2"}
     for _ in range(DOCUMENT_BEATS + WINDOW + 1):
         gates.write()
@@ -309,8 +307,9 @@ def test_a_reader_knows_what_the_writer_knows(seed: int) -> None:
 def test_what_is_no_beat_of_that_gate_is_none_and_what_is_invalid_ignored_field_by_field() -> None:
     beat: dict[str, Any] = {"v": 1, "gate": "g1", "beat": 1, "units": {}}
     assert read_beat(json.dumps(beat).encode(), "g1") is not None
-    wrong = [beat | changed for changed in ({"v": 2}, {"gate": "g2"}, {"beat": "1"}, {"units": []})]
-    for text in (None, b"", *(json.dumps(each).encode() for each in ([], {}, *wrong))):
+    changes: list[dict[str, Any]] = [{"v": 2}, {"gate": "g2"}, {"beat": "1"}, {"units": []}]
+    wrong: list[Any] = [[], {}, *(beat | changed for changed in changes)]
+    for text in (None, b"", *(json.dumps(each).encode() for each in wrong)):
         assert read_beat(text, "g1") is None
     known = report(in_flight=2, kv_use=0.5, life_age_s=1.0)
     row = {"in_flight": -1, "kv_use": None, "verdict": "dead", "what": 1, "reason": "so"}
