@@ -17,7 +17,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PLAIN_CHUNKED = PLAIN + b"Transfer-Encoding: chunked\r\n\r\n"
 EVENTS = b"".join(TOKENS)
 CRLF_EVENTS = EVENTS.replace(b"\n", b"\r\n")
-CR_EVENTS = EVENTS.replace(b"\n", b"\r")
+
 MIXED_EVENTS = TOKENS[0][:-1] + b"\r\n" + TOKENS[1][:-2] + b"\r\n\r" + TOKENS[2][:-2] + b"\r\r\n"
 LONGER = b'data: {"token": "abcdef"}\n\n'
 COMMENT = b": working\n\n"
@@ -46,22 +46,17 @@ def pieces(data: bytes, size: int) -> bytes:
 CASES = {
     "event for event": Case(STREAM, EVENTS),
     "events that end in CRLF": Case(SSE_HEAD + pieces(CRLF_EVENTS, 22) + LAST_CHUNK, CRLF_EVENTS),
-    "events that end in CR": Case(SSE_HEAD + pieces(CR_EVENTS, 21) + LAST_CHUNK, CR_EVENTS),
     "line ends of all kinds": Case(SSE_HEAD + pieces(MIXED_EVENTS, 20) + LAST_CHUNK, MIXED_EVENTS),
-    "a byte order mark": Case(SSE_HEAD + pieces(b"\xef\xbb\xbf" + EVENTS, 20) + LAST_CHUNK, EVENTS),
     "a byte order mark before a comment": Case(
         SSE_HEAD + pieces(b"\xef\xbb\xbf" + COMMENT + EVENTS, 9) + LAST_CHUNK, EVENTS
     ),
     "all events in a chunk": Case(SSE_HEAD + chunk(EVENTS) + LAST_CHUNK, EVENTS),
-    "two events in a chunk": Case(SSE_HEAD + pieces(EVENTS, 40) + LAST_CHUNK, EVENTS),
-    "an event in three chunks": Case(SSE_HEAD + pieces(EVENTS, 7) + LAST_CHUNK, EVENTS),
     "a byte in a chunk": Case(SSE_HEAD + pieces(EVENTS, 1) + LAST_CHUNK, EVENTS),
     "chunks across events": Case(SSE_HEAD + pieces(EVENTS, 21) + LAST_CHUNK, EVENTS),
     "comments in between": Case(
         SSE_HEAD + b"".join(chunk(event) + chunk(COMMENT) for event in TOKENS) + LAST_CHUNK,
         b"".join(event + COMMENT for event in TOKENS),
     ),
-    "comments before": Case(SSE_HEAD + chunk(COMMENT) * 3 + chunk(EVENTS) + LAST_CHUNK, EVENTS),
     "an empty line between events in a chunk": Case(
         SSE_HEAD + chunk(TOKENS[0]) + chunk(TOKENS[1] + b"\r\n" + TOKENS[2]) + LAST_CHUNK,
         TOKENS[0] + TOKENS[1] + b"\r\n" + TOKENS[2],
@@ -70,8 +65,7 @@ CASES = {
         STREAM[:-2] + b"X-A: b\r\nX-C: 0\r\n\r\n", EVENTS, trailers=(("x-a", "b"), ("x-c", "0"))
     ),
     "chunk extensions": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n14;a=b\r\n"), EVENTS),
-    "sizes spelt oddly": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n0014\r\n"), EVENTS),
-    "sizes in capitals": Case(SSE_HEAD + (b"1B\r\n" + LONGER + b"\r\n") * 3 + LAST_CHUNK, LONGER * 3),
+    "sizes spelt oddly": Case(SSE_HEAD + (b"001B\r\n" + LONGER + b"\r\n") * 3 + LAST_CHUNK, LONGER * 3),
     "an unfinished event at the end": Case(
         STREAM[:-5] + chunk(b"data: [DON") + LAST_CHUNK, EVENTS + b"data: [DON"
     ),
@@ -82,11 +76,9 @@ CASES = {
     "plain with a length": Case(whole(b'{"a": 1}'), b'{"a": 1}'),
     "plain and empty": Case(whole(b""), b""),
     "plain in chunks": Case(PLAIN_CHUNKED + pieces(b'{"a": "b"}\r\n', 3) + LAST_CHUNK, b'{"a": "b"}\r\n'),
-    "plain in chunks and empty": Case(PLAIN_CHUNKED + LAST_CHUNK, b""),
     "plain in chunks with trailers": Case(
         PLAIN_CHUNKED + chunk(b"{}") + b"0\r\nX-A: b\r\n\r\n", b"{}", trailers=(("x-a", "b"),)
     ),
-    "plain until close": Case(PLAIN + b"\r\n{}", b"{}", close=True),
     "plain until close and empty": Case(PLAIN + b"\r\n", b"", close=True),
     "an error with a stream's type": Case(
         SSE.replace(b"200 OK", b"400 Bad Request") + b"Content-Length: 2\r\n\r\n{}", b"{}", status=400
@@ -122,28 +114,22 @@ def relayed(case: Case, reads: list[bytes], *, http10: bool) -> Rig:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
-def test_the_body_is_the_same_wherever_the_reply_is_cut_in_two(case: Case, http10: bool) -> None:
+def test_the_body_is_the_same_wherever_the_reply_is_cut_in_two_and_in_small_reads(case: Case) -> None:
     for at in range(len(case.sent)):
-        relayed(case, [case.sent[:at], case.sent[at:]], http10=http10)
+        relayed(case, [case.sent[:at], case.sent[at:]], http10=at % 3 == 0)
+    for size in (1, 3, 17):
+        reads = [case.sent[at : at + size] for at in range(0, len(case.sent), size)]
+        relayed(case, reads, http10=False)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 17])
-def test_the_body_is_the_same_in_small_reads(case: Case, size: int) -> None:
-    reads = [case.sent[at : at + size] for at in range(0, len(case.sent), size)]
-    relayed(case, reads, http10=False)
-
-
-@pytest.mark.parametrize("end", [LAST_CHUNK, b"0\r\nX-A: b\r\n\r\n"])
-@pytest.mark.parametrize("size", [20, 13, 40], ids=lambda size: f"chunks of {size}")
-def test_the_body_is_the_same_wherever_the_reply_is_cut_in_three(size: int, end: bytes) -> None:
-    events = b"".join(TOKENS[:2])
-    sent = pieces(TOKENS[2] + events, size) + end
-    case = Case(SSE_HEAD + sent, TOKENS[2] + events, trailers=(("x-a", "b"),) if b"X-A" in end else ())
+@pytest.mark.parametrize("size", [20, 13])
+def test_the_body_is_the_same_wherever_the_reply_is_cut_in_three(size: int) -> None:
+    body = b"".join(TOKENS[1:3])
+    sent = pieces(body, size) + b"0\r\nX-A: b\r\n\r\n"
     for one in range(len(sent)):
         for two in range(one + 1, len(sent)):
-            relayed(case, [SSE_HEAD, sent[:one], sent[one:two], sent[two:]], http10=False)
+            reads = [SSE_HEAD, sent[:one], sent[one:two], sent[two:]]
+            relayed(Case(SSE_HEAD + sent, body, trailers=(("x-a", "b"),)), reads, http10=False)
 
 
 def test_what_looks_like_the_end_of_a_chunk_inside_of_one_is_not_taken_for_it() -> None:
@@ -173,15 +159,14 @@ def test_events_that_are_chunks_go_on_as_they_are() -> None:
     assert rig.attempt.events == len(TOKENS)
 
 
-@pytest.mark.parametrize("size", [7, 20, 33, 40])
-def test_a_stream_that_is_framed_anew_ends_each_chunk_with_an_event(size: int) -> None:
-    rig = Rig()
-    parts = [EVENTS[at : at + size] for at in range(0, len(EVENTS), size)]
-    rig.feed([SSE_HEAD, *map(chunk, parts), LAST_CHUNK])
-    reply = rig.reply()
-    assert reply.chunks is not None
-    assert sum(reply.chunks) == len(EVENTS)
-    assert all(length % 20 == 0 for length in reply.chunks)
+def test_a_stream_that_is_framed_anew_ends_each_chunk_with_an_event() -> None:
+    for size in (7, 20, 33, 40):
+        rig = Rig()
+        rig.feed([SSE_HEAD, *(chunk(EVENTS[at : at + size]) for at in range(0, 80, size)), LAST_CHUNK])
+        reply = rig.reply()
+        assert reply.chunks is not None
+        assert sum(reply.chunks) == len(EVENTS) == 80
+        assert all(length % 20 == 0 for length in reply.chunks)
 
 
 def test_nothing_is_shown_before_the_first_event_with_data() -> None:
@@ -214,20 +199,15 @@ def test_a_first_event_that_is_an_error_is_a_failure() -> None:
     assert rig.failures[0].kind is FailureKind.FIRST_EVENT_ERROR
 
 
-@pytest.mark.parametrize("cut", range(1, len(chunk(ERROR))))
-def test_an_error_in_the_middle_is_a_failure_and_never_shown_however_it_arrives(cut: int) -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(ERROR)[:cut], chunk(ERROR)[cut:], LAST_CHUNK])
-    assert rig.shown.endswith(b"\r\n\r\n" + chunk(TOKENS[0]))
-    assert (rig.ends, rig.wire.closed) == (["committed", "failed"], True)
-    assert rig.failures[0].kind is FailureKind.STREAM_ERROR
-
-
-def test_an_error_in_the_chunk_of_a_token_is_not_shown_with_it() -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]), chunk(TOKENS[2] + ERROR + TOKENS[3]), LAST_CHUNK])
-    assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS[:3])))
-    assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
+def test_an_error_in_the_middle_is_a_failure_and_never_shown_however_it_arrives() -> None:
+    in_two = [[chunk(ERROR)[:cut], chunk(ERROR)[cut:]] for cut in range(1, len(chunk(ERROR)))]
+    with_a_token = [chunk(TOKENS[1]), chunk(TOKENS[2] + ERROR + TOKENS[3])]
+    for reads, shown in (*((each, 1) for each in in_two), (with_a_token, 3)):
+        rig = Rig()
+        rig.feed([SSE_HEAD, chunk(TOKENS[0]), *reads, LAST_CHUNK])
+        assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS[:shown])))
+        assert (rig.ends, rig.wire.closed) == (["committed", "failed"], True)
+        assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
 
 
 HEADS = {
@@ -258,9 +238,7 @@ def test_a_body_in_reply_to_head_costs_the_connection() -> None:
     assert (rig.ends, rig.wire.closed, rig.kept) == (["failed"], True, [])
 
 
-@pytest.mark.parametrize(
-    "extra", [b"HTTP/1.1 200 OK\r\n", b"x", STREAM, b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
-)
+@pytest.mark.parametrize("extra", [b"x", STREAM, b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
 def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0])])
@@ -269,14 +247,14 @@ def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
     assert (rig.shown, rig.ends, rig.wire.closed) == (before, ["committed", "failed"], True)
 
 
-@pytest.mark.parametrize("extra", [b"\n", b"\r\n", b"\r\n\r\n", b"\r"])
+@pytest.mark.parametrize("extra", [b"\n", b"\r\n\r\n", b"\r"])
 def test_empty_lines_behind_a_reply_stay_behind(extra: bytes) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]) + LAST_CHUNK + extra])
     assert (rig.reply().body, rig.reply().whole) == (TOKENS[0] + TOKENS[1], True)
 
 
-@pytest.mark.parametrize("extra", [b"HTTP/1.1 200 OK\r\n", chunk(TOKENS[3]), b"x", STREAM])
+@pytest.mark.parametrize("extra", [chunk(TOKENS[3]), b"x"])
 def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2]), LAST_CHUNK])
@@ -287,12 +265,7 @@ def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> No
 
 def test_a_chunk_that_only_looks_like_a_tokens_is_not_taken_for_one() -> None:
     good = chunk(TOKENS[2])
-    for bad in (
-        good[:-2] + b"xx",
-        good[:-1] + b"x",
-        good.replace(b"14", b"13"),
-        good.replace(b"\n\n", b"\nx"),
-    ):
+    for bad in (good[:-1] + b"x", good.replace(b"14", b"13"), good.replace(b"\n\n", b"\nx")):
         rig = Rig()
         rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2])])
         shown = rig.shown
