@@ -54,15 +54,15 @@ def refusal_of(body: bytes) -> Failure:
     return failure
 
 
-def test_what_routing_needs_is_read() -> None:
+def test_what_routing_needs_is_read_and_what_is_not_said_is_not_guessed() -> None:
     ask = ask_of(model="tiny", stream=True, previous_response_id="resp_1", messages=[])
     assert (ask.model, ask.stream, ask.follows) == ("tiny", True, "resp_1")
-
-
-def test_what_is_not_said_is_not_guessed() -> None:
     ask = ask_of()
     assert (ask.model, ask.stream, ask.follows, ask.unit) == (None, False, None, None)
     assert ask_of(model=None).model is None
+    assert not any(ask_of(stream=stream).stream for stream in (1, "true", [], {}))
+    assert {ask_of(previous_response_id=follows).follows for follows in (1, True)} == {None}
+    assert ask_of(previous_response_id={}).follows is None
 
 
 def test_whether_its_stream_could_be_continued_is_known_from_the_start() -> None:
@@ -77,59 +77,46 @@ def test_whether_its_stream_could_be_continued_is_known_from_the_start() -> None
     assert not ask_of(prompt=[1, 2], stream=True).continuable
 
 
-@pytest.mark.parametrize("stream", [1, "true", [], None, {}])
-def test_a_stream_is_asked_for_by_true_alone(stream: object) -> None:
-    assert ask_of(stream=stream).stream is False
-
-
-@pytest.mark.parametrize("follows", [1, True, [], {}])
-def test_what_is_no_id_is_left_to_the_engine(follows: object) -> None:
-    assert ask_of(previous_response_id=follows).follows is None
-
-
 def test_tokens_are_estimated_by_four_bytes_each() -> None:
-    body = orjson.dumps({"prompt": "x" * 4000})
-    ask = read_ask(body)
-    assert isinstance(ask, Ask)
+    ask = ask_of(prompt="x" * 4000)
     assert (ask.prompt_bytes, ask.prompt_tokens, len(ask.blocks)) == (4000, 1000, 7)
 
 
-@pytest.mark.parametrize(
-    ("body", "where"),
-    [
-        (b"", "line 1 column 1 (char 0)"),
-        (b"{", "line 1 column 2 (char 1)"),
-        (b'{"a": 1,\n "b" 2}', "line 2 column 6 (char 14)"),
-        (b'{"a": 1} x', "line 1 column 10 (char 9)"),
-        (b'{"a": "\xff"}', "line 1 column"),
-        (b"[" * 2000, "line 1 column"),
-    ],
-)
-def test_the_position_of_what_does_not_parse_is_named(body: bytes, where: str) -> None:
-    assert where in refusal_of(body).message
+NO_JSON = {
+    b"": "line 1 column 1 (char 0)",
+    b'{"a": 1,\n "b" 2}': "line 2 column 6 (char 14)",
+    b'{"a": 1} x': "line 1 column 10 (char 9)",
+    b'{"a": "\xff"}': "line 1 column",
+    b'{"a": "\\ud800"}': "line 1 column 8 (char 7)",
+    b'{"a": %b}' % (b"9" * 5000): "number is infinity",
+    b"\x1f\x8b\x08\x00": "not valid UTF-8",
+    b'{"a":' * 1_000_000: "more than 1024 objects and arrays within each other",
+    # What Python's parser would take, but for what is behind it.
+    b"\xef\xbb\xbf{": "byte order mark",
+    b"{NaN": "line 1 column 2 (char 1)",
+    b'{"prompt": "\\ud83d", "seed": NaN}': "line 1 column 13 (char 12)",
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (b"[]", "an array"),
-        (b'"x"', "a string"),
-        (b"1", "a number"),
-        (b"1.5", "a number"),
-        (b"true", "a boolean"),
-        (b"null", "null"),
-    ],
-)
-def test_what_is_no_object_is_named(body: bytes, kind: str) -> None:
-    assert refusal_of(body).message == f"the body must be a JSON object, not {kind}"
+@pytest.mark.parametrize(("body", "where"), NO_JSON.items(), ids=range(len(NO_JSON)))
+def test_what_is_no_json_is_refused_with_its_place(body: bytes, where: str) -> None:
+    message = refusal_of(body).message
+    assert message.startswith("the body is not valid JSON: ")
+    assert where in message
 
 
-@pytest.mark.parametrize(
-    ("model", "kind"), [(1, "a number"), (True, "a boolean"), ([], "an array"), ({}, "an object")]
-)
-def test_a_model_that_is_no_name_is_refused_by_field(model: object, kind: str) -> None:
-    failure = refusal_of(orjson.dumps({"model": model}))
-    assert (failure.message, failure.param) == (f"`model` must be a string, not {kind}", "model")
+KINDS = {"an array": [], "a string": "x", "a number": 1.5, "a boolean": True, "null": None, "an object": {}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_object_and_a_model_that_is_no_name_are_refused(kind: str) -> None:
+    value = KINDS[kind]
+    if value != {}:
+        message = refusal_of(orjson.dumps(value)).message
+        assert message == f"the body must be a JSON object, not {kind}"
+    if value not in ("x", None):
+        failure = refusal_of(orjson.dumps({"model": value}))
+        assert (failure.message, failure.param) == (f"`model` must be a string, not {kind}", "model")
 
 
 # -- strange shapes ----------------------------------------------------------------------------------------
@@ -137,27 +124,23 @@ def test_a_model_that_is_no_name_is_refused_by_field(model: object, kind: str) -
 FIELDS = (
     *("model", "messages", "prompt", "input", "tools", "stop", "user", "priority", "stream", "max_tokens"),
     *("previous_response_id", "response_format", "n", "metadata", "cache_salt", "a_field_of_next_year"),
+    *("system", "text"),
 )
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("depth", [250, 253, 254, 255, 256, 300, 1000, LIMITS.json_depth - 1])
-def test_what_is_nested_deeper_than_can_be_written_is_passed_on(field: str, depth: int) -> None:
+def test_what_is_nested_deeper_than_can_be_written_is_passed_on(field: str) -> None:
     """An engine may take it, and the prompt beside it counts."""
-    for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
-        deep = opened * depth + b"1" + closed * depth
-        body = b'{"stream":true,"messages":[{"role":"user","content":"%b"}],"%b":%b}' % (
-            b"x" * 4000,
-            field.encode(),
-            deep,
-        )
-        ask = read_ask(body)
-        if field == "model":
-            assert isinstance(ask, Failure)
-            assert ask.param == "model"
-        else:
-            assert isinstance(ask, Ask), ask
-            assert ask.prompt_bytes > 4000 or field == "messages"
+    for depth in (253, 254, 255, LIMITS.json_depth - 1):
+        for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
+            beside = b'{"messages":[{"role":"user","content":"%b"}],"%b":' % (b"x" * 4000, field.encode())
+            ask = read_ask(beside + opened * depth + b"1" + closed * depth + b"}")
+            if field == "model":
+                assert isinstance(ask, Failure)
+                assert ask.param == "model"
+            else:
+                assert isinstance(ask, Ask), ask
+                assert ask.prompt_bytes > 4000 or field == "messages"
 
 
 def test_what_is_nested_deeper_than_is_read_is_refused_by_name() -> None:
@@ -215,7 +198,6 @@ odd = st.sampled_from(['"', "\\", "\\\\", '\\"', ",", "[", "{", ",,,,,", "\n", "
 texts = st.lists(odd, max_size=6).map("".join)
 values = st.recursive(
     st.none()
-    | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from([0, 1, -1, 1e308, -1e308, 2**64 - 1, True, "", "x", "true", "yes", [], {}, [[]], [{}]])
@@ -226,19 +208,14 @@ values = st.recursive(
     max_leaves=12,
 )
 parts = st.dictionaries(
-    st.sampled_from(["role", "content", "text", "image_url", "url", "tool_calls"]), values, max_size=3
+    st.sampled_from(["role", "content", "name", "text", "image_url", "url", "tool_calls"]), values, max_size=3
 )
-messages = st.dictionaries(
-    st.sampled_from(["role", "content", "name"]), values | st.lists(parts, max_size=3), max_size=3
-)
-bodies = st.dictionaries(
-    st.sampled_from(FIELDS), values | st.lists(messages | values, max_size=3), max_size=5
-)
-law = settings(derandomize=True, deadline=None, max_examples=400)
+bodies = st.dictionaries(st.sampled_from(FIELDS), values | st.lists(parts | values, max_size=3), max_size=5)
+law = settings(max_examples=150)
 
 
 @pytest.mark.parametrize("text", [",[{" * 400, 'a \\" b ' * 20 + "," * 400, "\\\\"])
-@pytest.mark.parametrize("strings", [1, 10, 40])
+@pytest.mark.parametrize("strings", [1, 40])
 def test_marks_within_text_are_no_values(text: str, strings: int) -> None:
     """Text is seen without counting; the values around it count wherever they are."""
     some = ",".join([f'"{text}"'] * strings).encode()
@@ -271,24 +248,6 @@ def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> Non
     assert read_ask(orjson.dumps(body)) == found
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"a": "\\ud800"}',
-        b'{"a": %b}' % (b"9" * 5000),
-        b'{"a": 1e400}',
-        b"\x1f\x8b\x08\x00",
-        b'{"a": "\x00"}',
-        b"--boundary\r\n",
-        b"{" * 1_000_000,
-        b'{"a":' * 1_000_000,
-    ],
-    ids=range(8),
-)
-def test_what_is_no_json_is_refused_with_its_place(body: bytes) -> None:
-    assert "is not valid JSON" in refusal_of(body).message
-
-
 def test_the_last_of_equal_keys_counts() -> None:
     """As in Python's own parser, which engines use."""
     ask = read_ask(b'{"model": "a", "model": "b"}')
@@ -314,17 +273,8 @@ def test_what_pythons_parser_takes_is_read_like_any_json(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"\xef\xbb\xbf{", b"{NaN", b"[" * 2000 + b"NaN", b"\xff\xfe{", b'{"prompt": "\\ud83d", "seed": NaN}'],
-)
-def test_what_no_parser_takes_is_refused_in_the_same_words(body: bytes) -> None:
-    assert isinstance(read_ask(body), Failure)
-
-
-@pytest.mark.parametrize(
     ("body", "limit", "answers"),
     [
-        ({"max_tokens": 5}, 5, 1),
         ({"max_tokens": 5, "n": 40}, 5, 40),
         ({"max_tokens": 5, "n": 2, "best_of": 6}, 5, 6),
         ({"max_tokens": 5, "n": 2, "prompt": ["a", "b", "c"]}, 5, 6),
@@ -334,21 +284,20 @@ def test_what_no_parser_takes_is_refused_in_the_same_words(body: bytes) -> None:
         ({"inputs": "a", "parameters": {"max_new_tokens": 7}}, 7, 1),
         ({"token_ids": [1], "sampling_params": {"max_tokens": 8}}, 8, 1),
         ({"n": "many", "max_tokens": 5}, 5, 1),
-        ({"n": -3, "max_tokens": 5}, 5, 1),
+        ({"n": -3}, 0, 1),
         ({"n": True}, 0, 1),
         ({"n": 10**12}, 0, ANSWERS_MAX),
         ({"sampling_params": [1]}, 0, 1),
     ],
 )
 def test_how_many_answers_are_asked_for_and_how_long(body: dict[str, Any], limit: int, answers: int) -> None:
-    ask = read_ask(orjson.dumps(body))
-    assert isinstance(ask, Ask)
+    ask = ask_of(**body)
     assert (ask.max_tokens, ask.answers) == (limit, answers)
 
 
 # The prompt as a chain of hashes: what is the same to an engine's prefix cache, and what is not.
 
-prompt_law = settings(derandomize=True, deadline=None, max_examples=150)
+prompt_law = settings(max_examples=60)
 
 Body = dict[str, Any]
 
@@ -442,28 +391,6 @@ def test_the_size_is_that_of_what_is_hashed(chat: Body) -> None:
     assert prompt == read_prompt(dict(reversed(chat.items())))
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@prompt_law
-@given(
-    body=st.dictionaries(
-        st.sampled_from(["model", "messages", "prompt", "input", "tools", "system", "text", "cache_salt"]),
-        json_values | st.lists(st.dictionaries(st.sampled_from(["role", "content", "text"]), json_values)),
-    )
-)
-def test_no_json_at_all_upsets_it(body: Body) -> None:
-    assert read_prompt(body).size >= 0
-
-
 # -- what counts as the same -------------------------------------------------------------------------------
 
 LONG = "all work and no play " * 100
@@ -492,20 +419,14 @@ def test_every_api_has_a_prompt(body: Body) -> None:
 
 def test_what_does_not_reach_the_model_changes_nothing() -> None:
     plain = user(LONG)
-    dressed = plain | {"stream": True, "temperature": 0.5, "user": "someone", "max_tokens": 7, "tools": []}
-    assert read_prompt(plain) == read_prompt(dressed)
+    dressed = plain | {"stream": True, "temperature": 0.5, "user": "someone", "max_tokens": 7, "seed": 7}
+    assert read_prompt(plain) == read_prompt(dressed | {"tools": []})
+    assert read_prompt(plain) == read_prompt(user([{"type": "text", "text": LONG}]))
 
 
-def test_text_and_one_part_of_text_are_the_same() -> None:
-    assert read_prompt(user(LONG)) == read_prompt(user([{"type": "text", "text": LONG}]))
-
-
-def test_the_role_is_part_of_the_prompt() -> None:
+def test_the_role_is_part_of_the_prompt_and_tools_come_before_the_messages() -> None:
     other = {"model": "m", "messages": [{"role": "system", "content": LONG}]}
     assert shared(user(LONG), other) == 0
-
-
-def test_tools_come_before_the_messages() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     one, other = user("a") | {"tools": tools}, user("b") | {"tools": tools}
     assert shared(one, other) == len(read_prompt(one).blocks) >= 4
@@ -573,38 +494,14 @@ def test_what_is_appended_to_more_than_is_looked_at_keeps_every_full_block(chat:
     assert read_prompt(longer).size > prompt.size
 
 
-def fingerprint(**changed: Any) -> int:
-    return read_prompt({**user(LONG + "the end"), "model": "m", **changed}).fingerprint
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"stream": True}, {"user": "another"}, {"seed": 7}, {"temperature": 0.5}, {"max_tokens": 3}],
-    ids=str,
-)
-def test_the_same_prompt_asked_again_has_the_same_fingerprint(changed: Body) -> None:
-    assert fingerprint(**changed) == fingerprint()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"model": "another"},
-        {"messages": user(LONG + "the End")["messages"]},
-        {"messages": user("The same" + LONG)["messages"]},
-        {"tools": [{"type": "function"}]},
-        {"cache_salt": "x"},
-        {"response_format": {"type": "json_object"}},
-        {"logit_bias": {"1": 5}},
+def test_what_makes_an_engine_do_other_work_is_part_of_the_fingerprint() -> None:
+    plain = user(LONG + "the end")
+    work: list[Body] = [
+        *(user(LONG + "the End"), user("The same" + LONG), {"model": "another"}),
+        *({"tools": [{"type": "function"}]}, {"cache_salt": "x"}, {"logit_bias": {"1": 5}}),
         {f"field {number}": 1 for number in range(LIMITS.fields + 1)},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_what_makes_an_engine_do_other_work_is_part_of_the_fingerprint(changed: Body) -> None:
-    assert fingerprint(**changed) != fingerprint()
-
-
-def test_the_tail_of_a_prompt_too_long_to_be_hashed_in_blocks_is_part_of_its_fingerprint() -> None:
+    ]
+    assert len({read_prompt(plain | change).fingerprint for change in ({}, *work)}) == 1 + len(work)
     prompt = "x" * (MAX_BLOCKS + 3) * BLOCK_BYTES
     assert len({read_prompt({"prompt": prompt + end}).fingerprint for end in ("", "a", "b")}) == 3
 
@@ -623,27 +520,16 @@ def test_images_without_end_are_not_hashed_as_images() -> None:
 # What is kept of the names of bodies: bounded, and the same for each body with these names.
 
 
-def test_bodies_with_the_same_names_have_the_same_shape() -> None:
+def test_bodies_with_the_same_names_have_the_same_shape_in_the_order_of_templates() -> None:
     assert shape_of_body({"model": "a", "messages": []}) is shape_of_body({"model": "b", "messages": [1]})
-
-
-def test_the_prompt_is_in_the_order_of_templates_whatever_the_order_of_the_body() -> None:
     shape = shape_of_body({"prompt": "x", "messages": [], "system": "y", "tools": []})
     assert (shape.preamble, shape.prompts) == (("tools", "system"), ("messages", "prompt"))
-
-
-def test_of_many_fields_that_nobody_knows_all_are_taken_as_they_are() -> None:
+    limits = shape_of_body({"max_output_tokens": 1, "max_tokens": 2}).limits
+    assert limits == ("max_tokens", "max_output_tokens")
     few = {f"field {number}": 1 for number in range(LIMITS.fields)}
     assert shape_of_body({"model": "m", **few}).more == tuple(sorted(few))
     many = {"model": "m", "last": 1, **few}
     assert shape_of_body(many).more == tuple(many)
-
-
-def test_the_first_limit_that_is_set_counts() -> None:
-    assert shape_of_body({"max_output_tokens": 1, "max_tokens": 2}).limits == (
-        "max_tokens",
-        "max_output_tokens",
-    )
 
 
 def test_clients_cannot_make_it_keep_more_than_so_much() -> None:
@@ -673,26 +559,26 @@ CODERS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": zstd.compress,
 }
 plain_bodies = st.one_of(
-    st.binary(max_size=100_000),
+    st.binary(max_size=1000),
     st.tuples(st.binary(max_size=9), st.integers(0, 50_000)).map(lambda t: t[0] * t[1]),
 )
 
 
 @pytest.mark.parametrize("name", CODERS)
+@settings(max_examples=40)
 @given(plain_bodies)
 def test_what_was_compressed_is_what_it_was(name: str, body: bytes) -> None:
-    found = list(pieces(name.split(" ")[0], CODERS[name](body)))
+    coder, code = name.split(" ")[0], CODERS[name]
+    found = list(pieces(coder, code(body)))
     assert b"".join(found) == body
     assert max(map(len, found), default=0) <= LIMITS.decoded_piece_bytes
-
-
-@pytest.mark.parametrize("name", ["gzip", "zstd"])
-def test_several_members_are_one_body(name: str) -> None:
-    whole = CODERS[name](b"a" * 100_000) + CODERS[name](b"") + CODERS[name](b"b")
-    assert b"".join(pieces(name, whole)) == b"a" * 100_000 + b"b"
+    if coder != "deflate":
+        # Several members are one body.
+        assert b"".join(pieces(coder, code(body) + code(b"") + code(b"b"))) == body + b"b"
 
 
 @pytest.mark.parametrize("name", CODERS)
+@settings(max_examples=40)
 @given(st.binary(max_size=50))
 def test_what_is_damaged_or_cut_off_is_told(name: str, noise: bytes) -> None:
     whole = CODERS[name](bytes(range(256)) * 9)
