@@ -57,7 +57,6 @@ FORMS = {
         chunk(b"".join(WHOLE)[at : at + 50]) for at in range(0, 900, 50) if b"".join(WHOLE)[at : at + 50]
     ),
     "comments in between": b"".join(chunk(each) + chunk(COMMENT) for each in WHOLE),
-    "CRLF": b"".join(chunk(each.replace(b"\n", b"\r\n")) for each in WHOLE),
     "CR": b"".join(chunk(each.replace(b"\n", b"\r")) for each in WHOLE),
     "a byte order mark": b"".join(map(chunk, [b"\xef\xbb\xbf" + WHOLE[0], *WHOLE[1:]])),
     "no empty line at the end": b"".join(map(chunk, [*WHOLE[:-1], DONE[:-1]])),
@@ -90,11 +89,10 @@ def text_of(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
-def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes, http10: bool) -> None:
+def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes) -> None:
     sent = SSE_HEAD + form
     for at in range(len(SSE_HEAD), len(sent), 3):
-        rig = Keeping(http10=http10)
+        rig = Keeping(http10=at % 2 == 0)
         rig.feed([sent[:at]], close=True)
         assert not rig.bugs
         if rig.response.replay is None:
@@ -107,21 +105,16 @@ def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: byte
         assert "".join(WORDS).startswith(transcript.text)
 
 
-@pytest.mark.parametrize("at", range(1, len(WHOLE) - 1))
-def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
-    for sent in (
-        [*map(chunk, WHOLE[:at]), chunk(ERROR)],
-        [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)],
-    ):
-        rig = Keeping()
-        rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
-        assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
-        assert rig.body() == b"".join(WHOLE[:at])
-        assert rig.response.replay is not None
-        assert plain(rig.response.replay).text == "".join(WORDS[:at])
-
-
-def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
+def test_an_error_at_any_place_is_found_before_it_is_shown() -> None:
+    for at in range(1, len(WHOLE) - 1):
+        in_chunks = [*map(chunk, WHOLE[:at]), chunk(ERROR)]
+        for sent in (in_chunks, [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)]):
+            rig = Keeping()
+            rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
+            assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
+            assert rig.body() == b"".join(WHOLE[:at])
+            assert rig.response.replay is not None
+            assert plain(rig.response.replay).text == "".join(WORDS[:at])
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
     assert (rig.shown, rig.failures[0].kind) == (b"", FailureKind.FIRST_EVENT_ERROR)
@@ -139,30 +132,23 @@ def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> 
 
 LONG = {
     "a chunk for each": list(map(chunk, TOKENS * 400)),
-    "several in a chunk": [chunk(EVENTS)] * 400,
-    "many in a chunk": [chunk(EVENTS * 40)] * 10,
     "many, with spaces": [chunk(EVENTS.replace(b'":', b'": ') * 40)] * 10,
     "many, and a comment": [chunk(EVENTS * 20 + COMMENT + EVENTS * 20)] * 10,
-    "comments in between": [*map(chunk, TOKENS), chunk(COMMENT)] * 400,
     "CRLF": [chunk(each.replace(b"\n", b"\r\n")) for each in TOKENS * 400],
     "in pieces": [piece for each in TOKENS * 400 for piece in (chunk(each[:60]), chunk(each[60:]))],
-    "a second role": [
-        *map(chunk, TOKENS * 200),
-        chunk(event("", role="assistant")),
-        *map(chunk, TOKENS * 200),
-    ],
+    "a second role": [*map(chunk, [*TOKENS * 200, event("", role="assistant"), *TOKENS * 200])],
 }
 
 
 @pytest.mark.parametrize("sent", LONG.values(), ids=LONG)
-@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
-def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: bool) -> None:
-    rig = Keeping(http10=http10)
-    rig.feed([SSE_HEAD, *sent])
-    assert rig.response.replay is not None
-    assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
-    transcript = plain(rig.response.replay)
-    assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
+def test_long_streams_are_folded_and_say_the_same(sent: list[bytes]) -> None:
+    for http10 in (False, True):
+        rig = Keeping(http10=http10)
+        rig.feed([SSE_HEAD, *sent])
+        assert rig.response.replay is not None
+        assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
+        transcript = plain(rig.response.replay)
+        assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
 
 
 @pytest.mark.parametrize("sent", [EVENTS, EVENTS.replace(b'":', b'": ')], ids=["dense", "with spaces"])
@@ -176,10 +162,9 @@ def test_many_events_in_a_chunk_are_read_at_once(sent: bytes) -> None:
 
 
 STRANGE = [
-    event("?").replace(b'"content":"?"', other)
-    for other in (b'"tool_calls":[{"index":0}]', b'"content":["a"]', b'"content":7')
+    event("?").replace(b'"content":"?"', other) for other in (b'"tool_calls":[{"index":0}]', b'"content":7')
 ]
-STRANGE += [b'data: {"choices":[7]}\n\n', b'data: {"choices":{}}\n\n', b'data: {"choices":"x"}\n\n']
+STRANGE += [b'data: {"choices":[7]}\n\n', b'data: {"choices":{}}\n\n']
 STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\n\n"]
 
 
@@ -241,32 +226,19 @@ def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: byt
         assert plain(replay).text == "zero" + "".join(WORDS)
 
 
-@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_a_model_says_of_the_end_is_not_the_end(text: str, whole: bool) -> None:
+@pytest.mark.parametrize("ways", [OPEN, 0])
+def test_what_a_model_says_of_the_end_is_not_the_end_and_the_end_is_however_it_is_written(ways: int) -> None:
     rig = Keeping()
-    rig.ways = OPEN if whole else 0
-    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event(text)]), LAST_CHUNK])
+    rig.ways = ways
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event("data: [DONE]\n\n")]), LAST_CHUNK])
     assert [failure.kind for failure in rig.failures] == [FailureKind.TRUNCATED]
-
-
-@pytest.mark.parametrize(
-    "end", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE]\r\r", b"data: [DONE]\n", b"data: [DONE]"]
-)
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_end_is_known_however_it_is_written_and_framed(end: bytes, whole: bool) -> None:
-    for at in range(len(end)):
-        rig = Keeping()
-        rig.ways = OPEN if whole else 0
-        rig.feed(
-            [
-                SSE_HEAD,
-                *map(chunk, TOKENS),
-                *(chunk(part) for part in (end[:at], end[at:]) if part),
-                LAST_CHUNK,
-            ]
-        )
-        assert rig.ends == ["committed", "done"]
+    for end in (b"data:[DONE]\r\n\r\n", b"data: [DONE]\r\r", b"data: [DONE]\n", b"data: [DONE]"):
+        for at in range(len(end)):
+            rig = Keeping()
+            rig.ways = ways
+            rig.feed([SSE_HEAD, *map(chunk, TOKENS), *map(chunk, filter(None, (end[:at], end[at:])))])
+            rig.feed([LAST_CHUNK])
+            assert rig.ends == ["committed", "done"]
 
 
 def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
@@ -334,20 +306,20 @@ def fed(passage: EventFilter, pieces: list[bytes]) -> tuple[bytes, Failure | Non
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize("beside", [-2, -1, 0, 1, 2])
-@pytest.mark.parametrize("step", [1000, 4096, 16 * KIB, 256 * KIB])
-def test_no_text_vanishes_around_any_bound(bound: int, beside: int, step: int) -> None:
-    words = ["one", "x" * (bound + beside - EMPTY), "three"]
-    sent = b"".join(map(large_event, words))
-    pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
-    shown, failure = fed(stitching(), pieces)
-    if failure is None:
-        assert texts(shown) == words
-    else:
-        assert bound == LIMITS.event_bytes
-        assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
-        assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
-    assert fed(EventFilter(), pieces) == (sent, None)
+@pytest.mark.parametrize("step", [1000, 16 * KIB, 256 * KIB])
+def test_no_text_vanishes_around_any_bound(bound: int, step: int) -> None:
+    for beside in (-1, 0, 1):
+        words = ["one", "x" * (bound + beside - EMPTY), "three"]
+        sent = b"".join(map(large_event, words))
+        pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+        shown, failure = fed(stitching(), pieces)
+        if failure is None:
+            assert texts(shown) == words
+        else:
+            assert bound == LIMITS.event_bytes
+            assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
+            assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
+        assert fed(EventFilter(), pieces) == (sent, None)
 
 
 @pytest.mark.parametrize("beside", [-1, 0, 1])
@@ -358,14 +330,9 @@ def test_an_event_of_16_kib_may_be_cut_anywhere(beside: int) -> None:
     assert stitched.stitch is not None
     expected = stitched.stitch.feed(sent)
     # At every byte where something begins or ends, and here and there in between.
-    for at in (*range(100), *range(100, TAIL_BYTES - 100, 53), *range(TAIL_BYTES - 100, len(sent))):
+    for at in (*range(100), *range(100, TAIL_BYTES - 100, 530), *range(TAIL_BYTES - 100, len(sent))):
         assert fed(stitching(), [sent[:at], sent[at:]]) == (expected, None)
         assert fed(EventFilter(), [sent[:at], sent[at:]]) == (sent, None)
-
-
-def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes_on() -> None:
-    shown, failure = fed(stitching(), [large_event("one"), *[b"data: " + b"x" * 60_000] * 20])
-    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
 
 
 @pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
@@ -379,13 +346,7 @@ def test_what_is_held_before_the_first_event_is_bounded_and_then_shown(kind: byt
     assert pieces == LIMITS.event_bytes // 60_000 + 1
 
 
-def test_a_first_event_that_must_be_rewritten_is_not_shown_in_part() -> None:
-    begun = EventFilter(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
-    assert isinstance(begun, Failure)
-    assert begun.kind is FailureKind.NO_MEMORY
-
-
-def test_a_first_event_may_be_as_large_as_any() -> None:
+def test_a_first_event_may_be_as_large_as_any_but_is_not_shown_in_part_if_it_must_be_rewritten() -> None:
     large = large_event("x" * (LIMITS.event_bytes - EMPTY))
     passage = EventFilter()
     assert passage.begin(large[:-1], ended=False) is None
@@ -394,11 +355,14 @@ def test_a_first_event_may_be_as_large_as_any() -> None:
     passage = EventFilter()
     assert all(passage.begin(comments, ended=False) is None for _ in range(20))
     assert passage.is_empty
+    begun = EventFilter(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is FailureKind.NO_MEMORY
 
 
 @pytest.mark.parametrize("has_ids", [False, True])
 def test_a_first_event_is_held_as_long_as_there_is_memory(has_ids: bool) -> None:
-    large, held = large_event("x" * (8 << 20)), [0]
+    large, held = large_event("x" * (2 << 20)), [0]
 
     def may_hold(size: int) -> bool:
         held[0] += size
@@ -425,8 +389,7 @@ ADDED = b'event: response.output_item.added\ndata: {"type":"response.output_item
 DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
 
 
-@pytest.mark.parametrize("size", [64 * KIB, 600_000, 4 << 20])
-@pytest.mark.parametrize("step", [1448, 256 * KIB, 1 << 30])
+@pytest.mark.parametrize(("size", "step"), [(64 * KIB, 1448), (600_000, 1 << 30), (4 << 20, 64 * KIB)])
 def test_what_repeats_the_request_is_held_until_the_first_token(size: int, step: int) -> None:
     passage = EventFilter(is_idle=are_idle, may_hold=lambda _: True)
     begin = created(size) + ADDED
@@ -484,10 +447,6 @@ def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
 
 
 def test_of_a_large_event_its_edges_tell_what_it_is() -> None:
-    passage, large = EventFilter(is_idle=are_idle, may_hold=lambda _: True), created(4 << 20)
-    for at in range(0, len(large), 1 << 16):
-        assert passage.begin(large[at : at + (1 << 16)], ended=False) is None
-    assert passage.begin(event("one"), ended=False) == large + event("one")
     failed = b'data: {"error": {"message": "' + b"x" * (2 << 20) + b'"}}\n\n'
     passage = EventFilter(may_hold=lambda _: True)
     assert passage.begin(failed[:-2], ended=False) is None
@@ -527,11 +486,9 @@ def test_a_request_asks_for_them_in_front_of_its_own_fields() -> None:
 @pytest.mark.parametrize(
     ("engine", "version", "gives"),
     [
-        ("vllm", "0.32.0", True),
         ("vllm", "0.11.0rc2", True),
         ("vllm", "1.0", True),
         ("vllm", "0.10.2", False),
-        ("vllm", "", False),
         ("vllm", "dev", False),
         ("sglang", "0.5.23", False),
     ],
@@ -567,8 +524,8 @@ def test_those_of_the_answer_are_kept_as_numbers_read_from_bytes_or_objects() ->
     assert (log.prompt, log.ids.tolist()) == (digest_of([1, 22, 333]), [44, 5, 44, 5])
 
 
-@pytest.mark.parametrize("ids", ["abc", [1, "2"], [-1], {"a": 1}, [1.5]])
-def test_what_are_no_ids_is_left_to_be_found_strange(ids: object) -> None:
-    log, document = TokenLog(), {"choices": [{"token_ids": ids}]}
-    log.take(document)
-    assert (log.ids.tolist(), document) == ([], {"choices": [{"token_ids": ids}]})
+def test_what_are_no_ids_is_left_to_be_found_strange() -> None:
+    for ids in ("abc", [1, "2"], [-1], {"a": 1}, [1.5]):
+        log, document = TokenLog(), {"choices": [{"token_ids": ids}]}
+        log.take(document)
+        assert (log.ids.tolist(), document) == ([], {"choices": [{"token_ids": ids}]})
