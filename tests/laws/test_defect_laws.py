@@ -188,7 +188,6 @@ async def slow(request: Received) -> None:
 
 Scene = Callable[[Client, Stage], Awaitable[None]]
 SCENES: dict[str, tuple[Scene, tuple[Any, ...]]] = {
-    "a plain answer": (plays_whole, (whole(),)),
     "an answer that ends by close": (plays_whole, (then_close(b"HTTP/1.1 200 OK\r\n\r\nyes"),)),
     "a stream, then an answer": (asks_twice, (in_turn(SSE_HEAD, *map(chunk, TOKENS), b"0\r\n\r\n"),)),
     "pipelined": (pipelines, (STREAM,)),

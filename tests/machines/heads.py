@@ -16,29 +16,14 @@ OPENAI_NODE = (
     b"x-stainless-lang: js\r\nx-stainless-retry-count: 0\r\nauthorization: Bearer sk-0123456789\r\n"
     b"accept-encoding: gzip,deflate\r\nconnection: keep-alive\r\n"
 )
-ANTHROPIC = (
-    b"Accept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\nAccept: application/json\r\n"
-    b"Content-Type: application/json\r\nUser-Agent: Anthropic/Python 0.39.0\r\nX-Stainless-Lang: python\r\n"
-    b"X-API-Key: sk-ant-0123456789\r\nanthropic-version: 2023-06-01\r\nx-stainless-read-timeout: 600\r\n"
-)
 CURL = b"User-Agent: curl/8.5.0\r\nAccept: */*\r\nContent-Type: application/json\r\n"
-AIOHTTP = (
-    b"Accept: */*\r\nAccept-Encoding: gzip, deflate\r\nUser-Agent: Python/3.11 aiohttp/3.11.2\r\n"
-    b"Content-Type: application/json\r\n"
-)
-GO = b"User-Agent: Go-http-client/1.1\r\nContent-Type: application/json\r\nAccept-Encoding: gzip\r\n"
 ENVOY = (
     b"user-agent: OpenAI/Python 1.54.0\r\ncontent-type: application/json\r\nx-forwarded-for: 10.0.0.1\r\n"
     b"x-forwarded-proto: https\r\nx-envoy-internal: true\r\nx-envoy-expected-rq-timeout-ms: 15000\r\n"
     b"x-request-id: 7d9f8a0c-2f3b-4c1e-9d7a-0123456789ab\r\n"
     b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
 )
-HAPROXY = (
-    b"user-agent: curl/8.5.0\r\naccept: */*\r\ncontent-type: application/json\r\nx-session: abc\r\n"
-    b"x-haproxy-server-state: UP 2/3; name=cellgate/g1; node=lb; weight=1/2\r\n"
-    b"x-forwarded-for: 192.0.2.1\r\n"
-)
-REQUEST_HEADS = [OPENAI_PYTHON, OPENAI_NODE, ANTHROPIC, CURL, AIOHTTP, GO, ENVOY, HAPROXY]
+REQUEST_HEADS = [OPENAI_PYTHON, OPENAI_NODE, CURL, ENVOY]
 
 NAMES = [
     *(
@@ -83,7 +68,7 @@ ENDS = [b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r", b"\r\r\n", b"\r\n\r\n"
 COLONS = [b": ", b": ", b": ", b": ", b":", b":  ", b" : ", b":\t", b" "]
 EACH_ODD_LINE = [
     *(b"%b: %b\r\n" % (name, value) for name in NAMES for value in VALUES),
-    *(name + colon + b"a" + end for name in NAMES for colon in COLONS for end in ENDS),
+    *(name + colon + b"a" + end for name in NAMES[::4] for colon in COLONS[3:] for end in ENDS[3:]),
 ]
 ODD_LINES = st.builds(lambda *parts: b"".join(parts), *map(st.sampled_from, (NAMES, COLONS, VALUES, ENDS)))
 GOOD_LINES = st.sampled_from(

@@ -310,4 +310,4 @@ class BoardMachine(RuleBasedStateMachine):
 
 
 TestBoard = BoardMachine.TestCase
-TestBoard.settings = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=50)
+TestBoard.settings = settings(derandomize=True, deadline=None, max_examples=80, stateful_step_count=50)

@@ -6,6 +6,7 @@ know limits, stop strings and usage, and write their events as engines do, and a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.http.sse import BOM
+from cellgate.proxy.http.sse import BOM, payload, split
 from cellgate.proxy.resume.chat import StreamJoiner, ending
-from cellgate.proxy.resume.eligible import stops_of, token_start
+from cellgate.proxy.resume.eligible import BoundaryStops, stops_of, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import MismatchError
 from cellgate.proxy.resume.transcript import Transcript
-from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
 from tests.machines.test_wire_fuzz import fuzz
 
 PROMPT = 7
@@ -37,6 +37,43 @@ WORDS = st.lists(
 )
 STOPS = st.one_of(st.none(), st.just("a"), st.text("abE ", min_size=1, max_size=6), st.just("never" * 100))
 NOISE = [b": ping\n\n", b"retry: 5\r\r", b"event: message\n", b"data\r\n\r\n", b"\n", b": a\r: b\n", b""]
+
+
+class Form(NamedTuple):
+    """How an engine writes its events."""
+
+    chat: bool
+    separator: bytes
+    ascii_only: bool
+    role_apart: bool
+    nulls: bool
+
+
+def dumps(document: dict[str, Any], form: Form) -> bytes:
+    if form.ascii_only:
+        return json.dumps(document).encode()
+    return orjson.dumps(document)
+
+
+def event(form: Form, unit: str, text: str | None, *, role: bool = False, finish: str | None = None) -> bytes:
+    choice: dict[str, Any] = {"index": 0}
+    if form.chat:
+        choice["delta"] = ({"role": "assistant"} if role else {}) | (
+            {} if text is None else {"content": text}
+        )
+        if form.nulls:
+            choice["delta"]["reasoning_content"] = None
+    else:
+        choice["text"] = text or ""
+    choice["finish_reason"] = finish
+    document = {"id": f"id-{unit}", "created": ord(unit), "model": "m", "choices": [choice]}
+    return b"data: " + dumps(document, form) + form.separator
+
+
+def usage(form: Form, unit: str, prompt: int, said: int) -> bytes:
+    counts = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+    document = {"id": f"id-{unit}", "created": ord(unit), "model": "m", "choices": [], "usage": counts}
+    return b"data: " + dumps(document, form) + form.separator
 
 
 class Manner(NamedTuple):
@@ -124,6 +161,38 @@ def covering(text: str, words: list[str]) -> int:
     return next(n for n in range(len(words) + 1) if "".join(words[:n]).startswith(text))
 
 
+def read(body: bytes) -> tuple[str, dict[str, int], list[str], set[str]]:
+    """Text, usage, finish reasons and ids, read by somebody else; checks what may come once only."""
+    text, roles, dones = "", 0, 0
+    counts: dict[str, int] = {}
+    finishes: list[str] = []
+    ids: set[str] = set()
+    for each in split(body)[0]:
+        data = payload(each)
+        if data == b"[DONE]":
+            dones += 1
+            continue
+        if not data:
+            # A comment, or an event that says nothing.
+            continue
+        assert dones == 0
+        document = orjson.loads(data)
+        ids.add(f"{document['id']} {document['created']}")
+        counts = document.get("usage") or counts
+        for choice in document["choices"]:
+            roles += "role" in choice.get("delta", {})
+            text += choice.get("delta", choice).get("content") or choice.get("text") or ""
+            finishes += [choice["finish_reason"]] if choice["finish_reason"] else []
+    assert dones == 1
+    assert roles <= 1
+    return text, counts, finishes, ids
+
+
+def words_in(text: str, words: list[str]) -> int:
+    """The most words that make up `text`."""
+    return max(n for n in range(len(words) + 1) if "".join(words[:n]) == text)
+
+
 class Gate:
     """What a relay and a resumption do, without connections."""
 
@@ -189,7 +258,7 @@ class Gate:
         return extended(self.body, self.said, chat=self.chat) | left | self.stitch.ask_usage()
 
 
-@fuzz(500)
+@fuzz(250)
 @given(WORDS, MANNERS, STOPS, st.integers(1, 12), st.booleans(), st.booleans(), st.data())
 def test_a_continued_answer_is_the_answer_of_one_unit(
     words: list[str],
@@ -209,7 +278,7 @@ def test_a_continued_answer_is_the_answer_of_one_unit(
     check(words, manner, body, data)
 
 
-@fuzz(400)
+@fuzz(150)
 @given(st.lists(LETTERS.map(" {}".format), min_size=3, max_size=6), MANNERS, st.booleans(), st.data())
 def test_a_stop_string_that_one_unit_begins_and_another_ends(
     words: list[str], manner: Manner, spells: bool, data: st.DataObject
@@ -280,6 +349,70 @@ def compare(continued: Read, unbroken: Read, stop: str | None) -> None:
     assert len(both[1]) - len(both[0]) < len(stop)
 
 
+@given(
+    st.text("abE", max_size=8),
+    st.lists(st.text("abE", min_size=1, max_size=3), min_size=1, max_size=8),
+    st.lists(st.text("abE", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_a_stop_string_across_the_seam_ends_the_text_where_it_would_have_ended(
+    shown: str, pieces: list[str], stops: list[str]
+) -> None:
+    """Only those that begin before the seam: the unit itself sees the others."""
+    seam, out, ended = BoundaryStops(shown, stops), "", False
+    for piece in pieces:
+        text, stop = seam.feed(piece)
+        out += text
+        if stop is not None:
+            ended = True
+            break
+    else:
+        out += seam.flush()
+    behind = "".join(pieces)
+    ends = [
+        at + len(stop) - len(shown)
+        for stop in stops
+        for at in range(max(0, len(shown) - len(stop) + 1), len(shown))
+        if (shown + behind)[at : at + len(stop)] == stop and at + len(stop) > len(shown)
+    ]
+    assert ended == bool(ends)
+    assert out == ("" if ended else behind)
+
+
+@given(st.text(max_size=20), st.integers(0, 30), st.booleans())
+def test_limits_are_those_of_the_whole_answer(text: str, shown: int, chat: bool) -> None:
+    body: dict[str, Any] = {"max_tokens": 20, "max_completion_tokens": 25, "min_tokens": 10}
+    body |= {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    left = remaining(body, shown, chat=chat, engine="vllm")
+    if shown >= 20:
+        assert left is None
+        return
+    assert left == {
+        "max_tokens": 20 - shown,
+        "max_completion_tokens": 25 - shown,
+        "min_tokens": max(0, 10 - shown),
+    }
+    longer = extended(body, text, chat=chat)
+    assert (longer["messages"][-1]["content"] if chat else longer["prompt"][1:]) == text
+    assert body.keys() == {
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "messages" if chat else "prompt",
+    }
+
+
+@pytest.mark.parametrize("other", [[" bet"], [" be", "t"], [" b"]])
+def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[str]) -> None:
+    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
+    replay = ReplayBuffer(framed=False)
+    replay.chunks.append(event(form, "a", " one bev"))
+    stitch = StreamJoiner({"stop": "xyz"}, plain(replay), Tokens(7, 1), 4)
+    *first, last = other
+    stitch.feed(b"".join(event(form, "b", text) for text in first))
+    with pytest.raises(MismatchError):
+        stitch.feed(event(form, "b", last, finish="length"))
+
+
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 99), st.text("ab", max_size=2))
 ANYTHING = st.recursive(
     SCALARS,
@@ -306,7 +439,7 @@ CHOICES = st.lists(
 )
 
 
-@fuzz(500)
+@fuzz(250)
 @given(
     st.lists(
         st.one_of(DOCUMENTS, st.builds(lambda c, u: {"choices": c, "usage": u}, CHOICES, ANYTHING)),

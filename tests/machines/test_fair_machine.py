@@ -177,4 +177,4 @@ class FairMachine(RuleBasedStateMachine):
 
 
 TestFair = FairMachine.TestCase
-TestFair.settings = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=40)
+TestFair.settings = settings(derandomize=True, deadline=None, max_examples=80, stateful_step_count=40)

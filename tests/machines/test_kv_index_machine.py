@@ -91,4 +91,4 @@ class KvIndexMachine(RuleBasedStateMachine):
 
 
 TestKvIndex = KvIndexMachine.TestCase
-TestKvIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestKvIndex.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -104,4 +104,4 @@ class PrefixMachine(RuleBasedStateMachine):
 
 
 TestPrefix = PrefixMachine.TestCase
-TestPrefix.settings = settings(derandomize=True, deadline=None, max_examples=100, stateful_step_count=30)
+TestPrefix.settings = settings(derandomize=True, deadline=None, max_examples=50, stateful_step_count=30)

@@ -98,7 +98,7 @@ def streams(draw: st.DrawFn) -> Stream:
     return Stream(sent, shown, framing == "close")
 
 
-@fuzz(800)
+@fuzz(400)
 @given(streams(), CUTS, st.booleans())
 def test_any_stream_in_any_chunks_and_reads_is_shown_byte_for_byte(
     stream: Stream, cuts: Cuts, http10: bool
@@ -138,7 +138,7 @@ REPLIES = [
 ]
 
 
-@fuzz(900)
+@fuzz(450)
 @given(st.sampled_from(REPLIES), DAMAGES, st.sampled_from([b"", *WORDS, *REPLIES]), CUTS, st.booleans())
 def test_a_damaged_reply_is_shown_for_what_it_is_or_not_at_all(
     reply: bytes, damages: list[Damage], more: bytes, cuts: Cuts, http10: bool
@@ -321,7 +321,7 @@ async def pay(client: Client, visit: Visit) -> tuple[bytes, bool]:
     return bytes(got), closed
 
 
-@fuzz(350)
+@fuzz(180)
 @given(
     st.lists(VISITS, min_size=1, max_size=3), st.lists(MANNERS, min_size=1, max_size=4), st.integers(0, 2**16)
 )

@@ -117,7 +117,7 @@ def one_request(draw: st.DrawFn) -> bytes:
     return draw(TARGETS) + b"".join(draw(st.permutations(parts))) + b"\r\n" + body
 
 
-@fuzz(600)
+@fuzz(300)
 @given(
     st.lists(st.tuples(one_request(), st.one_of(st.just([]), DAMAGES)), min_size=1, max_size=4),
     st.none() | CUTS,
@@ -254,7 +254,7 @@ def reads_of_a_reply(draw: st.DrawFn) -> list[bytes]:
     return [data for data in (head + end, *chunks) if data]
 
 
-@fuzz(800)
+@fuzz(350)
 @given(st.lists(reads_of_a_reply(), min_size=1, max_size=3), st.booleans(), st.booleans())
 def test_replies_are_the_same_with_and_without_the_parser(
     exchanges: list[list[bytes]], to_head: bool, taken: bool
@@ -266,24 +266,24 @@ def test_replies_are_the_same_with_and_without_the_parser(
 
 def test_each_odd_line_in_a_good_reply_is_read_alike() -> None:
     for line in EACH_ODD_LINE:
-        for sent in (SSE_HEAD, whole(b"{}"), b"HTTP/1.1 200 OK\r\n\r\n"):
+        until_close = b"HTTP/1.1 200 OK\r\n\r\n"
+        for sent, to_head in (
+            (SSE_HEAD, False),
+            (whole(b"{}"), False),
+            (until_close, False),
+            (SSE_HEAD, True),
+        ):
             first, _, rest = sent.partition(b"\r\n")
             reply = first + b"\r\n" + line + rest
-            for to_head in (False, True):
-                exchanges = [[reply, chunk(b"a"), chunk(b"b") + LAST_CHUNK], [whole(b"{}")]]
-                with parser_only():
-                    expected = replied(exchanges, to_head=to_head, taken=True)
-                assert replied(exchanges, to_head=to_head, taken=True) == expected, reply
+            exchanges = [[reply, chunk(b"a"), chunk(b"b") + LAST_CHUNK], [whole(b"{}")]]
+            with parser_only():
+                expected = replied(exchanges, to_head=to_head, taken=True)
+            assert replied(exchanges, to_head=to_head, taken=True) == expected, reply
 
 
 def test_a_stream_is_read_alike_wherever_it_is_cut() -> None:
     token = chunk(b'data: {"id":1}\n\n')
-    for stream in (
-        token * 3 + LAST_CHUNK,
-        token + b"0\r\nX-A: b\r\n\r\n",
-        token + LAST_CHUNK + b"\r\n",
-        token[:-1],
-    ):
+    for stream in (token * 2 + LAST_CHUNK + b"\r\n", token + b"0\r\nX-A: b\r\n\r\n", token[:-1]):
         for at in range(len(stream)):
             for reads in ([SSE_HEAD + stream[:at], stream[at:]], [SSE_HEAD, stream[:at], stream[at:]]):
                 exchanges = [[data for data in reads if data], [whole(b"{}")]]

@@ -61,7 +61,7 @@ STREAMS = st.builds(
 )
 
 
-@fuzz(250)
+@fuzz(120)
 @given(STREAMS, CUTS | st.none())
 def test_what_a_client_sends_costs_so_much_a_byte_and_no_turn_much(sent: bytes, cuts: Cuts | None) -> None:
     reads = [sent] if cuts is None else cuts.pieces(sent[:8000])
@@ -90,7 +90,7 @@ REPLIES = st.builds(
 ).map(lambda data: data[:MOST])
 
 
-@fuzz(250)
+@fuzz(120)
 @given(REPLIES, CUTS)
 def test_what_a_unit_sends_costs_so_much_a_byte(sent: bytes, cuts: Cuts) -> None:
     rig = Rig()
