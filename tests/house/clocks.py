@@ -44,7 +44,6 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/unit/probes/test_agent_stream.py": 4,
     "tests/unit/process/test_process.py": 1,
     "tests/unit/redis/test_link.py": 1,
-    "tests/unit/request/test_large_bodies.py": 1,
 }
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""
 

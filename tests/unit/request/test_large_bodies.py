@@ -8,6 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request import large_bodies
 from cellgate.proxy.request.body import read_ask
-from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.request.large_bodies import IDLE_S, LargeBodies
 from cellgate.router.nouns import Ask
 from tests.wire.stage import simulated
 
@@ -55,31 +56,25 @@ def pid(bodies: LargeBodies) -> int:
 
 
 @reading
-async def test_a_body_is_read_in_another_process(bodies: LargeBodies) -> None:
-    assert await bodies.read(BODY) == read_ask(BODY)
-    assert pid(bodies) != os.getpid()
-    first = pid(bodies)
-    assert await bodies.read(BODY) == read_ask(BODY)
-    assert pid(bodies) == first
-
-
-@reading
-async def test_what_is_wrong_with_a_body_comes_back_from_there_and_is_counted_here(
+async def test_bodies_are_read_in_another_process_which_tells_what_is_wrong_with_them(
     bodies: LargeBodies,
 ) -> None:
-    counted = REACHED["name_chars"]
+    assert await bodies.read(BODY) == read_ask(BODY)
+    assert pid(bodies) != os.getpid()
+    first, counted = pid(bodies), REACHED["name_chars"]
     answer = await bodies.read(orjson.dumps({"model": "m" * 2_000_000}))
     assert isinstance(answer, Failure)
     assert (answer.kind, answer.param) == (FailureKind.BAD_JSON, "model")
     assert REACHED["name_chars"] == counted + 1
-
-
-@reading
-async def test_a_body_that_is_nested_without_end_is_refused(bodies: LargeBodies) -> None:
     for body in (b"[" * 3_000_000, b'{"a":' * 1_000_000):
         answer = await bodies.read(body)
         assert isinstance(answer, Failure)
         assert answer.kind is FailureKind.BAD_JSON
+    refusal = Failure(FailureKind.LIMITED, "used up")
+    assert await bodies.read(BODY, "a", lambda: refusal) is refusal
+    assert [parser.bodies for parser in bodies._idle] == [4]
+    assert await bodies.read(BODY, "a") == read_ask(BODY)
+    assert pid(bodies) == first
 
 
 @reading
@@ -95,42 +90,27 @@ async def test_a_process_that_is_killed_costs_the_body_in_it_and_no_other(bodies
     assert isinstance(await behind, Ask)
 
 
-def test_a_body_that_takes_too_long_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = READER
-    slow += "read = r.read_large_ask\n"
-    slow += "def spin(body, *_):\n    while b'spin' in body: pass\n    return read(body)\n"
-    slow += "r.read_large_ask, r.LIMITS = spin, type(r.LIMITS)(large_body_cpu_s=0.1)\nmain()\n"
-    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
+def test_a_body_that_takes_too_long_or_too_much_memory_is_refused_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd = READER
+    odd += "read = r.read_large_ask\n"
+    odd += "def take(body, *_):\n    while b'spin' in body: pass\n"
+    odd += "    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
+    odd += "r.read_large_ask, r.LIMITS = take, type(r.LIMITS)(large_body_cpu_s=0.1)\nmain()\n"
+    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], odd))
 
     @reading
     async def test(bodies: LargeBodies) -> None:
-        counted = REACHED["large_body_cpu_s"]
-        spun = asyncio.ensure_future(bodies.read(b'{"model":"spin"}'))
-        behind = asyncio.ensure_future(bodies.read(BODY))
-        answer = await spun
-        assert isinstance(answer, Failure)
-        assert answer.kind is FailureKind.BODY_TOO_LARGE
-        assert REACHED["large_body_cpu_s"] == counted + 1
-        assert isinstance(await behind, Ask)
-
-    test()
-
-
-def test_a_body_that_takes_too_much_memory_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    greedy = READER
-    greedy += "read = r.read_large_ask\n"
-    greedy += "def eat(body, *_):\n    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
-    greedy += "r.read_large_ask = eat\nmain()\n"
-    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], greedy))
-
-    @reading
-    async def test(bodies: LargeBodies) -> None:
-        counted = REACHED["large_body_memory"]
-        answer = await bodies.read(b'{"model":"eat"}')
-        assert isinstance(answer, Failure)
-        assert answer.kind is FailureKind.BODY_TOO_LARGE
-        assert REACHED["large_body_memory"] == counted + 1
-        assert isinstance(await bodies.read(BODY), Ask)
+        for limit, body in (("large_body_cpu_s", b'{"m":"spin"}'), ("large_body_memory", b'{"m":"eat"}')):
+            counted = REACHED[limit]
+            taking = asyncio.ensure_future(bodies.read(body))
+            behind = asyncio.ensure_future(bodies.read(BODY))
+            answer = await taking
+            assert isinstance(answer, Failure)
+            assert answer.kind is FailureKind.BODY_TOO_LARGE
+            assert REACHED[limit] == counted + 1
+            assert isinstance(await behind, Ask)
 
     test()
 
@@ -147,63 +127,93 @@ def test_without_a_process_bodies_are_refused_and_not_read_here(monkeypatch: pyt
     test()
 
 
-@reading
-async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(bodies: LargeBodies) -> None:
-    first = asyncio.ensure_future(bodies.read(BODY))
-    await asyncio.sleep(0)
-    waiting = [asyncio.ensure_future(bodies.read(BODY)) for _ in range(6)]
-    await asyncio.sleep(0)
+class Held:
+    """In the place of processes: a body is read when it is let go, and has taken `cpu_s`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cpu_s: float = 0.0) -> None:
+        self.go_on = asyncio.Event()
+        self.sizes: list[int] = []
+
+        async def read(parser: large_bodies.Parser, body: bytes, _route: str) -> Ask:
+            self.sizes.append(len(body))
+            await self.go_on.wait()
+            parser.bodies, parser.cpu_s = parser.bodies + 1, cpu_s * (len(body) % 2)
+            return Ask()
+
+        monkeypatch.setattr(large_bodies.Parser, "read", read)
+
+
+def started(bodies: LargeBodies, *payers: str, body: bytes = b"{}") -> list[asyncio.Task[Any]]:
+    return [asyncio.ensure_future(bodies.read(body, payer)) for payer in payers]
+
+
+async def turns() -> None:
+    """More turns of the loop than anything here takes."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@simulated
+async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies, held = LargeBodies(), Held(monkeypatch)
+    first, *waiting = started(bodies, *[""] * 7)
+    await turns()
     assert len(bodies._queue) == 6
     waiting[1].cancel()
+    held.go_on.set()
     assert isinstance(await first, Ask)
     # In the very turn of the loop in which it is the turn of one of them.
     for each in waiting[:5]:
         each.cancel()
     assert isinstance(await waiting[5], Ask)
     assert all(each.cancelled() for each in waiting[:5])
-    assert isinstance(await bodies.read(BODY), Ask)
+    assert isinstance(await bodies.read(b"{}"), Ask)
     assert (len(bodies._queue), bodies._busy) == (0, {})
 
 
-@reading
-async def test_who_leaves_while_its_body_is_read_is_held_until_it_is(bodies: LargeBodies) -> None:
-    await bodies.read(BODY)
-    os.kill(pid(bodies), signal.SIGSTOP)
-    task = asyncio.ensure_future(bodies.read(BODY))
-    await asyncio.sleep(0)
+@simulated
+async def test_who_leaves_while_its_body_is_read_is_held_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, held = LargeBodies(), Held(monkeypatch)
+    (task,) = started(bodies, "")
+    await turns()
     task.cancel()
-    await asyncio.sleep(0.01)
+    await turns()
     assert not task.done()
-    os.kill(pid(bodies), signal.SIGCONT)
+    held.go_on.set()
     await asyncio.wait((task,))
     assert task.cancelled()
-    assert isinstance(await bodies.read(BODY), Ask)
+    assert isinstance(await bodies.read(b"{}"), Ask)
 
 
-@reading
-async def test_more_bodies_than_may_wait_are_refused_at_once(bodies: LargeBodies) -> None:
+@simulated
+async def test_more_bodies_than_may_wait_are_refused_and_few_of_one_displace_one_of_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies, held = LargeBodies(), Held(monkeypatch)
     counted = REACHED["large_bodies_waiting"]
-    tasks = [
-        asyncio.ensure_future(bodies.read(b'{"model":"m"}')) for _ in range(LIMITS.large_bodies_waiting + 2)
-    ]
-    answers = await asyncio.gather(*tasks)
-    refused = [answer for answer in answers if isinstance(answer, Failure)]
-    assert [failure.kind for failure in refused] == [FailureKind.NO_RESOURCES]
-    assert REACHED["large_bodies_waiting"] == counted + 1
+    greedy = started(bodies, *["greedy"] * (LIMITS.large_bodies_waiting + 2))
+    await turns()
+    (neighbour,) = started(bodies, "neighbour")
+    await turns()
+    refused = [await task for task in greedy if task.done()]
+    held.go_on.set()
+    assert isinstance(await neighbour, Ask)
+    answers = await asyncio.gather(*greedy)
+    assert refused == [answer for answer in answers if isinstance(answer, Failure)]
+    assert [failure.kind for failure in refused] == [FailureKind.NO_RESOURCES] * 2
+    assert REACHED["large_bodies_waiting"] == counted + 2
+    await asyncio.sleep(IDLE_S)
+    assert len(bodies._idle) == 1
 
 
 @simulated
 async def test_a_small_body_goes_before_the_large_ones_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[int] = []
-
-    async def read(_: large_bodies.Parser, body: bytes, _route: str) -> Ask:
-        order.append(len(body))
-        return Ask()
-
-    monkeypatch.setattr(large_bodies.Parser, "read", read)
-    bodies = LargeBodies()
+    bodies, held = LargeBodies(), Held(monkeypatch)
+    held.go_on.set()
     await asyncio.gather(*(bodies.read(bytes(size)) for size in (1_000_000, 8_000_000, 4_000_000, 2_000_000)))
-    assert order == [1_000_000, 2_000_000, 4_000_000, 8_000_000]
+    assert held.sizes == [1_000_000, 2_000_000, 4_000_000, 8_000_000]
 
 
 def test_an_exception_of_ours_is_told_and_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,78 +238,33 @@ def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.
     test()
 
 
-def counting(monkeypatch: pytest.MonkeyPatch, cpu_s: float) -> None:
-    """Have a body of an even number of bytes take so much of a processor."""
-    slow = READER + "import time\nread = r.read_large_ask\n"
-    slow += "def spin(body, *_):\n    until = time.process_time() + (len(body) % 2 == 0) * "
-    slow += f"{cpu_s}\n    while time.process_time() < until: pass\n    return read(body)\n"
-    slow += "r.read_large_ask = spin\nmain()\n"
-    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
-
-
-def test_who_sends_bodies_that_take_long_waits_for_them_and_others_do_not(
+@simulated
+async def test_who_sends_bodies_that_take_long_waits_for_them_and_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counting(monkeypatch, 0.2)
-
-    @reading
-    async def test(bodies: LargeBodies) -> None:
-        order: list[str] = []
-
-        async def read(body: bytes, payer: str) -> None:
-            assert isinstance(await bodies.read(body, payer), Ask)
-            order.append(payer)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(6):
-                group.create_task(read(b'{"p": 1}', "greedy"))
-            await asyncio.sleep(0)
-            for _ in range(2):
-                group.create_task(read(b'{"p": 11}', "neighbour"))
-        # Two processes begin, so one of the greedy may be through before the first of the neighbour.
-        assert max(at for at, payer in enumerate(order) if payer == "neighbour") <= 4
-
-    test()
+    monkeypatch.setattr(large_bodies, "LIMITS", replace(LIMITS, large_body_processes=1))
+    bodies, held, order = LargeBodies(), Held(monkeypatch, cpu_s=0.2), list[str]()
+    held.go_on.set()
+    assert isinstance(await bodies.read(b"{} ", "greedy"), Ask)
+    held.go_on.clear()
+    payers = ["other", "greedy", "neighbour", "neighbour"]
+    tasks = started(bodies, *payers)
+    for payer, task in zip(payers, tasks, strict=True):
+        task.add_done_callback(lambda _, payer=payer: order.append(payer))
+    await turns()
+    held.go_on.set()
+    await asyncio.gather(*tasks)
+    assert order == ["other", "neighbour", "neighbour", "greedy"]
 
 
-def test_of_one_payer_one_body_is_read_at_a_time_and_of_several_a_few(
+@simulated
+async def test_of_one_payer_one_body_is_read_at_a_time_and_of_several_a_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on = asyncio.Event()
-
-    async def hangs(_: large_bodies.Parser, body: bytes, _route: str) -> Ask:
-        await go_on.wait()
-        return Ask()
-
-    monkeypatch.setattr(large_bodies.Parser, "read", hangs)
-
-    @reading
-    async def test(bodies: LargeBodies) -> None:
-        tasks = [asyncio.ensure_future(bodies.read(b"{}", payer)) for payer in "aaabbbcccddd"]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert sorted(bodies._busy) == ["a", "b", "c"][: LIMITS.large_body_processes]
-        go_on.set()
-        await asyncio.gather(*tasks)
-
-    test()
-
-
-@reading
-async def test_in_a_full_queue_one_with_few_bodies_displaces_one_with_many(bodies: LargeBodies) -> None:
-    greedy = [
-        asyncio.ensure_future(bodies.read(b'{"model":"m"}', "greedy"))
-        for _ in range(LIMITS.large_bodies_waiting + 1)
-    ]
-    await asyncio.sleep(0)
-    assert isinstance(await bodies.read(b'{"model":"m"}', "neighbour"), Ask)
-    answers = await asyncio.gather(*greedy)
-    assert sum(isinstance(answer, Failure) for answer in answers) <= 1
-
-
-@reading
-async def test_a_body_that_is_not_worth_reading_any_more_is_not_read(bodies: LargeBodies) -> None:
-    refusal = Failure(FailureKind.LIMITED, "used up")
-    assert await bodies.read(BODY, "a", lambda: refusal) is refusal
-    assert [parser.bodies for parser in bodies._idle] == [0]
-    assert isinstance(await bodies.read(BODY, "a"), Ask)
+    bodies, held = LargeBodies(), Held(monkeypatch)
+    tasks = started(bodies, *"aaabbbcccddd")
+    await turns()
+    assert sorted(bodies._busy) == ["a", "b", "c"][: LIMITS.large_body_processes]
+    held.go_on.set()
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(IDLE_S)
