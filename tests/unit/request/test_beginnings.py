@@ -237,18 +237,12 @@ def two_of_them(client: Client) -> bytes:
 
 
 def strange_messages(client: Client) -> bytes:
-    messages = copy.deepcopy(client.messages)
-    strange: Any = client.chance.choice(
-        ["text", 7, None, [], {}, {"role": 1}, {"content": 7}, [{"role": "x"}]]
-    )
-    client.messages.insert(client.chance.randrange(len(messages) + 1), strange)
-    body = client.body()
-    client.messages = messages
-    return body
-
-
-def no_messages(client: Client) -> bytes:
-    messages, client.messages = client.messages, []
+    """One that is none among them, or no message at all."""
+    messages, chance = copy.deepcopy(client.messages), client.chance
+    strange: Any = chance.choice(["text", 7, None, [], {}, {"role": 1}, {"content": 7}, [{"role": "x"}]])
+    client.messages.insert(chance.randrange(len(messages) + 1), strange)
+    if chance.random() < 0.3:
+        client.messages = []
     body = client.body()
     client.messages = messages
     return body
@@ -277,12 +271,10 @@ def broken(client: Client) -> bytes:
     return body[:at] + piece + body[at + (kind == 2) :]
 
 
-def marked(client: Client) -> bytes:
-    return client.chance.choice([b"\xef\xbb\xbf", b" \n", b"[", b"\0"]) + client.body()
-
-
 def with_more(client: Client) -> bytes:
-    return client.body() + client.chance.choice([b" \n", b"{}", b"}", b"\0", b"]"])
+    before, behind = [b"\xef\xbb\xbf", b" \n", b"[", b"\0"], [b" \n", b"{}", b"}", b"\0", b"]"]
+    one = client.chance.choice([*before, *behind])
+    return client.body() + one if one in behind else one + client.body()
 
 
 def not_a_number(client: Client) -> bytes:
@@ -291,8 +283,7 @@ def not_a_number(client: Client) -> bytes:
 
 TURNS: list[Callable[[Client], bytes]] = [
     *(usual, edited, compacted, taken_back, sent_again, other_fields, other_order, other_order_within),
-    *(other_style, escaped_name, two_of_them, strange_messages, no_messages, nested, broken, marked),
-    *(with_more, not_a_number),
+    *(other_style, escaped_name, two_of_them, strange_messages, nested, broken, with_more, not_a_number),
 ]
 
 
@@ -323,7 +314,7 @@ def compare(seed: int, clients: int, turns: int) -> tuple[int, int]:
     return count, parts
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_bodies_of_all_kinds_are_read_alike(seed: int) -> None:
     count, parts = compare(seed, clients=6, turns=400)
     assert parts > count // 4
@@ -414,17 +405,17 @@ def test_of_very_many_payers_those_are_known_that_came_last() -> None:
 def test_all_that_is_kept_is_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     tracemalloc.start()
     try:
-        known = Beginnings(2_000_000)
+        known = Beginnings(1_000_000)
         # Each message is a run, which is the most that is kept for so many bytes.
-        for number in range(1500):
+        for number in range(300):
             body = chat(20, f"{number} {'x' * 300}", user=f"u{number}")
             read(known, body, "chat", f"p{number % 3}")
         del body
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 1_900_000 < known.cost <= 2_000_000
-    assert taken <= 2_000_000
+    assert 900_000 < known.cost <= 1_000_000
+    assert taken <= 1_000_000
 
 
 def test_what_was_read_elsewhere_is_known_here() -> None:
