@@ -31,7 +31,7 @@ from tests.engine_routes import Served, served, table
 
 KINDS = {
     RouteKind.GENERATE: """/v1/chat/completions /v1/embeddings /v1/responses /v1/audio/transcriptions
-        /generate /v2/models/llama/generate /v2/models/llama/versions/3/infer /v2/models/llama/generate_stream""",
+        /generate /v2/models/llama/versions/3/infer /v2/models/llama/generate_stream""",
     RouteKind.READ: """/tokenize /version /v1/models/org/model /v1/models/org%2fmodel /v1/models/..org/model..
         /v1/models/.../x /v1/models/org/.hidden /v2 /v2/health/ready /v2/models/llama /v2/models/llama/ready
         /v2/models/llama/versions/3/config""",
