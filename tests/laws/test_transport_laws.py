@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.laws.transport import LOCALHOST, TIMEOUT_S, Recorder, calm, fill, joined, listening, problems
+from tests.laws.transport import (
+    LOCALHOST,
+    TIMEOUT_S,
+    Recorder,
+    acting,
+    calm,
+    failing,
+    fill,
+    joined,
+    listening,
+    problems,
+)
 
 pytestmark = pytest.mark.usefixtures("play")
 
@@ -46,8 +56,7 @@ async def test_listening_on_an_address_in_use_fails() -> None:
 
 
 async def test_closing_a_server_leaves_its_connections_alone() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, _):
         listener = await asyncio.get_running_loop().create_server(Recorder, LOCALHOST, 0)
         assert listener.is_serving()
         listener.close()
@@ -64,30 +73,16 @@ async def test_closing_a_server_leaves_its_connections_alone() -> None:
 
 
 async def test_both_ends_may_write_as_soon_as_they_are_connected() -> None:
-    class Greeter(Recorder):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self.transport.write(b"hello")
-
-    client, server = Greeter(), Greeter()
-    async with joined(client, server):
+    greeters = [acting("connection_made", lambda one: one.transport.write(b"hello")) for _ in range(2)]
+    async with joined(*greeters) as (client, server):
         await client.until(lambda: client.data == b"hello")
         await server.until(lambda: server.data == b"hello")
 
 
 async def test_closing_or_aborting_inside_connection_made_still_returns_a_closing_transport() -> None:
-    class Brief(Recorder):
-        def __init__(self, method: str) -> None:
-            super().__init__()
-            self.method = method
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            getattr(transport, self.method)()
-
     for method in ("close", "abort"):
-        client, server = Brief(method), Recorder()
-        async with joined(client, server):
+        brief = acting("connection_made", lambda one, method=method: getattr(one.transport, method)())
+        async with joined(brief) as (client, server):
             assert client.transport.is_closing()
             await client.until_lost()
             await server.until_lost()
@@ -96,20 +91,12 @@ async def test_closing_or_aborting_inside_connection_made_still_returns_a_closin
 
 async def test_a_connect_cancelled_after_connection_made_is_closed_without_connection_lost() -> None:
     """A surprise: nor does is_closing() tell; only the caller of create_connection knows."""
-
-    class Impatient(Recorder):
-        task: asyncio.Task[Any]
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self.task.cancel()
-
-    client, server = Impatient(), Recorder()
+    client, server = acting("connection_made", lambda _: task.cancel()), Recorder()
     async with listening(lambda: server) as port:
         connect = asyncio.get_running_loop().create_connection(lambda: client, LOCALHOST, port)
-        client.task = asyncio.ensure_future(connect)
+        task = asyncio.ensure_future(connect)
         with pytest.raises(asyncio.CancelledError):
-            await client.task
+            await task
         await server.until_lost()
         await calm()
         assert (client.log, client.transport.is_closing()) == (["made"], False)
@@ -121,8 +108,7 @@ async def test_a_connect_cancelled_after_connection_made_is_closed_without_conne
 
 
 async def test_bytes_arrive_once_and_in_order() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         pieces = [bytes([i % 251]) * (i * 37 % 5000) for i in range(300)]
         for piece in pieces[:200]:
             client.transport.write(piece)
@@ -132,8 +118,7 @@ async def test_bytes_arrive_once_and_in_order() -> None:
 
 
 async def test_a_paused_reader_gets_nothing_until_it_resumes() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         server.transport.pause_reading()
         server.transport.pause_reading()
         client.transport.write(b"wait")
@@ -148,13 +133,8 @@ async def test_a_paused_reader_gets_nothing_until_it_resumes() -> None:
 
 
 async def test_pausing_inside_data_received_stops_the_next_one() -> None:
-    class Sipper(Recorder):
-        def data_received(self, data: bytes) -> None:
-            self.transport.pause_reading()
-            super().data_received(data)
-
-    client, server = Recorder(), Sipper()
-    async with joined(client, server):
+    sipper = acting("data_received", lambda one: one.transport.pause_reading())
+    async with joined(server=sipper) as (client, server):
         client.transport.write(b"a" * 500_000)
         await server.until(lambda: server.data)
         await calm()
@@ -167,40 +147,27 @@ async def test_pausing_inside_data_received_stops_the_next_one() -> None:
 
 
 async def test_pausing_a_reader_holds_even_when_its_bytes_are_there_already() -> None:
-    class Jealous(Recorder):
-        other: Jealous
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self.other.transport.pause_reading()
-
-    clients, servers = (Recorder(), Recorder()), (Jealous(), Jealous())
-    servers[0].other, servers[1].other = servers[1], servers[0]
-    async with joined(clients[0], servers[0]), joined(clients[1], servers[1]):
-        for client in clients:
-            client.transport.write(b"x")
+    one = acting("data_received", lambda _: other.transport.pause_reading())
+    other = acting("data_received", lambda _: one.transport.pause_reading())
+    servers = (one, other)
+    async with joined(server=one) as (near, _), joined(server=other) as (far, _):
+        near.transport.write(b"x")
+        far.transport.write(b"x")
         await calm()
         assert sorted(server.data for server in servers) == [b"", b"x"]
 
 
 async def test_pausing_inside_connection_made_does_nothing() -> None:
     """A surprise: reading starts after connection_made, whatever was asked for in it."""
-
-    class Shy(Recorder):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self.transport.pause_reading()
-
-    client, server = Recorder(), Shy()
-    async with joined(client, server):
+    shy = acting("connection_made", lambda one: one.transport.pause_reading())
+    async with joined(server=shy) as (client, server):
         client.transport.write(b"read anyway")
         await server.until(lambda: server.data)
         assert server.transport.is_reading()
 
 
 async def test_a_full_buffer_pauses_the_writer_at_once_and_a_drained_one_resumes_it() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         server.transport.pause_reading()
         for _ in range(2):
             client.log.clear()
@@ -218,8 +185,7 @@ async def test_a_full_buffer_pauses_the_writer_at_once_and_a_drained_one_resumes
 
 
 async def test_the_water_marks_have_uvloops_defaults_and_rules() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, _):
         transport = client.transport
         assert transport.get_write_buffer_limits() == (16, 65_536)
         for arguments, limits in (
@@ -237,14 +203,9 @@ async def test_the_water_marks_have_uvloops_defaults_and_rules() -> None:
 
 
 async def test_an_exception_in_data_received_closes_the_connection_with_it() -> None:
-    class Fragile(Recorder):
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            raise ValueError("cannot read this")
-
-    client, server = Recorder(), Fragile()
+    fragile = failing("data_received", ValueError("cannot read this"))
     with problems() as caught:
-        async with joined(client, server):
+        async with joined(server=fragile) as (client, server):
             client.transport.write(b"x")
             await server.until_lost()
             await client.until_lost()
@@ -254,33 +215,20 @@ async def test_an_exception_in_data_received_closes_the_connection_with_it() -> 
 
 
 async def test_an_os_error_in_data_received_closes_the_connection_in_silence() -> None:
-    class Fragile(Recorder):
-        def data_received(self, data: bytes) -> None:
-            raise OSError(errno.EIO, "disk")
-
-    client, server = Recorder(), Fragile()
-    async with joined(client, server):
+    fragile = failing("data_received", OSError(errno.EIO, "disk"))
+    async with joined(server=fragile) as (client, server):
         client.transport.write(b"x")
         await server.until_lost()
-        assert (type(server.error), server.log) == (OSError, ["made", "lost"])
+        assert (type(server.error), server.log) == (OSError, ["made", "data", "lost"])
 
 
 async def test_writing_to_a_dead_transport_inside_data_received_closes_the_reading_one() -> None:
-    class Relay(Recorder):
-        def __init__(self, onward: Recorder) -> None:
-            super().__init__()
-            self.onward = onward
-
-        def data_received(self, data: bytes) -> None:
-            self.onward.transport.write(data)
-
-    near, far = Recorder(), Recorder()
-    async with joined(near, far):
+    async with joined() as (_, far):
         far.transport.close()
         await far.until_lost()
-    client, relay = Recorder(), Relay(far)
+    onward = acting("data_received", lambda one: far.transport.write(one.data))
     with problems() as caught:
-        async with joined(client, relay):
+        async with joined(server=onward) as (client, relay):
             client.transport.write(b"x")
             await relay.until_lost()
     assert isinstance(relay.error, RuntimeError)
@@ -288,14 +236,9 @@ async def test_writing_to_a_dead_transport_inside_data_received_closes_the_readi
 
 
 async def test_an_exception_in_connection_made_leaves_the_connection_open_and_deaf() -> None:
-    class Fragile(Recorder):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            raise ValueError("not ready")
-
-    client, server = Recorder(), Fragile()
+    fragile = failing("connection_made", ValueError("not ready"))
     with problems() as caught:
-        async with joined(client, server):
+        async with joined(server=fragile) as (client, server):
             client.transport.write(b"x")
             await calm()
             assert (server.log, server.transport.is_reading()) == (["made"], False)
@@ -304,13 +247,8 @@ async def test_an_exception_in_connection_made_leaves_the_connection_open_and_de
 
 
 async def test_an_exception_in_eof_received_closes_the_connection_with_it() -> None:
-    class Fragile(Recorder):
-        def eof_received(self) -> bool:
-            raise ValueError("no end")
-
-    client, server = Recorder(), Fragile()
     with problems() as caught:
-        async with joined(client, server):
+        async with joined(server=failing("eof_received", ValueError("no end"))) as (client, server):
             client.transport.write_eof()
             await server.until_lost()
     assert repr(server.error) == "ValueError('no end')"
@@ -318,14 +256,9 @@ async def test_an_exception_in_eof_received_closes_the_connection_with_it() -> N
 
 
 async def test_an_exception_in_connection_lost_is_reported_and_the_connection_is_closed() -> None:
-    class Fragile(Recorder):
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            raise ValueError("bad end")
-
-    client, server = Recorder(), Fragile()
+    fragile = failing("connection_lost", ValueError("bad end"))
     with problems() as caught:
-        async with joined(client, server):
+        async with joined(server=fragile) as (client, server):
             server.transport.close()
             await client.until_lost()
     assert (len(caught), server.log.count("lost")) == (1, 1)
@@ -336,8 +269,7 @@ async def test_an_exception_in_connection_lost_is_reported_and_the_connection_is
 
 async def test_aborting_drops_the_buffer_and_ends_the_connection() -> None:
     """A surprise: the peer of an abort sees a clean end, not a reset, when nothing was left unread."""
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         server.transport.pause_reading()
         written = fill(client)
         client.transport.abort()
@@ -350,8 +282,7 @@ async def test_aborting_drops_the_buffer_and_ends_the_connection() -> None:
 
 
 async def test_aborting_with_bytes_unread_resets_the_peer() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         client.transport.pause_reading()
         server.transport.write(b"never read")
         await calm()
@@ -361,40 +292,29 @@ async def test_aborting_with_bytes_unread_resets_the_peer() -> None:
         assert server.log == ["made", "lost"]
 
 
-async def test_a_paused_reader_learns_of_a_reset_only_when_it_reads_on_and_reads_the_data_first() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
-        client.transport.pause_reading()
-        server.transport.pause_reading()
-        client.transport.write(b"last words")
-        server.transport.write(b"never read")
-        await calm()
-        client.transport.abort()
-        await calm()
-        assert server.log == ["made"]
-        server.transport.resume_reading()
-        await server.until_lost()
-        assert (server.data, type(server.error)) == (b"last words", ConnectionResetError)
-
-
-async def test_a_paused_reader_learns_of_a_reset_when_it_writes() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
-        client.transport.pause_reading()
-        server.transport.pause_reading()
-        server.transport.write(b"never read")
-        await calm()
-        client.transport.abort()
-        await calm()
-        server.transport.write(b"anybody?")
-        assert server.transport.is_closing()
-        await server.until_lost()
-        assert isinstance(server.error, ConnectionResetError)
+async def test_a_paused_reader_learns_of_a_reset_when_it_reads_on_with_the_data_first_or_writes() -> None:
+    for writes in (False, True):
+        async with joined() as (client, server):
+            client.transport.pause_reading()
+            server.transport.pause_reading()
+            client.transport.write(b"last words")
+            server.transport.write(b"never read")
+            await calm()
+            client.transport.abort()
+            await calm()
+            assert server.log == ["made"]
+            if writes:
+                server.transport.write(b"anybody?")
+                assert server.transport.is_closing()
+            else:
+                server.transport.resume_reading()
+            await server.until_lost()
+            assert isinstance(server.error, ConnectionResetError)
+            assert server.data == (b"" if writes else b"last words")
 
 
 async def test_writing_to_a_peer_that_has_left_breaks_the_connection() -> None:
-    client, server = Recorder(), Recorder(keep_open=True)
-    async with joined(client, server):
+    async with joined(server=Recorder(keep_open=True)) as (client, server):
         client.transport.close()
         await server.until(lambda: "eof" in server.log)
         server.transport.write(b"the first one only provokes the reset")
@@ -409,8 +329,7 @@ async def test_writing_to_a_peer_that_has_left_breaks_the_connection() -> None:
 
 
 async def test_closing_sends_what_was_written_and_ends_the_peer_cleanly() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         server.transport.pause_reading()
         written = fill(client)
         client.transport.close()
@@ -426,8 +345,7 @@ async def test_closing_sends_what_was_written_and_ends_the_peer_cleanly() -> Non
 
 
 async def test_no_data_is_delivered_after_close() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         server.transport.pause_reading()
         fill(client)
         client.transport.close()
@@ -437,13 +355,8 @@ async def test_no_data_is_delivered_after_close() -> None:
 
 
 async def test_a_write_after_close_is_dropped_and_after_connection_lost_it_raises() -> None:
-    class Writer(Recorder):
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.transport.write(b"dropped too")
-            super().connection_lost(exc)
-
-    client, server = Writer(), Recorder()
-    async with joined(client, server):
+    writer = acting("connection_lost", lambda one: one.transport.write(b"dropped too"))
+    async with joined(writer) as (client, server):
         client.transport.close()
         client.transport.write(b"dropped")
         client.transport.writelines([b"dropped"])
@@ -465,8 +378,7 @@ async def test_a_write_after_close_is_dropped_and_after_connection_lost_it_raise
 
 
 async def test_a_closed_transport_bears_every_other_call_and_is_lost_once() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         transport = client.transport
         transport.close()
         transport.abort()
@@ -484,8 +396,7 @@ async def test_a_closed_transport_bears_every_other_call_and_is_lost_once() -> N
 
 
 async def test_a_false_answer_to_the_end_closes_the_transport_after_flushing() -> None:
-    client, server = Recorder(), Recorder()
-    async with joined(client, server):
+    async with joined() as (client, server):
         client.transport.write(b"question")
         client.transport.write_eof()
         server.transport.write(b"answer")
@@ -500,12 +411,16 @@ async def test_a_false_answer_to_the_end_closes_the_transport_after_flushing() -
 
 
 async def test_a_true_answer_to_the_end_keeps_the_other_direction_open() -> None:
-    client, server = Recorder(), Recorder(keep_open=True)
-    async with joined(client, server):
+    async with joined(server=Recorder(keep_open=True)) as (client, server):
         assert client.transport.can_write_eof()
         client.transport.write_eof()
         client.transport.write_eof()
+        with pytest.raises(RuntimeError, match="write_eof"):
+            client.transport.write(b"x")
         await server.until(lambda: "eof" in server.log)
+        # Reading again tells the end again.
+        server.transport.resume_reading()
+        await server.until(lambda: server.log.count("eof") == 2)
         assert (server.transport.is_reading(), server.transport.is_closing()) == (False, False)
         server.transport.write(b"answer")
         await client.until(lambda: client.data == b"answer")
@@ -514,26 +429,8 @@ async def test_a_true_answer_to_the_end_keeps_the_other_direction_open() -> None
         assert (client.story, client.error) == (["made", "data", "eof", "lost"], None)
 
 
-async def test_reading_again_after_the_end_tells_the_end_again() -> None:
-    client, server = Recorder(), Recorder(keep_open=True)
-    async with joined(client, server):
-        client.transport.write_eof()
-        await server.until(lambda: "eof" in server.log)
-        server.transport.resume_reading()
-        await server.until(lambda: server.log.count("eof") == 2)
-
-
-async def test_a_write_after_write_eof_raises() -> None:
-    client, server = Recorder(), Recorder(keep_open=True)
-    async with joined(client, server):
-        client.transport.write_eof()
-        with pytest.raises(RuntimeError, match="write_eof"):
-            client.transport.write(b"x")
-
-
 async def test_write_eof_comes_after_all_that_was_written() -> None:
-    client, server = Recorder(), Recorder(keep_open=True)
-    async with joined(client, server):
+    async with joined(server=Recorder(keep_open=True)) as (client, server):
         server.transport.pause_reading()
         written = fill(client)
         client.transport.write_eof()
@@ -543,14 +440,11 @@ async def test_write_eof_comes_after_all_that_was_written() -> None:
 
 
 async def test_closing_inside_data_received_ends_it_there() -> None:
-    class Brief(Recorder):
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self.transport.write(b"bye")
-            self.transport.close()
+    def leave(one: Recorder) -> None:
+        one.transport.write(b"bye")
+        one.transport.close()
 
-    client, server = Recorder(), Brief()
-    async with joined(client, server):
+    async with joined(server=acting("data_received", leave)) as (client, server):
         client.transport.write(b"a")
         await server.until_lost()
         await client.until_lost()

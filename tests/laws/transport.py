@@ -86,14 +86,40 @@ async def listening(factory: Callable[[], asyncio.Protocol]) -> AsyncIterator[in
         server.close()
 
 
+def acting(told: str, act: Callable[[Recorder], object]) -> Recorder:
+    """One that acts each time it is told something."""
+    recorder = Recorder()
+    note = getattr(recorder, told)
+
+    def note_and_act(*args: object) -> object:
+        answer = note(*args)
+        act(recorder)
+        return answer
+
+    setattr(recorder, told, note_and_act)
+    return recorder
+
+
+def failing(told: str, error: Exception) -> Recorder:
+    """One that raises when it is told something."""
+
+    def fail(_: Recorder) -> None:
+        raise error
+
+    return acting(told, fail)
+
+
 @asynccontextmanager
-async def joined(client: Recorder, server: Recorder) -> AsyncIterator[None]:
-    """Connect the two; abort what is left of them at the end."""
+async def joined(
+    client: Recorder | None = None, server: Recorder | None = None
+) -> AsyncIterator[tuple[Recorder, Recorder]]:
+    """Connect two; abort what is left of them at the end."""
+    client, server = client or Recorder(), server or Recorder()
     async with listening(lambda: server) as port:
         await asyncio.get_running_loop().create_connection(lambda: client, LOCALHOST, port)
         await server.until(lambda: "made" in server.log)
         try:
-            yield
+            yield client, server
         finally:
             for end in (client, server):
                 end.transport.abort()
@@ -102,8 +128,7 @@ async def joined(client: Recorder, server: Recorder) -> AsyncIterator[None]:
 
 async def calm() -> None:
     """Wait until what other connections have on the way must have arrived."""
-    near, far = Recorder(), Recorder()
-    async with joined(near, far):
+    async with joined() as (near, far):
         for _ in range(EXCHANGES):
             near.transport.write(b".")
             await far.until(lambda: far.data)
