@@ -57,8 +57,8 @@ class SampleLines:
         self._starts = tuple(dict.fromkeys(body[match.start() : match.end(1) + 1] for match in found))
         self._gaps = [0] * len(self._starts)
         known = self._known(body)
-        # Not of a page whose lines are in disorder.
-        is_same = known is not None and [m.span() for m in known] == [m.span() for m in found]
+        # Not of a page whose lines are in disorder, nor of one that has none yet.
+        is_same = known and [m.span() for m in known] == [m.span() for m in found]
         self._left = ALL_EVERY - 1 if is_same else 0
         return found
 
