@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -51,50 +52,51 @@ def test_what_came_while_the_engine_was_asked_is_no_work_of_others() -> None:
     assert (load.running + load.waiting, load.foreign) == (5, 0)
 
 
-def test_the_old_name_of_the_cache_gauge_is_read() -> None:
-    """vLLM renamed it."""
-    body = b"vllm:num_requests_running 0\nvllm:gpu_cache_usage_perc 0.5\n"
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=0.5)
+@pytest.mark.parametrize(
+    ("lines", "load"),
+    [
+        ("vllm:gpu_cache_usage_perc 0.5", Load("u", 1.0, kv_use=0.5)),
+        ("vllm:kv_cache_usage_perc 1e15", Load("u", 1.0, kv_use=1.0)),
+        ("vllm:num_requests_running 2 1700000000000", Load("u", 1.0, running=2)),
+        *(
+            (f"vllm:num_requests_running {odd}", Load("u", 1.0))
+            for odd in ("NaN", "+Inf", "-1", "many", "1e999")
+        ),
+    ],
+)
+def test_strange_numbers_of_vllm(lines: str, load: Load) -> None:
+    """An old name, a cache more than full, a timestamp; what is no number must not reach a sum."""
+    assert scan(f"vllm:num_requests_waiting 1\n{lines}\n".encode(), "u", 1.0, 0) == replace(load, waiting=1)
+
+
+def read(page: str) -> Load:
+    load = scan(page.encode(), "u", 1.0, 0)
+    assert load is not None
+    return load
 
 
 def test_data_parallel_ranks_are_told_apart_once_all_are_shown() -> None:
     page = (
-        b'\nvllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 1\n'
-        b'vllm:num_requests_waiting{engine="0"} 2\nvllm:iteration_tokens_total_count{engine="1"} 70\n'
+        '\nvllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 1\n'
+        'vllm:num_requests_waiting{engine="0"} 2\nvllm:iteration_tokens_total_count{engine="1"} 70\n'
     )
-    load = scan(page, "u", 1.0, 0)
-    assert load is not None
+    load = read(page)
     assert load.ranks == (RankLoad(0, 3, 2, 0.0), RankLoad(1, 1, 0, 70.0))
     assert (load.running, load.waiting) == (4, 2)
-    for other in (page.replace(b'"1"', b'"2"'), page.replace(b'"1"', b'"0"'), page.replace(b'"1"', b'"x"')):
-        load = scan(other, "u", 1.0, 0)
-        assert load is not None
-        assert load.ranks == ()
+    assert [read(page.replace('"1"', f'"{other}"')).ranks for other in "20x"] == [(), (), ()]
 
 
 def test_the_lora_adapters_in_use_are_read_from_the_latest_series() -> None:
     """vLLM keeps a series for each combination that it has had; its value is when that was."""
     series = (
-        b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",waiting_lora_adapters="%b"} %b\n'
+        'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s\n'
     )
-    page = b"vllm:num_requests_running 2\n" + b"".join(
-        series % row
-        for row in (
-            (2, b"", b"", b"1.7e+09"),
-            (2, b"poet,clerk", b"cook", b"1.72e+09"),
-            (2, b"poet", b"", b"1.71e+09"),
-        )
-    )
-    load = scan(page, "u", 1.0, 0)
-    assert load is not None
+    rows = (("", "", "1.7e+09"), ("poet,clerk", "cook", "1.72e+09"), ("poet", "", "1.71e+09"))
+    load = read("vllm:num_requests_running 2\n" + "".join(series % row for row in rows))
     assert (sorted(load.adapters), load.adapter_places) == (["clerk", "cook", "poet"], 2)
-
-
-@pytest.mark.parametrize("labels", [b"", b'{max_lora="-1"}', b'{max_lora="9",running_lora_adapters="'])
-def test_a_strange_series_of_adapters_names_none(labels: bytes) -> None:
-    load = scan(b"vllm:num_requests_running 2\nvllm:lora_requests_info" + labels + b" 1\n", "u", 1.0, 0)
-    assert load is not None
-    assert load.adapters == frozenset()
+    for labels in ("", '{max_lora="-1"}', '{max_lora="9",running_lora_adapters="'):
+        load = read(f"vllm:num_requests_running 2\nvllm:lora_requests_info{labels} 1\n")
+        assert load.adapters == frozenset()
 
 
 # A page of SGLang 0.5.23 (one engine on a CPU), without the labels that nobody reads.
@@ -120,42 +122,26 @@ sglang:time_to_first_token_seconds_count{is_streaming="true",model_name="tiny"} 
 """
 
 
-def test_a_page_of_sglang_is_read() -> None:
-    expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.0)
-    assert scan(SGLANG, "u", 1.0, 0) == expected
-
-
-@pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
-def test_the_numbers_of_sglang_are_read_under_both_prefixes(prefix: str) -> None:
+def test_a_page_of_sglang_is_read_under_both_prefixes() -> None:
     """The colon became an underscore."""
-    lines = [
-        'num_running_reqs{tp_rank="0"} 4',
-        "num_queue_reqs 1",
-        "token_usage 0.1",
-        "generation_tokens_total 9",
-    ]
-    body = "".join(f"{prefix}{line}\n" for line in lines).encode()
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, 4, 1, 0.1, progress=9.0)
+    expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.0)
+    for page in (SGLANG, SGLANG.replace(b"sglang:", b"sglang_")):
+        assert scan(page, "u", 1.0, 0) == expected
 
 
 def test_engines_behind_one_front_end_are_summed_and_the_fullest_cache_counts() -> None:
-    """Data parallel ranks show one line each."""
-    body = b"".join(
-        b'vllm:num_requests_running{engine="%d"} 2\nvllm:kv_cache_usage_perc{engine="%d"} 0.%d\n' % (i, i, i)
+    """Data parallel ranks show one line each. Ranks that share their work all show it: it counts once."""
+    page = "".join(
+        f'vllm:num_requests_running{{engine="{i}"}} 2\nvllm:kv_cache_usage_perc{{engine="{i}"}} 0.{i}\n'
         for i in range(3)
     )
-    ranks = tuple(RankLoad(rank, 2) for rank in range(3))
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=6, kv_use=0.2, ranks=ranks)
-
-
-def test_ranks_that_share_their_work_count_once() -> None:
-    """Each rank of a tensor-parallel group shows the group's requests, and data-parallel groups their own."""
-    lines = [
+    ranks: tuple[RankLoad, ...] = tuple(RankLoad(rank, 2) for rank in range(3))
+    assert read(page) == Load("u", 1.0, running=6, kv_use=0.2, ranks=ranks)
+    page = "".join(
         f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
         for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
-    ]
-    ranks = RankLoad(0, 2), RankLoad(1, 3)
-    assert scan("".join(lines).encode(), "u", 1.0, 0) == Load("u", 1.0, running=5, ranks=ranks)
+    )
+    assert read(page) == Load("u", 1.0, running=5, ranks=(RankLoad(0, 2), RankLoad(1, 3)))
 
 
 TRITON = b"""nv_inference_request_success{model="llm",version="1"} 5
@@ -182,32 +168,15 @@ trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 40.0
 LLAMA_CPP = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
 # TYPE llamacpp:prompt_tokens_total counter
 llamacpp:prompt_tokens_total 46
-# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
-# TYPE llamacpp:tokens_predicted_total counter
 llamacpp:tokens_predicted_total 659
-# HELP llamacpp:tokens_predicted_seconds_total Total time spent generating tokens
-# TYPE llamacpp:tokens_predicted_seconds_total counter
 llamacpp:tokens_predicted_seconds_total 0.107457
-# HELP llamacpp:n_decode_total Total number of llama_decode() calls, excluding speculative decoding
-# TYPE llamacpp:n_decode_total counter
 llamacpp:n_decode_total 1126
 # HELP llamacpp:requests_processing Number of requests processing
 # TYPE llamacpp:requests_processing gauge
 llamacpp:requests_processing 2
-# HELP llamacpp:requests_deferred Number of requests deferred
-# TYPE llamacpp:requests_deferred gauge
 llamacpp:requests_deferred 1
-# HELP llamacpp:n_busy_slots_per_decode Average number of busy slots per llama_decode() call
-# TYPE llamacpp:n_busy_slots_per_decode gauge
 llamacpp:n_busy_slots_per_decode 1.41474
 """
-
-
-def test_the_numbers_of_llama_cpp_are_read() -> None:
-    """One of its counters moves with every step. Its server no longer says how full its cache is."""
-    assert scan(LLAMA_CPP, "u", 1.0, 0) == Load("u", 1.0, 2, 1, progress=1831.0, sighted=True)
-    older = LLAMA_CPP + b"llamacpp:kv_cache_usage_ratio 0.25\n"
-    assert scan(older, "u", 1.0, 0) == Load("u", 1.0, 2, 1, 0.25, progress=1831.0, sighted=True)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +185,16 @@ def test_the_numbers_of_llama_cpp_are_read() -> None:
         (TRITON, Load("u", 1.0, waiting=3, progress=14.0)),
         (TRITON_TRT_LLM, Load("u", 1.0, 4, 3, 0.5, progress=77.0)),
         (TRT_LLM, Load("u", 1.0, 3, 1, 0.62, progress=40.0)),
+        (LLAMA_CPP, Load("u", 1.0, 2, 1, progress=1831.0, sighted=True)),
+        (
+            LLAMA_CPP + b"llamacpp:kv_cache_usage_ratio 0.25\n",
+            Load("u", 1.0, 2, 1, 0.25, progress=1831.0, sighted=True),
+        ),
     ],
-    ids=["triton", "triton with trt-llm", "trt-llm"],
+    ids=["triton", "triton with trt-llm", "trt-llm", "llama.cpp", "an older one, which tells of its cache"],
 )
-def test_the_numbers_of_nvidia_s_engines_are_read(body: bytes, load: Load) -> None:
-    """Families are told apart by a label. Their counters do not move with every step."""
+def test_the_numbers_of_other_engines_are_read(body: bytes, load: Load) -> None:
+    """NVIDIA's tell families apart by a label; only a counter of llama.cpp moves with every step."""
     assert scan(body, "u", 1.0, 0) == load
 
 
@@ -278,16 +252,7 @@ def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
     ],
 )
 def test_the_size_of_the_kv_cache_is_read(page: str, kv_tokens: int) -> None:
-    load = scan(f"vllm:num_requests_running 0\n{page}\n".encode(), "u", 1.0, 0)
-    assert load is not None
-    assert load.kv_tokens == kv_tokens
-
-
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", "1e999"])
-def test_a_value_that_is_no_number_is_passed_over(value: str) -> None:
-    """It must not reach a sum."""
-    body = f"vllm:num_requests_waiting 1\nvllm:num_requests_running {value}\n".encode()
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, waiting=1)
+    assert read(f"vllm:num_requests_running 0\n{page}\n").kv_tokens == kv_tokens
 
 
 def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
@@ -301,35 +266,18 @@ def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53, ranks=ranks)
 
 
-def test_a_cache_is_never_more_than_full() -> None:
-    body = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 1e15\n"
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=1.0)
-
-
-def test_a_timestamp_after_the_value_is_not_taken_for_it() -> None:
-    """The format allows one."""
-    assert scan(b"vllm:num_requests_running 2 1700000000000\n", "u", 1.0, 0) == Load("u", 1.0, running=2)
-
-
 @pytest.mark.parametrize("answer", [reply(404), reply(200, b"go_goroutines 9\n"), reply(503, VLLM)])
 def test_a_unit_without_metrics_is_left_alone_for_a_while(answer: Answer) -> None:
-    """No finding; after three such looks asked again each half minute."""
+    """No finding; after three such looks asked again each half minute, until the first success."""
     context = FakePatient(lambda _: answer)
     due = []
     for _ in range(4):
         assert look(EngineMetrics(), context) == []
         due.append(EngineMetrics().due_at(context, 100.0))
     assert due == [101.0, 101.0, 130.0, 130.0]
-
-
-def test_metrics_that_appear_later_are_read_each_second_again() -> None:
-    """The back-off ends with the first success."""
-    context = FakePatient(lambda _: reply(404))
-    for _ in range(3):
-        look(EngineMetrics(), context)
     context.answer = lambda _: reply(200, VLLM)
     look(EngineMetrics(), context)
-    context.answer = lambda _: reply(503)
+    context.answer = lambda _: answer
     look(EngineMetrics(), context)
     assert EngineMetrics().due_at(context, 100.0) == 101.0
 
@@ -357,28 +305,18 @@ def in_full(page: bytes) -> list[tuple[bytes | None, ...]]:
     return [match.groups() for match in WANTED.finditer(b"\n" + page)]
 
 
-def test_the_same_page_with_other_values() -> None:
+def test_a_page_that_changes_is_seen_at_once_and_a_metric_more_soon() -> None:
+    """The same with other values, a series more, a metric less."""
     lines = SampleLines(WANTED)
     for value in range(3 * ALL_EVERY):
         page = b'# HELP\nx 1\na{e="0"} %d\na{e="1"} 2 17\nay 3\nab 4\nb{} 5\nb\nz 1\n' % value
         assert found(lines, page) == in_full(page)
-
-
-def test_a_series_more_is_seen_at_once() -> None:
     lines = SampleLines(WANTED)
-    found(lines, b'a{e="0"} 1\nb 2\n')
-    assert found(lines, b'a{e="0"} 1\na{e="1"} 1\nb 2') == in_full(b'a{e="0"} 1\na{e="1"} 1\nb 2')
-
-
-def test_a_metric_less_is_seen_at_once() -> None:
+    for page in (b'a{e="0"} 1\nb 2\n', b'a{e="0"} 1\na{e="1"} 1\nb 2'):
+        assert found(lines, page) == in_full(page)
     lines = SampleLines(WANTED)
-    found(lines, b"a 1\nb 2\n")
-    assert found(lines, b"a 1\n") == in_full(b"a 1\n")
-
-
-def test_a_metric_more_is_seen_soon() -> None:
-    lines = SampleLines(WANTED)
-    found(lines, b"a 1\n")
+    for page in (b"a 1\nb 2\n", b"a 1\n"):
+        assert found(lines, page) == in_full(page)
     seen = [len(found(lines, b"a 1\nb 2\n")) for _ in range(ALL_EVERY)]
     assert seen == [1] * (ALL_EVERY - 1) + [2]
 
