@@ -9,7 +9,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,23 +30,112 @@ from cellgate.probes.agent import (
     Port,
     Proc,
     ProcessWatch,
+    Status,
     counters_of,
     flags_of,
     ranks_of,
     stack_of,
 )
 from tests.ras import communicator, missing, rank, ras, status
-from tests.unit.probes.machine import API, SETTLED_S, TICKS_PER_S, WORKER_0, WORKER_1, Machine, pids
+
+SETTLED_S = SETTLE_S + 1.5
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FIRST = 50_000_000  # No process of this machine has such a number.
 
 
-def test_before_anything_matches_nothing_is_gone(machine: Machine) -> None:
-    """Waiting for an engine to start is no failure of it."""
-    status = machine.run(machine.watch(Pattern("engine")), 60.0)
-    assert status[:3] == ("absent", "no process matches 'engine'", "")
+class Machine:
+    """A /proc that tests write, and the time since boot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now_s = 1000.0
+        self._next = FIRST
+        (root / "sys/kernel/random").mkdir(parents=True)
+        (root / "sys/kernel/random/boot_id").write_text("boot-1\n")
+        for _ in range(5):
+            self.spawn("idle daemon")
+
+    def watch(self, *targets: Any) -> ProcessWatch:
+        return ProcessWatch(targets, Proc(str(self.root)), lambda: self.now_s)
+
+    def spawn(self, command: str, parent: int = 1, name: str = "python", pid: int = 0) -> int:
+        """Start a process; the words of `command` are its arguments."""
+        pid = pid or self._next
+        self._next = max(self._next, pid) + 1
+        directory = self.root / str(pid)
+        (directory / "fd").mkdir(parents=True, exist_ok=True)
+        (directory / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+        (directory / "limits").write_text(
+            "Max open files            10                   20             files\n"
+        )
+        (directory / "start").write_text(str(int(self.now_s * TICKS_PER_S)))
+        (directory / "parent").write_text(str(parent))
+        self.set(pid, name=name)
+        return pid
+
+    def set(self, pid: int, state: str = "S", cpu_ticks: int = 0, name: str = "python") -> None:
+        """Let a process be in another state."""
+        directory = self.root / str(pid)
+        parent, start = ((directory / part).read_text() for part in ("parent", "start"))
+        numbers = f"{parent} 0 0 0 0 0 0 0 0 0 {cpu_ticks} 0 0 0 20 0 1 0 {start} 0 0"
+        (directory / "stat").write_text(f"{pid} ({name}) {state} {numbers}\n")
+        if state == "Z":
+            (directory / "cmdline").write_bytes(b"")
+
+    def end(self, *pids: int) -> None:
+        """Let processes be gone."""
+        for pid in pids:
+            (self.root / str(pid)).rename(self.root / f"ended-{pid}-{self._next}")
+            self._next += 1
+
+    def open(self, pid: int, *links: str) -> None:
+        """Let a process hold these files open, and no others."""
+        directory = self.root / str(pid) / "fd"
+        for old in directory.iterdir():
+            old.unlink()
+        for number, link in enumerate(links):
+            (directory / str(number)).symlink_to(link)
+
+    def run(
+        self, watch: ProcessWatch, for_s: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> Status:
+        """Look ten times a second; what was seen last."""
+        for _ in range(round(for_s * 10)):
+            self.now_s += 0.1
+            meanwhile()
+            status = watch.look()
+        return status
 
 
-def test_what_matches_is_needed_once_no_more_has_come_for_a_while(machine: Machine) -> None:
-    watch = machine.watch(Pattern("worker"))
+def pids(status: Status) -> list[int]:
+    """Which processes are needed."""
+    return [needed.pid for needed in status.needed]
+
+
+API, WORKER_0, WORKER_1 = FIRST + 5, FIRST + 6, FIRST + 7
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def watch(machine: Machine) -> ProcessWatch:
+    """A watch on an api process and two workers, all well."""
+    watch = machine.watch(Pattern("api"), Pattern("worker"))
+    for command in ("engine api", "engine worker 0", "engine worker 1"):
+        machine.spawn(command)
+    assert machine.run(watch, SETTLED_S).state == "ok"
+    return watch
+
+
+def test_what_matches_is_needed_once_all_is_there_and_no_more_has_come_for_a_while(machine: Machine) -> None:
+    """Waiting for an engine to start, which starts its parts one after the other, is no failure of it."""
+    watch = machine.watch(Pattern("api"), Pattern("worker"))
+    assert machine.run(watch, 60.0)[:3] == ("absent", "no process matches 'api'", "")
+    api = machine.spawn("engine api")
+    assert machine.run(watch, 5.0).reason == "no process matches 'worker'"
     first = machine.spawn("engine worker 0")
     machine.run(watch, 2.5)
     second = machine.spawn("engine worker 1")
@@ -52,25 +143,14 @@ def test_what_matches_is_needed_once_no_more_has_come_for_a_while(machine: Machi
     assert status.state == "absent"
     assert status.reason == "the processes asked for run; waiting until no new one has started for 3 s"
     status = machine.run(watch, 2.0)
-    assert status.state == "ok"
-    assert pids(status) == [first, second]
-    assert len(status.epoch) == 12
-
-
-def test_each_thing_asked_for_must_be_there(machine: Machine) -> None:
-    """An engine starts its parts one after the other."""
-    watch = machine.watch(Pattern("api"), Pattern("worker"))
-    api = machine.spawn("engine api")
-    assert machine.run(watch, 30.0).reason == "no process matches 'worker'"
-    worker = machine.spawn("engine worker")
-    assert pids(machine.run(watch, SETTLED_S)) == [api, worker]
+    assert (status.state, pids(status), len(status.epoch)) == ("ok", [api, first, second], 12)
 
 
 def test_helpers_that_come_and_go_change_nothing(machine: Machine) -> None:
     watch = machine.watch(Pattern("engine"))
     engine = machine.spawn("engine")
     before = machine.run(watch, SETTLED_S)
-    for number in range(20):
+    for number in range(5):
         helper = machine.spawn(f"engine helper {number}", parent=engine)
         assert machine.run(watch, 3.0)[:3] == before[:3]
         machine.end(helper)
@@ -91,9 +171,9 @@ def test_helpers_that_never_stop_coming_do_not_put_it_off_for_ever(machine: Mach
     assert pids(status) == [engine]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_wrappers_agents_known_helpers_and_forks_are_not_needed(machine: Machine) -> None:
+    """A pool of helpers has its parent's command line; a title of its own makes a worker."""
+    for command in (
         "/bin/bash -c engine --serve",
         "-sh engine.sh",
         "/usr/bin/tini -- engine",
@@ -101,30 +181,25 @@ def test_helpers_that_never_stop_coming_do_not_put_it_off_for_ever(machine: Mach
         "honcho run agent --match=engine",
         "/opt/engine/bin/python -c from multiprocessing.resource_tracker import main",
         "/opt/engine/bin/python torch/_inductor/compile_worker/__main__.py",
-    ],
-)
-def test_wrappers_agents_and_known_helpers_are_not_needed(machine: Machine, command: str) -> None:
-    machine.spawn(command)
-    engine = machine.spawn("engine --serve")
-    assert pids(machine.run(machine.watch(Pattern("engine")), SETTLED_S)) == [engine]
-
-
-def test_a_fork_with_its_parents_command_line_is_not_needed(machine: Machine) -> None:
-    """A pool of helpers looks like that; its own title makes a worker of it."""
+    ):
+        machine.spawn(command)
+    machine.spawn("engine", pid=os.getpid())
+    assert machine.run(machine.watch(Pattern("engine")), SETTLED_S).state == "absent"
     engine = machine.spawn("engine --serve")
     machine.spawn("engine --serve", parent=engine)
     worker = machine.spawn("engine worker", parent=engine)
     assert pids(machine.run(machine.watch(Pattern("engine")), SETTLED_S)) == [engine, worker]
 
 
-def test_the_agent_does_not_need_itself(machine: Machine) -> None:
-    machine.spawn("engine", pid=os.getpid())
-    assert machine.run(machine.watch(Pattern("engine")), SETTLED_S).state == "absent"
-
-
-def test_a_pattern_that_matches_the_world_is_refused(machine: Machine) -> None:
-    for number in range(agent.NEEDED_MAX + 1):
-        machine.spawn(f"engine {number}")
+def test_a_line_of_many_processes_fits_what_gates_accept_and_a_pattern_for_all_is_refused(
+    machine: Machine,
+) -> None:
+    for number in range(agent.NEEDED_MAX):
+        machine.spawn(f"engine {number}", name="é" * 15)
+    status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
+    assert len(status.needed) == agent.NEEDED_MAX
+    assert len(status.line()) < 16 * 1024
+    machine.spawn("engine more")
     status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
     assert status.reason == "257 processes match, which is too many: use a narrower pattern"
 
@@ -136,30 +211,21 @@ def test_an_agent_that_sees_nobody_says_what_may_be_missing(tmp_path: Path) -> N
 
 
 def test_a_pid_file_names_the_needed_process(machine: Machine, tmp_path: Path) -> None:
-    """Also a shell, and at once: who writes it down means it."""
+    """Also a shell, and at once: who writes it down means it; and one that was there before the loss."""
     path = tmp_path / "engine.pid"
     watch = machine.watch(PidFile(str(path)))
     assert machine.run(watch, 1.0).reason == f"no process runs under the number in {path}"
     for text in ("", "x", "-1", "99999999"):
         path.write_text(text)
         assert machine.run(watch, 3.0).state == "absent"
-    engine = machine.spawn("bash run.sh")
-    path.write_text(f"{engine}\n")
-    assert pids(machine.run(watch, 1.0)) == [engine]
-
-
-def test_a_pid_file_is_followed_whoever_it_names(machine: Machine, tmp_path: Path) -> None:
-    """Also to a process that was there before the loss."""
-    path = tmp_path / "engine.pid"
-    old, new = machine.spawn("engine old"), machine.spawn("engine new")
-    path.write_text(str(old))
-    watch = machine.watch(PidFile(str(path)))
-    before = machine.run(watch, SETTLED_S)
+    old, new = machine.spawn("bash run.sh"), machine.spawn("engine new")
+    path.write_text(f"{old}\n")
+    before = machine.run(watch, 1.0)
     machine.end(old)
     assert machine.run(watch, SETTLED_S).state == "gone"
     path.write_text(str(new))
     after = machine.run(watch, SETTLED_S)
-    assert pids(after) == [new]
+    assert (pids(before), pids(after)) == ([old], [new])
     assert after.epoch != before.epoch
 
 
@@ -186,27 +252,32 @@ def test_a_port_names_who_listens_on_it(machine: Machine) -> None:
 
 
 def test_a_process_that_is_gone_is_seen_at_the_next_look(machine: Machine, watch: ProcessWatch) -> None:
+    """The worst is told first. A number taken over by another process is not the same."""
+    machine.set(API, "T")
+    machine.set(WORKER_1, "Z")
+    assert machine.run(watch, 0.1).state == "zombie"
     machine.end(WORKER_0)
     status = machine.run(watch, 0.1)
     assert (status.state, status.reason) == ("gone", f"gone: process {WORKER_0} (python)")
     machine.end(API, WORKER_1)
     assert machine.run(watch, 0.1).reason.count("process") == 3
+    for number in (API, WORKER_0, WORKER_1):
+        machine.spawn("cron", pid=number)
+    assert machine.run(watch, 5.0).state == "gone"
 
 
 @pytest.mark.parametrize(("state", "word"), [("Z", "zombie"), ("T", "stopped"), ("X", "gone")])
 def test_the_dead_and_the_stopped_are_seen_at_the_next_look(
     machine: Machine, watch: ProcessWatch, state: str, word: str
 ) -> None:
+    """A stopped one that goes on is well again."""
+    before = watch.look()
     machine.set(WORKER_1, state)
     assert machine.run(watch, 0.1).state == word
-
-
-def test_a_stopped_process_that_goes_on_is_well_again(machine: Machine, watch: ProcessWatch) -> None:
-    before = watch.look()
-    machine.set(WORKER_1, "T")
-    machine.run(watch, 5.0)
-    machine.set(WORKER_1, "R")
-    assert machine.run(watch, 0.1)[:3] == before[:3]
+    if word == "stopped":
+        machine.run(watch, 5.0)
+        machine.set(WORKER_1, "R")
+        assert machine.run(watch, 0.1)[:3] == before[:3]
 
 
 def test_a_profiler_that_stops_a_process_for_moments_does_no_harm(
@@ -231,22 +302,6 @@ def test_waiting_in_the_kernel_counts_when_it_lasts_without_any_cpu(
     status = machine.run(watch, 5.0)
     assert status.state == "blocked"
     assert status.reason.startswith("waiting in the kernel for 5 s without using any CPU: process")
-
-
-def test_the_worst_is_told_first(machine: Machine, watch: ProcessWatch) -> None:
-    machine.set(API, "T")
-    machine.set(WORKER_0, "Z")
-    assert machine.run(watch, 0.1).state == "zombie"
-    machine.end(WORKER_1)
-    assert machine.run(watch, 0.1).state == "gone"
-
-
-def test_a_number_taken_over_by_another_process_is_not_the_same(
-    machine: Machine, watch: ProcessWatch
-) -> None:
-    machine.end(WORKER_0)
-    machine.spawn("cron", pid=WORKER_0)
-    assert machine.run(watch, 5.0).state == "gone"
 
 
 def test_what_cannot_be_read_is_not_gone(
@@ -293,14 +348,6 @@ def test_the_line_holds_numbers_and_names_but_no_command_line(machine: Machine) 
     }
 
 
-def test_a_line_of_many_processes_fits_what_gates_accept(machine: Machine) -> None:
-    for number in range(agent.NEEDED_MAX):
-        machine.spawn(f"engine {number}", name="é" * 15)
-    status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
-    assert len(status.needed) == agent.NEEDED_MAX
-    assert len(status.line()) < 16 * 1024
-
-
 def test_the_file_runs_on_python_3_8_with_nothing_installed() -> None:
     assert agent.__file__ is not None
     tree = ast.parse(Path(agent.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -327,46 +374,39 @@ def test_a_restart_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None
     assert status.epoch != before.epoch
 
 
-def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None:
+@pytest.mark.parametrize("is_zombie", [True, False])
+def test_one_worker_started_anew_is_a_new_epoch(
+    machine: Machine, watch: ProcessWatch, *, is_zombie: bool
+) -> None:
     before = watch.look()
-    machine.end(WORKER_0)
+    machine.set(WORKER_0, "Z") if is_zombie else machine.end(WORKER_0)
+    machine.run(watch, 1.0)
     fresh = machine.spawn("engine worker 0")
     status = machine.run(watch, SETTLED_S)
     assert pids(status) == [API, WORKER_1, fresh]
     assert status.epoch != before.epoch
 
 
-def test_those_left_do_not_make_up_for_one_that_is_lost(machine: Machine, watch: ProcessWatch) -> None:
-    machine.end(WORKER_0)
-    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
-
-
-def test_what_the_others_do_without_for_a_minute_was_a_helper(machine: Machine, watch: ProcessWatch) -> None:
-    """Else a unit that works would be out for ever; the new epoch makes canaries decide."""
+@pytest.mark.parametrize(
+    "stands_by", [True, False], ids=["a helper that matched all the while", "nobody else"]
+)
+def test_what_the_others_do_without_for_a_minute_was_a_helper(
+    machine: Machine, watch: ProcessWatch, *, stands_by: bool
+) -> None:
+    """Until then neither those left nor who stood by make up for it. Else a unit that works would be out for
+    ever; the new epoch makes canaries decide.
+    """
+    if stands_by:
+        machine.spawn("worker helper")
+        machine.run(watch, 5.0)
     before = watch.look()
     machine.end(WORKER_0)
-    status = machine.run(watch, DOUBT_S + SETTLED_S)
+    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
+    status = machine.run(watch, 1.0 + SETTLED_S)
     assert (status.state, pids(status)) == ("ok", [API, WORKER_1])
     assert status.epoch != before.epoch
     machine.end(API)
-    assert machine.run(watch, 10 * DOUBT_S).state == "gone"
-
-
-def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(
-    machine: Machine, watch: ProcessWatch
-) -> None:
-    """A helper that matched all the while."""
-    machine.spawn("worker helper")
-    machine.run(watch, 5.0)
-    machine.end(WORKER_0)
-    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
-
-
-def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: ProcessWatch) -> None:
-    machine.set(WORKER_0, "Z")
-    machine.run(watch, 1.0)
-    fresh = machine.spawn("engine worker 0")
-    assert pids(machine.run(watch, SETTLED_S)) == [API, WORKER_1, fresh]
+    assert machine.run(watch, 2 * DOUBT_S).state == "gone"
 
 
 def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: ProcessWatch) -> None:
@@ -382,9 +422,11 @@ def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: Pro
 
 EIGHT = [rank(n, f"10.0.0.{n // 4}", 1001) for n in range(8)]
 STUCK = [rank(n, f"10.0.0.{n // 4}", 1001 - (n == 5)) for n in range(8)]
+STATUS = status(communicator(STUCK))
 
 
 def test_the_rank_that_has_not_entered_a_collective_is_told() -> None:
+    """As are ranks that do not answer and those with errors."""
     with ras(status(communicator(EIGHT[:2], name="0x9"), communicator(STUCK))) as server:
         whole, part = ranks_of(server.address)
     assert server.commands == ["client protocol 2", "timeout 2", "set format json", "status"]
@@ -392,9 +434,6 @@ def test_the_rank_that_has_not_entered_a_collective_is_told() -> None:
     assert (whole["size"], whole["behind_count"]) == (8, 1)
     assert whole["launched"] == 8 * (1001 + 4 * 3) - 1
     assert part["behind"] == part["missing"] == part["failed"] == []
-
-
-def test_ranks_that_do_not_answer_and_those_with_errors_are_told() -> None:
     ranks = [*EIGHT[:5], rank(5, "10.0.0.1", 1001, error=6), rank(6, "10.0.0.1", 1001, error=7)]
     with ras(status(communicator(ranks, [missing(7, "10.0.0.1", is_dead=True)]))) as server:
         (told,) = ranks_of(server.address)
@@ -402,14 +441,14 @@ def test_ranks_that_do_not_answer_and_those_with_errors_are_told() -> None:
     assert told["failed"] == [[5, "10.0.0.1", 1005, 6]]
 
 
-@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"communicators": [{}]}', b"null", b"[" * 100_000])
-def test_nonsense_is_nothing(said: bytes) -> None:
-    with ras(said) as server:
-        assert ranks_of(server.address) == []
+NONSENSE = [b"", b"{", b"[]", b'{"communicators": [{}]}', b"null", b"[" * 100_000]
 
 
-def test_a_service_without_json_and_a_closed_port_are_nothing() -> None:
-    with ras(status(communicator(STUCK)), has_json=False) as server:
+@pytest.mark.parametrize(("said", "has_json"), [*((said, True) for said in NONSENSE), (STATUS, False)])
+def test_nonsense_a_service_without_json_and_a_closed_port_are_nothing(
+    said: bytes, *, has_json: bool
+) -> None:
+    with ras(said, has_json=has_json) as server:
         assert ranks_of(server.address) == []
     assert ranks_of(server.address) == []
 
@@ -436,19 +475,25 @@ def test_a_report_of_any_job_is_bounded() -> None:
     assert len(json.dumps(told)) < 64 << 10
 
 
-def test_error_counters_of_links_and_devices_are_read(tmp_path: Path) -> None:
+def test_error_counters_of_links_and_devices_are_read_and_bounded(tmp_path: Path) -> None:
     files = {
-        "class/infiniband/mlx5_0/ports/1/counters/link_downed": "2\n",
-        "class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": "123456\n",
-        "class/infiniband/rdmap0s6/ports/1/hw_counters/unresponsive_remote_events": "7\n",
-        "class/infiniband/rdmap0s6/ports/1/hw_counters/rx_drops": "N/A (no PMA)\n",
-        "devices/virtual/neuron_device/neuron3/stats/hardware/sram_ecc_uncorrected": "1\n",
-        "devices/virtual/neuron_device/neuron3/neuron_core1/stats/status/timeout/total": "4\n",
-        "devices/virtual/neuron_device/neuron3/neuron_core1/stats/status/success/total": "99\n",
+        "infiniband/mlx5_0/ports/1/counters/link_downed": "2\n",
+        "infiniband/mlx5_0/ports/1/counters/port_xmit_data": "123456\n",
+        "infiniband/rdmap0s6/ports/1/hw_counters/unresponsive_remote_events": "7\n",
+        "infiniband/rdmap0s6/ports/1/hw_counters/rx_drops": "N/A (no PMA)\n",
+        "neuron_device/neuron3/stats/hardware/sram_ecc_uncorrected": "1\n",
+        "neuron_device/neuron3/neuron_core1/stats/status/timeout/total": "4\n",
+        "neuron_device/neuron3/neuron_core1/stats/status/success/total": "99\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    many = {f"infiniband/ib{n}/ports/1/counters/symbol_error": "1\n" for n in range(100)}
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = tmp_path / ("class" if name.startswith("inf") else "devices/virtual") / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    write(files)
     assert counters_of(str(tmp_path)) == {
         "mlx5_0/1 link_downed": 2,
         "rdmap0s6/1 unresponsive_remote_events": 7,
@@ -456,13 +501,7 @@ def test_error_counters_of_links_and_devices_are_read(tmp_path: Path) -> None:
         "neuron3/neuron_core1 timeout": 4,
     }
     assert counters_of("/nowhere") == {}
-
-
-def test_counters_are_bounded(tmp_path: Path) -> None:
-    for n in range(100):
-        port = tmp_path / f"class/infiniband/ib{n}/ports/1/counters"
-        port.mkdir(parents=True)
-        (port / "symbol_error").write_text("1\n")
+    write(many)
     assert 0 < len(counters_of(str(tmp_path))) <= COUNTERS_MAX
 
 
@@ -526,12 +565,8 @@ def test_numbers_are_told_words_are_hashed_and_secrets_are_left_out() -> None:
 
 
 def test_hashes_depend_on_the_word_and_on_the_key() -> None:
-    hashes = {
-        flags_of(["e", "--dtype", word], key)["flag --dtype"]
-        for word in ("half", "float")
-        for key in (b"", KEY)
-    }
-    assert len(hashes) == 4
+    words = ((word, key) for word in ("half", "float") for key in (b"", KEY))
+    assert len({flags_of(["e", "--dtype", word], key)["flag --dtype"] for word, key in words}) == 4
 
 
 def test_a_command_line_of_any_length_gives_a_bounded_report() -> None:
@@ -545,9 +580,10 @@ def test_the_command_is_that_of_the_process_that_started_the_workers(machine: Ma
     front = machine.spawn("/venv/bin/python /venv/bin/vllm serve m --tp 2", parent=shell)
     core = machine.spawn("VLLM::EngineCore", parent=front)
     spawned = machine.spawn("python -c from_multiprocessing_spawn --multiprocessing-fork", parent=core)
-    told = stack_of(Proc(str(machine.root)), "/nowhere", [spawned], b"")
-    assert told["program"] == "vllm"
-    assert told["flag --tp"] == "2"
+    lonely = machine.spawn("VLLM::Worker", parent=0)
+    told, nothing = (stack_of(Proc(str(machine.root)), "/nowhere", [pid], b"") for pid in (spawned, lonely))
+    assert (told["program"], told["flag --tp"]) == ("vllm", "2")
+    assert "program" not in nothing
 
 
 @pytest.mark.parametrize(
@@ -565,16 +601,8 @@ def test_the_program_is_what_the_interpreter_runs(command: str, program: str) ->
     told = flags_of(command.split(" "), KEY)
     assert told["program"] == program
     assert "flag -m" not in told or program == "python"
-
-
-def test_one_program_started_in_two_ways_tells_the_same_flags() -> None:
     ways = ("/venv/bin/vllm serve m --tp 2", "python /venv/bin/vllm serve m --tp 2")
     assert flags_of(ways[0].split(" "), KEY) == flags_of(ways[1].split(" "), KEY)
-
-
-def test_an_engine_without_flags_tells_none(machine: Machine) -> None:
-    lonely = machine.spawn("VLLM::Worker", parent=0)
-    assert "program" not in stack_of(Proc(str(machine.root)), "/nowhere", [lonely], b"")
 
 
 def test_packages_drivers_and_the_image_are_told(
