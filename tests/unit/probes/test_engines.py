@@ -56,26 +56,20 @@ def fly(name: str, answer: Answer, about: bytes = METADATA) -> tuple[FakePatient
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_an_answer_of_each_is_one(name: str) -> None:
-    """And an error beside it takes it back."""
-    assert fly(name, reply(200, orjson.dumps(ANSWERS[name])))[1].sign is Sign.GOOD
-    assert fly(name, reply(200, orjson.dumps(ANSWERS[name] | {"error": "dead"})))[1].sign is Sign.BAD
+    """And an error beside it takes it back. Of rerank alone a list is one: SGLang has no object around it.
+    The model is named, no cache can answer, and no request carries a priority.
+    """
+    body = ANSWERS[name]
+    context, evidence = fly(name, reply(200, orjson.dumps(body)))
+    assert evidence.sign is Sign.GOOD
+    assert fly(name, reply(200, orjson.dumps(body | {"error": "dead"})))[1].sign is Sign.BAD
     assert fly(name, reply(200, b"{}"))[1].sign is Sign.BAD
-
-
-def test_a_list_of_scores_is_an_answer_of_rerank_alone() -> None:
-    """SGLang has no object around it."""
-    body = b'[{"score": 0.5, "document": "x", "index": 0}]'
-    assert [name for name, api in CANARIES.items() if has_answer(api, body)] == ["rerank"]
-
-
-@pytest.mark.parametrize("name", [name for name in CANARIES if name not in ("generate", "infer")])
-def test_the_prompt_is_unique_and_the_model_named(name: str) -> None:
-    """No cache can answer, and no request carries a priority."""
-    bodies = [orjson.loads(fly(name, reply(200))[0].asked[-1].body) for _ in range(2)]
-    assert bodies[0]["model"] == "m"
-    assert "priority" not in bodies[0]
-    prompts = [CANARIES[name].body("m", prompt, None) for prompt in ("one", "two")]
-    assert prompts[0] != prompts[1]
+    scores = b'[{"score": 0.5, "document": "x", "index": 0}]'
+    assert has_answer(CANARIES[name], scores) is (name == "rerank")
+    if name not in ("generate", "infer"):
+        asked = orjson.loads(context.asked[-1].body)
+        assert (asked["model"], "priority" in asked) == ("m", False)
+        assert CANARIES[name].body("m", "one", None) != CANARIES[name].body("m", "two", None)
 
 
 def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
@@ -112,13 +106,9 @@ def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None
     assert evidence.reason.endswith("set `canary:` to an API that the unit serves")
 
 
-def test_a_model_s_name_is_part_of_a_path_whatever_it_holds() -> None:
+def test_a_model_s_name_is_part_of_a_path_and_every_engine_s_canaries_exist() -> None:
     """A slash in it is none of the path's."""
     assert at("/v2/models/{model}/infer", "a/b c") == "/v2/models/a%2Fb%20c/infer"
-
-
-def test_every_engine_s_canaries_exist() -> None:
-    """The tables know each other."""
     for surfaces in (*ENGINES.values(), UNKNOWN):
         assert {*surfaces.canaries} <= CANARIES.keys()
         assert surfaces.ready
@@ -160,14 +150,29 @@ def test_lora_adapters_are_told_from_models() -> None:
     assert (found.names, found.bases) == (("poet", "base", "odd", "stray", "loop"), {"poet": "base"})
 
 
-def test_the_list_of_models_tells_models_and_engine() -> None:
-    """OpenAI's list shape."""
-    context = FakePatient(lambda _: VLLM)
-    assert look(ModelList(), context) == [
-        Served("u", "vllm", context.now_s),
-        Models("u", ("base", "lora"), context.now_s),
-    ]
-    assert [(asked.method, asked.target) for asked in context.asked] == [("GET", "/v1/models")]
+LISTED, INDEX = ("GET", "/v1/models"), ("POST", "/v2/repository/index")
+
+
+@pytest.mark.parametrize(
+    ("unit", "engine", "names", "asked"),
+    [
+        (lambda _: VLLM, "vllm", ("base", "lora"), [LISTED]),
+        # It lists its model twice, in a shape of its own and in OpenAI's.
+        (lambda _: LLAMA_CPP, "llamacpp", ("tiny",), [LISTED]),
+        # It has no list in OpenAI's shape.
+        (triton, "triton", ("llm",), [LISTED, ("GET", "/v2"), INDEX]),
+        # It may still serve what OpenAI's API serves.
+        (lambda _: reply(404), "openai", (), [LISTED, ("GET", "/v2")]),
+    ],
+    ids=["vllm", "llama.cpp", "triton", "neither"],
+)
+def test_the_list_of_models_tells_models_and_engine(
+    unit: Callable[[str], Answer], engine: str, names: tuple[str, ...], asked: list[tuple[str, str]]
+) -> None:
+    context = FakePatient(unit)
+    models = [Models("u", names, 100.0)] if names else []
+    assert look(ModelList(), context) == [Served("u", engine, 100.0), *models]
+    assert [(one.method, one.target) for one in context.asked] == asked
 
 
 @pytest.mark.parametrize(
@@ -182,39 +187,26 @@ def test_each_engine_names_itself_as_the_owner(owner: str, engine: str) -> None:
     assert engine in ENGINES
 
 
-def test_llama_cpp_is_known_once_its_model_is_loaded() -> None:
-    """It lists its model twice, in a shape of its own and in OpenAI's."""
-    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP_LOADING)) == []
-    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP)) == [
-        Served("u", "llamacpp", 100.0),
-        Models("u", ("tiny",), 100.0),
-    ]
-
-
-def test_triton_is_known_by_its_own_address_and_tells_its_models_there() -> None:
-    """It has no list in OpenAI's shape."""
-    context = FakePatient(triton)
-    assert look(ModelList(), context) == [Served("u", "triton", 100.0), Models("u", ("llm",), 100.0)]
-    asked = [(asked.method, asked.target) for asked in context.asked]
-    assert asked == [("GET", "/v1/models"), ("GET", "/v2"), ("POST", "/v2/repository/index")]
-
-
-def test_a_configured_triton_is_asked_for_its_models_alone() -> None:
-    """Nothing needs to be found out."""
+def test_what_is_configured_is_not_found_out() -> None:
+    """The operator's word stands."""
+    told = Unit("u", "c", "http://u", models=("m",), engine="vllm")
+    context = FakePatient(lambda _: VLLM, unit=told)
+    assert look(ModelList(), context) == []
+    assert context.asked == []
+    context.unit = replace(told, engine="")
+    assert look(ModelList(), context) == [Served("u", "vllm", 100.0)]
+    context.unit = replace(told, models=())
+    assert look(ModelList(), context) == [Models("u", ("base", "lora"), 100.0)]
     context = FakePatient(triton, unit=Unit("u", "c", "http://u", engine="triton"))
     assert look(ModelList(), context) == [Models("u", ("llm",), 100.0)]
     assert [asked.target for asked in context.asked] == ["/v2/repository/index"]
-
-
-def test_who_knows_neither_address_is_a_plain_engine() -> None:
-    """It may still serve what OpenAI's API serves."""
-    assert look(ModelList(), FakePatient(lambda _: reply(404))) == [Served("u", "openai", 100.0)]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         reply(500, b'{"data": [{"id": "m"}]}'),
+        LLAMA_CPP_LOADING,
         reply(401),
         reply(200, b"{"),
         reply(200, b"[]"),
@@ -229,32 +221,24 @@ def test_an_answer_without_a_model_is_no_finding(answer: Answer) -> None:
     assert look(ModelList(), FakePatient(lambda _: answer)) == []
 
 
-def test_what_is_configured_is_not_found_out() -> None:
-    """The operator's word stands."""
-    told = Unit("u", "c", "http://u", models=("m",), engine="vllm")
-    context = FakePatient(lambda _: VLLM, unit=told)
-    assert look(ModelList(), context) == []
-    assert context.asked == []
-    context.unit = replace(told, engine="")
-    assert look(ModelList(), context) == [Served("u", "vllm", 100.0)]
-    context.unit = replace(told, models=())
-    assert look(ModelList(), context) == [Models("u", ("base", "lora"), 100.0)]
-
-
-def test_it_asks_often_until_all_is_known() -> None:
-    """Then every half minute."""
-    known = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="vllm")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"models": frozenset()},
+        {"engine": ""},
+        *({"verdict": verdict} for verdict in (Verdict.STARTING, Verdict.DOWN, Verdict.PROBATION)),
+    ],
+    ids=str,
+)
+def test_it_asks_often_until_all_is_known_and_while_it_may_come_back_as_another(
+    changes: dict[str, Any],
+) -> None:
+    """Then every half minute. Whatever it was known to be."""
+    known = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton")
     assert ModelList().due_at(known, 100.0) == 130.0
-    assert ModelList().due_at(replace(known, models=frozenset()), 100.0) == 101.0
-    assert ModelList().due_at(replace(known, engine=""), 100.0) == 101.0
-
-
-@pytest.mark.parametrize("verdict", [Verdict.STARTING, Verdict.DOWN, Verdict.PROBATION])
-def test_a_unit_that_may_come_back_as_another_engine_is_asked_often(verdict: Verdict) -> None:
-    """Whatever it was known to be."""
-    context = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton", verdict=verdict)
-    assert ModelList().due_at(context, 100.0) == 101.0
-    assert Served("u", "vllm", 100.0) in look(ModelList(), context)
+    unknown = replace(known, **changes)
+    assert ModelList().due_at(unknown, 100.0) == 101.0
+    assert Served("u", "vllm", 100.0) in look(ModelList(), unknown)
 
 
 # The version of an engine, from the page where it shows it.
@@ -364,20 +348,22 @@ def tokens(context: FakePatient) -> tuple[AnswerToken, ...] | None:
     return found[0].tokens if found else None
 
 
-@pytest.mark.parametrize("choice", [OF_COMPLETIONS, OF_CHAT], ids=["completions", "chat"])
-def test_tokens_and_log_probabilities_are_read_in_both_forms(choice: dict[str, Any]) -> None:
-    assert tokens(well(says(choice))) == READ
-
-
-def test_llama_cpp_answers_completions_in_the_form_of_chat() -> None:
-    choice = {"text": " old Rome", "logprobs": OF_CHAT["logprobs"]}
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        (OF_COMPLETIONS, READ),
+        (OF_CHAT, READ),
+        ({"text": " old Rome", "logprobs": OF_CHAT["logprobs"]}, READ),
+        ({"text": " old Rome", "logprobs": None}, (AnswerToken(" old Rome"),)),
+    ],
+    ids=["completions", "chat", "llama.cpp: completions in the form of chat", "no log probabilities"],
+)
+def test_tokens_and_log_probabilities_are_read_in_all_forms(
+    choice: dict[str, Any], read: tuple[AnswerToken, ...]
+) -> None:
     context = well(says(choice), engine="llamacpp")
-    assert tokens(context) == READ
+    assert tokens(context) == tokens(well(says(choice))) == read
     assert orjson.loads(context.asked[0].body)["cache_prompt"] is False
-
-
-def test_without_log_probabilities_the_text_is_one_token() -> None:
-    assert tokens(well(says({"text": " old Rome", "logprobs": None}))) == (AnswerToken(" old Rome"),)
 
 
 def test_a_number_that_is_none_is_not_a_number() -> None:
@@ -438,8 +424,18 @@ def test_only_idle_usable_units_that_generate_are_asked(state: dict[str, Any]) -
     assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.retry_s
 
 
-def test_a_silent_unit_is_not_asked_because_it_may_hang() -> None:
-    assert tokens(well(says(OF_COMPLETIONS), progress_at=100.0 - FRESH_S - 0.1)) is None
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        ({"progress_at": 100.0 - FRESH_S - 0.1}, None),
+        ({"in_flight": 3, "urgency": Urgency.NOW}, READ),
+        ({"in_flight": 3, "urgency": Urgency.SOON}, None),
+        ({"verdict": Verdict.DOWN, "urgency": Urgency.SOON}, READ),
+    ],
+    ids=["silent: it may hang", "its numbers are in doubt", "busy", "down because of its answers"],
+)
+def test_who_is_asked_depends_on_why(state: dict[str, Any], read: tuple[AnswerToken, ...] | None) -> None:
+    assert tokens(well(says(OF_COMPLETIONS), **state)) == read
 
 
 def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
@@ -454,26 +450,13 @@ def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
     assert context.occupied[-2:] == [context.now_s, context.now_s], "it takes no time here"
 
 
-def test_a_busy_unit_is_asked_when_its_numbers_are_in_doubt() -> None:
-    assert tokens(well(says(OF_COMPLETIONS), in_flight=3, urgency=Urgency.NOW)) == READ
-    assert tokens(well(says(OF_COMPLETIONS), in_flight=3, urgency=Urgency.SOON)) is None
-
-
-def test_a_unit_that_is_down_is_asked_when_its_answers_are_why() -> None:
-    assert tokens(well(says(OF_COMPLETIONS), verdict=Verdict.DOWN, urgency=Urgency.SOON)) == READ
-
-
-def test_a_unit_that_does_not_serve_them_is_left_alone() -> None:
-    context = well(lambda _: reply(404))
-    assert look(PROBE, context) == []
-    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.absent_s
-
-
-@pytest.mark.parametrize("answer", [reply(503), reply(429), Trouble.TIMEOUT, Trouble.REFUSED])
+@pytest.mark.parametrize("answer", [reply(404), reply(503), reply(429), Trouble.TIMEOUT, Trouble.REFUSED])
 def test_no_answer_is_no_finding_and_is_tried_again(answer: Answer) -> None:
+    """A unit that does not serve them is left alone for long."""
     context = well(lambda _: answer)
     assert look(PROBE, context) == []
-    assert PROBE.due_at(context, 100.0) == 100.0 + PROBE.retry_s
+    wait_s = PROBE.absent_s if answer == reply(404) else PROBE.retry_s
+    assert PROBE.due_at(context, 100.0) == 100.0 + wait_s
 
 
 def test_an_error_of_a_unit_that_has_answered_before_is_an_answer_without_tokens() -> None:
