@@ -30,32 +30,27 @@ def see(context: FakePatient) -> Evidence:
     ("answer", "sign", "strength"),
     [
         (reply(200), Sign.GOOD, Strength.WEAK),
-        (reply(500), Sign.BAD, Strength.STRONG),
-        (reply(503), Sign.BAD, Strength.STRONG),
-        (reply(400), Sign.NEUTRAL, Strength.WEAK),
-        (reply(404), Sign.NEUTRAL, Strength.WEAK),
-        (reply(405), Sign.NEUTRAL, Strength.WEAK),
-        (reply(301), Sign.NEUTRAL, Strength.WEAK),
+        *((reply(status), Sign.BAD, Strength.STRONG) for status in (500, 503)),
+        *((reply(status), Sign.NEUTRAL, Strength.WEAK) for status in (400, 404, 405, 301)),
         (Trouble.REFUSED, Sign.BAD, Strength.FATAL),
-        (Trouble.UNREACHABLE, Sign.BAD, Strength.WEAK),
-        (Trouble.TIMEOUT, Sign.BAD, Strength.WEAK),
-        (Trouble.BROKEN, Sign.BAD, Strength.WEAK),
+        *(
+            (trouble, Sign.BAD, Strength.WEAK)
+            for trouble in (Trouble.UNREACHABLE, Trouble.TIMEOUT, Trouble.BROKEN)
+        ),
         (Trouble.OWN, Sign.NEUTRAL, Strength.WEAK),
     ],
 )
-@pytest.mark.parametrize("engine", ["", "vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["", "vllm", "sglang", "triton"])
 def test_each_answer_is_weighed(engine: str, answer: Answer, sign: Sign, strength: Strength) -> None:
-    """One answer is one piece of evidence, signed by the probe."""
+    """One answer is one piece of evidence, signed by the probe. Triton says not ready with a 400, while the
+    same from another engine is no word about itself.
+    """
     context = FakePatient(lambda _: answer, engine=engine)
     evidence = see(context)
+    if (engine, answer) == ("triton", reply(400)):
+        sign = Sign.BAD
     assert (evidence.sign, evidence.strength) == (sign, strength)
     assert (evidence.unit, evidence.source, evidence.at) == ("u", "readiness", context.now_s)
-
-
-def test_triton_says_not_ready_with_a_400() -> None:
-    """While the same from another engine is no word about itself."""
-    evidence = see(FakePatient(lambda _: reply(400), engine="triton"))
-    assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.WEAK)
 
 
 @pytest.mark.parametrize(
@@ -71,32 +66,22 @@ def test_triton_says_not_ready_with_a_400() -> None:
     ],
 )
 def test_each_engine_is_asked_where_it_answers(engine: str, path: str) -> None:
-    """In one request, where the first path exists."""
+    """In one request, where the first path exists; when it has become another, where that one answers. The
+    /health of SGLang generates, and takes as long as its users' work.
+    """
     context = FakePatient(lambda _: reply(200), engine=engine)
     assert see(context).reason == f"GET {path}: HTTP 200"
-    assert [asked.target for asked in context.asked] == [path]
+    context.engine = "triton"
+    see(context)
+    assert [asked.target for asked in context.asked] == [path, "/v2/health/ready"]
+    assert not {"/health", "/health_generate"} & {*ENGINES["sglang"].ready}
 
 
 def test_the_path_that_an_older_release_has_is_found_and_remembered() -> None:
     """SGLang's /ready came after its /ping."""
     context = FakePatient(lambda target: reply(200 if target == "/ping" else 404), engine="sglang")
-    assert see(context).sign is Sign.GOOD
-    assert see(context).sign is Sign.GOOD
+    assert [see(context).sign for _ in range(2)] == [Sign.GOOD] * 2
     assert [asked.target for asked in context.asked] == ["/ready", "/ping", "/ping"]
-
-
-def test_a_unit_that_became_another_engine_is_asked_where_that_one_answers() -> None:
-    """What was remembered was the other engine's."""
-    context = FakePatient(lambda _: reply(200), engine="vllm")
-    see(context)
-    context.engine = "triton"
-    see(context)
-    assert [asked.target for asked in context.asked] == ["/health", "/v2/health/ready"]
-
-
-def test_sglang_is_never_asked_to_generate() -> None:
-    """Its /health does, and takes as long as its users' work."""
-    assert not {"/health", "/health_generate"} & {*ENGINES["sglang"].ready}
 
 
 def test_all_paths_share_one_timeout() -> None:
@@ -118,13 +103,6 @@ def test_the_reason_names_the_path_and_what_was_said() -> None:
     assert see(refused).reason == "GET /health: refused, so it was said"
 
 
-def test_it_looks_at_once_and_then_each_period() -> None:
-    """The first look is overdue from the beginning."""
-    context = FakePatient(lambda _: reply(200))
-    assert Readiness().due_at(context, -math.inf) == -math.inf
-    assert Readiness(period_s=2.0).due_at(context, 100.0) == 102.0
-
-
 def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
     """Looks do not overlap, so that timeouts come at most one per `timeout_s`."""
     rules = Rules()
@@ -142,11 +120,12 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
         (Verdict.STARTING, 100.5, 101.0),
     ],
 )
-def test_an_answer_to_another_probe_puts_it_off_for_a_while(
+def test_it_looks_at_once_and_an_answer_to_another_probe_puts_it_off_for_a_while(
     verdict: Verdict, answered_at: float, due: float
 ) -> None:
     """A server that has just answered does not refuse; but its readiness may be bad all the same."""
     context = FakePatient(lambda _: reply(200), verdict=verdict, answered_at=answered_at)
+    assert Readiness().due_at(context, -math.inf) == -math.inf
     assert Readiness().due_at(context, 100.0) == due
 
 
@@ -234,22 +213,16 @@ def test_an_engine_that_has_them_is_asked_calmly_and_often_while_it_is_on_hold()
     assert [asked.target for asked in context.asked[3:]] == ["/is_paused", "/is_sleeping"]
 
 
-def test_engines_that_cannot_say_it_are_not_asked() -> None:
-    context = engine(AWAKE, "llamacpp")
-    assert look(PROBE, context) == []
-    assert context.asked == []
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"is_paused":"yes"}', b'{"is_paused":1}', b"\xff"])
-def test_strange_answers_say_nothing(body: bytes) -> None:
-    assert look(PROBE, FakePatient(lambda _: reply(200, body), engine="vllm")) == []
-
-
-def test_an_engine_that_does_not_answer_says_nothing_and_one_that_refuses_is_gone() -> None:
-    assert look(PROBE, FakePatient(lambda _: Trouble.TIMEOUT, engine="vllm")) == []
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"is_paused":"yes"}', b'{"is_paused":1}', b"\xff", None])
+def test_strange_answers_say_nothing_and_one_that_refuses_is_gone(body: bytes | None) -> None:
+    """Nor does an engine that does not answer; and those that cannot say it are not asked."""
+    answer = Trouble.TIMEOUT if body is None else reply(200, body)
+    assert look(PROBE, FakePatient(lambda _: answer, engine="vllm")) == []
     [gone] = look(PROBE, FakePatient(lambda _: Trouble.REFUSED, engine="vllm"))
     assert isinstance(gone, Evidence)
     assert (gone.sign, gone.strength) == (Sign.BAD, Strength.FATAL)
+    other = engine(AWAKE, "llamacpp")
+    assert (look(PROBE, other), other.asked) == ([], [])
 
 
 # What is made of the word of the gate before a unit, and when it is asked.
@@ -258,50 +231,42 @@ UNIT = Unit("east.u/1", "east", "http://gate", nodes=via_gate("u/1"), engine=VIA
 SLOW = Reply(200, {"x-envoy-degraded": "1"}, b"")
 
 
-def see_gate(answer: Answer, verdict: Verdict = Verdict.UP) -> tuple[Sign, Strength]:
-    """How one answer weighs."""
-    context = FakePatient(lambda _: answer, UNIT, verdict=verdict)
-    [evidence] = look(GateHealth(), context)
-    assert isinstance(evidence, Evidence)
-    assert (evidence.unit, evidence.source) == (UNIT.name, Canary.name)
-    assert [asked.target for asked in context.asked] == ["/healthz/unit/u%2F1"]
-    return evidence.sign, evidence.strength
+NOTHING = (Sign.NEUTRAL, Strength.WEAK)
 
 
 @pytest.mark.parametrize(
     ("answer", "weight"),
     [
-        (reply(200), (Sign.GOOD, Strength.STRONG)),
-        (SLOW, (Sign.GOOD, Strength.STRONG)),
-        (reply(404), (Sign.BAD, Strength.STRONG)),
-        (reply(503), (Sign.BAD, Strength.STRONG)),
-        (reply(500), (Sign.NEUTRAL, Strength.WEAK)),
-        (reply(302), (Sign.NEUTRAL, Strength.WEAK)),
+        *((answer, (Sign.GOOD, Strength.STRONG)) for answer in (reply(200), SLOW)),
+        *((reply(status), (Sign.BAD, Strength.STRONG)) for status in (404, 503)),
+        *((answer, NOTHING) for answer in (reply(500), reply(302), Trouble.OWN)),
         (Trouble.REFUSED, (Sign.BAD, Strength.FATAL)),
         (Trouble.UNREACHABLE, (Sign.BAD, Strength.STRONG)),
         (Trouble.TIMEOUT, (Sign.BAD, Strength.STRONG)),
         (Trouble.BROKEN, (Sign.BAD, Strength.STRONG)),
-        (Trouble.OWN, (Sign.NEUTRAL, Strength.WEAK)),
     ],
 )
-def test_each_word_of_a_gate_is_weighed(answer: Answer, weight: tuple[Sign, Strength]) -> None:
-    assert see_gate(answer) == weight
-
-
-def test_a_suspicion_that_its_gate_shares_is_not_cleared() -> None:
-    assert see_gate(SLOW, Verdict.SUSPECT) == (Sign.NEUTRAL, Strength.WEAK)
-    assert see_gate(reply(200), Verdict.SUSPECT) == (Sign.GOOD, Strength.STRONG)
+@pytest.mark.parametrize("verdict", [Verdict.UP, Verdict.SUSPECT])
+def test_each_word_of_a_gate_is_weighed(
+    verdict: Verdict, answer: Answer, weight: tuple[Sign, Strength]
+) -> None:
+    """A suspicion that it shares is not cleared."""
+    context = FakePatient(lambda _: answer, UNIT, verdict=verdict)
+    [evidence] = look(GateHealth(), context)
+    assert isinstance(evidence, Evidence)
+    assert (evidence.unit, evidence.source) == (UNIT.name, Canary.name)
+    assert [asked.target for asked in context.asked] == ["/healthz/unit/u%2F1"]
+    shares = verdict is Verdict.SUSPECT and answer is SLOW
+    assert (evidence.sign, evidence.strength) == (NOTHING if shares else weight)
 
 
 def test_it_is_asked_while_there_is_doubt_and_when_nothing_is_heard() -> None:
+    """It stands in for the canary."""
     probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, progress_at=99.0)
     assert probe.due_at(context, -math.inf) == 99.0 + probe.quiet_s
     context.progress_at = 10.0
     assert probe.due_at(context, 50.0) == 51.0
     context.progress_at, context.verdict = 99.0, Verdict.DOWN
     assert probe.due_at(context, 99.5) == 100.5
-
-
-def test_it_stands_in_for_the_canary() -> None:
     assert list(GATE_PROBES.items()) == [(Canary.name, GateHealth)]
     assert name_there(UNIT) == "u/1"
