@@ -32,7 +32,50 @@ from cellgate.proxy.extras.planner.capacity import (
     stages,
     weight_bytes,
 )
-from cellgate.proxy.extras.planner.topology import PlacedNode, pair
+from cellgate.proxy.extras.planner.topology import SCHEMES, PlacedNode, pair, read_nodes
+
+
+def test_ec2_tells_network_nodes_from_the_widest_to_the_narrowest() -> None:
+    """Kubernetes tells it by labels; a list of our own may be YAML."""
+    layers = ["nn-1", "nn-2", "nn-3"]
+    told: dict[str, Any] = {"InstanceId": "i-1", "NetworkNodes": layers, "AvailabilityZone": "us-west-2a"}
+    assert read_nodes(json.dumps({"Instances": [told]})) == [PlacedNode("i-1", tuple(layers))]
+    for scheme in SCHEMES.values():
+        labels = dict(zip(scheme, layers, strict=False)) | {"other": "x"}
+        told = {"metadata": {"name": "node-1", "labels": labels}}
+        found = read_nodes(json.dumps({"kind": "List", "items": [told]}))
+        assert found == [PlacedNode("node-1", tuple(layers[: len(scheme)]))]
+    assert read_nodes("- {name: a, place: [z, s]}") == [PlacedNode("a", ("z", "s"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "neither JSON nor YAML"),
+        ("7", "no list of nodes"),
+        ("{}", "no list of nodes"),
+        ("[{}]", "lacks 'name'"),
+        ("[{name: a, place: b}]", "a name and a place of strings"),
+        ('{"Instances": [{"InstanceId": "i"}]}', "lacks 'NetworkNodes'"),
+        ('{"items": [{"metadata": {"name": "n"}}]}', "not all nodes have the labels of one scheme"),
+    ],
+)
+def test_what_it_cannot_read_it_says_in_one_line(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as refused:
+        read_nodes(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_proposes_units_from_a_file_of_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"name": f"n{number}", "place": ["z", f"leaf-{number // 2}"]} for number in range(4)]
+    (tmp_path / "nodes.json").write_text(json.dumps(nodes))
+    assert main.main(["plan", "--nodes", str(tmp_path / "nodes.json"), "--size", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [unit["nodes"] for unit in found["units"]] == [["n0", "n1"], ["n2", "n3"]]
+    assert (found["span"], found["over"]) == (0, [])
+
 
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -81,21 +124,27 @@ def shape(config: dict[str, Any], **more: Any) -> Shape:
 
 
 @pytest.mark.parametrize(
-    ("config", "billions"),
+    ("config", "billions", "file_bytes"),
     [
-        # As the models' cards and papers say.
-        (LLAMA_8B, 8.03),
-        (LLAMA_70B, 70.6),
-        (MIXTRAL, 46.7),
-        (GEMMA_2_9B, 9.24),
-        (QWEN_235B, 235.0),
-        (GPT_OSS_120B, 116.8),
-        (DEEPSEEK_V3, 671.0),
+        # As the models' cards and papers say; the last without its multi-token prediction: 671e9 weights of
+        # eight bits, those of its tables of sixteen.
+        (LLAMA_8B, 8.03, 16.06e9),
+        (LLAMA_70B, 70.6, None),
+        (MIXTRAL, 46.7, None),
+        (GEMMA_2_9B, 9.24, None),
+        (QWEN_235B, 235.0, None),
+        (GPT_OSS_120B, 116.8, 65.2e9),
+        (DEEPSEEK_V3, 671.0, 673e9),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_parameters_are_as_published(config: dict[str, Any], billions: float) -> None:
-    assert parameters(shape(config)) / 1e9 == pytest.approx(billions, rel=0.002)
+def test_parameters_are_as_published_and_checkpoints_weigh_what_their_files_weigh(
+    config: dict[str, Any], billions: float, file_bytes: float | None
+) -> None:
+    one = shape(config)
+    assert parameters(one) / 1e9 == pytest.approx(billions, rel=0.002)
+    if file_bytes:
+        assert weight_bytes(one, range(one.layers), 1) == pytest.approx(file_bytes, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +193,9 @@ def test_which_layers_have_a_window(more: dict[str, Any], full: int) -> None:
     assert (len(windows), windows.count(None)) == (32, full)
 
 
+GROUPS = {"group_0": {"weights": {"num_bits": 8}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits"),
     [
@@ -153,30 +205,11 @@ def test_which_layers_have_a_window(more: dict[str, Any], full: int) -> None:
         ({"quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
-            },
-            8,
-        ),
+        ({"quant_method": "compressed-tensors", "config_groups": GROUPS}, 8),
     ],
 )
 def test_quantized_weights(quantization: dict[str, Any], bits: float) -> None:
     assert shape(LLAMA_8B, quantization_config=quantization).weight_bits == bits
-
-
-def test_checkpoints_weigh_what_their_files_weigh() -> None:
-    # Llama 3 8B: 16,060,522,496 bytes; gpt-oss-120b: 65.2e9; DeepSeek-V3 without its multi-token prediction:
-    # 671e9 weights of eight bits, those of its tables of sixteen.
-    whole = {
-        "llama": (LLAMA_8B, 16.06e9),
-        "gpt_oss": (GPT_OSS_120B, 65.2e9),
-        "deepseek": (DEEPSEEK_V3, 673e9),
-    }
-    for config, size in whole.values():
-        one = shape(config)
-        assert weight_bytes(one, range(one.layers), 1) == pytest.approx(size, rel=0.005)
 
 
 def test_stages_share_all_layers_and_the_tables_are_at_the_ends() -> None:
@@ -210,22 +243,13 @@ def run(tmp_path: Path, config: dict[str, Any], *flags: str) -> int:
 
 
 def test_it_says_what_fits_and_what_to_configure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that does not fit fails and says by how much; the size of the files wins over what is reckoned."""
     assert run(tmp_path, LLAMA_70B, "--memory", "80GiB", "--tensor-parallel-size", "8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("model     llama of 70.55e9 parameters, 80 layers, 8 of 64 heads cached")
     assert lines[-1] == "configure max_in_flight: 256, weight: 1.4"
-
-
-def test_a_model_that_does_not_fit_fails_and_says_by_how_much(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert run(tmp_path, LLAMA_70B, "--memory", "80GiB") == 1
     assert "needs 62.7 GiB more on each device" in capsys.readouterr().out
-
-
-def test_the_size_of_the_files_wins_over_what_is_reckoned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     (tmp_path / plan.INDEX).write_text(json.dumps({"metadata": {"total_size": 20 * GIB}}))
     assert run(tmp_path, LLAMA_8B, "--memory", "80GiB") == 0
     assert f"20.0 GiB a device (as {plan.INDEX} says)" in capsys.readouterr().out
@@ -266,10 +290,24 @@ def test_the_language_model_of_one_that_sees_is_found_within_it() -> None:
     assert (one.kind, one.layers, one.dtype_bits, one.file_bits) == ("llama", 32, 16, 32)
 
 
-@pytest.mark.parametrize("flags", [["--memory", "much"], ["--memory", "-1GiB"], ["--memory", "nanGiB"], []])
-def test_flags_that_make_no_sense_are_refused(tmp_path: Path, flags: list[str]) -> None:
+OF_NODES = "--nodes f"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"m {memory}" for memory in ("--memory much", "--memory -1GiB", "--memory nanGiB", "")),
+        *(OF_NODES, f"m {OF_NODES} --size 2", f"{OF_NODES} --size 0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Nodes go with a size and without a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").write_text(json.dumps(LLAMA_8B))
     with pytest.raises(SystemExit) as raised:
-        run(tmp_path, LLAMA_8B, *flags)
+        main.main(["plan", *words.split()])
     assert raised.value.code == 2
 
 
@@ -318,29 +356,19 @@ def test_a_live_unit_tells_of_all_its_engines() -> None:
         read_cache(text_string_to_metric_families("up 1\n"), "here")
 
 
-@pytest.mark.parametrize(
-    ("blocks", "said"), [(1_404_390 // 16, "as planned, within 5%"), (43_887, "0.50 x the plan")]
-)
 def test_a_live_unit_is_set_beside_the_plan(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    blocks: int,
-    said: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "ask_cache", lambda _url: LiveCache(16, blocks, 1))
-    flags = ("--memory", "80GiB", "--tensor-parallel-size", "8", "--unit", "http://127.0.0.1:8000")
-    assert run(tmp_path, LLAMA_70B, *flags) == 0
-    assert said in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_unit_that_does_not_answer_is_named_after_the_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path, LLAMA_8B, "--memory", "80GiB", "--unit", "http://127.0.0.1:1") == 1
+    """One that does not answer is named after it."""
+    flags = ("--memory", "80GiB", "--tensor-parallel-size", "8", "--unit", "http://127.0.0.1:1")
+    assert run(tmp_path, LLAMA_70B, *flags) == 1
     captured = capsys.readouterr()
     assert "configure max_in_flight" in captured.out
     assert "nothing answers at http://127.0.0.1:1/metrics" in captured.err
+    for blocks, said in ((1_404_390 // 16, "as planned, within 5%"), (43_887, "0.50 x the plan")):
+        monkeypatch.setattr(plan, "ask_cache", lambda _url, blocks=blocks: LiveCache(16, blocks, 1))
+        assert run(tmp_path, LLAMA_70B, *flags) == 0
+        assert said in capsys.readouterr().out.splitlines()[-1]
 
 
 # Units from free nodes: the least span there is, whatever the network looks like.
@@ -389,21 +417,16 @@ def brute(free: list[PlacedNode], size: int) -> int:
 
 
 def test_nodes_under_one_switch_are_one_unit() -> None:
+    """What is over meets under the next wider one, and rests that make a unit together do."""
     found = pair(nodes("z/a", "z/b", "z/a", "z/b"), 2)
     assert [(unit.nodes, unit.span) for unit in found.units] == [(("n0", "n2"), 0), (("n1", "n3"), 0)]
     assert found.over == ()
-
-
-def test_what_is_over_under_switches_meets_under_the_next_wider_one() -> None:
     found = pair(nodes("z/a", "z/a", "z/a", "z/b", "y/c"), 2)
     assert [(unit.nodes, unit.under, unit.span, unit.groups) for unit in found.units] == [
         (("n0", "n1"), ("z", "a"), 0, 1),
         (("n2", "n3"), ("z",), 1, 2),
     ]
     assert found.over == ("n4",)
-
-
-def test_rests_that_make_a_unit_together_meet() -> None:
     found = pair(nodes("z/a", "z/a", "z/a", "z/b", "z/b", "z/c", "z/d", "z/d"), 4)
     assert sorted(unit.groups for unit in found.units) == [2, 2]
 
@@ -415,9 +438,8 @@ def test_no_other_choice_spans_less(seed: int) -> None:
     free = network(rng, rng.randint(size, 7), 2, 2, 2)
     found = pair(free, size)
     assert found.span == least_span(free, size) == brute(free, size)
-    assert sorted([*itertools.chain(*(unit.nodes for unit in found.units)), *found.over]) == sorted(
-        node.name for node in free
-    )
+    paired = [*itertools.chain(*(unit.nodes for unit in found.units)), *found.over]
+    assert sorted(paired) == sorted(node.name for node in free)
 
 
 @pytest.mark.alone
@@ -430,11 +452,8 @@ def test_a_thousand_nodes_are_paired_at_the_bound_within_two_seconds() -> None:
     assert found.span == least_span(free, 4)
 
 
-def test_places_of_different_depths_are_refused() -> None:
+def test_places_of_different_depths_and_a_node_that_is_there_twice_are_refused() -> None:
     with pytest.raises(ValueError, match="node n1 has 1 layers and node n0 has 2"):
         pair(nodes("z/a", "z"), 2)
-
-
-def test_a_node_that_is_there_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="node n0 is there twice"):
         pair([PlacedNode("n0", ("a",))] * 2, 2)

@@ -326,7 +326,7 @@ def test_reconnects_back_off_to_two_seconds() -> None:
 
 
 def test_a_gate_that_stood_still_does_not_blame_the_agent() -> None:
-    """Once and again. The network may need a moment too: for a paused machine it sends again what was sent."""
+    """Once and again. The network may need a moment too: it sends a paused machine again what it missed."""
 
     async def scenario(place: Place) -> None:
         place.listen()
