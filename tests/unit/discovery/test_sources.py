@@ -86,33 +86,24 @@ async def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
         ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url: expected http://HOST:PORT"),
         (ONE + "- {name: a, url: http://b:1}\n", "units[1].name: duplicate name 'a'"),
         ("units:\n- {name: a, name: b, url: http://b:1}\n", "units[0].name: duplicate key, again in line 2"),
+        ("units:\n" + "- {name: a}\n" * 5, "; and 2 more"),
+        (None, "cannot be read: No such file"),
     ],
 )
-def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: str | None, says: str) -> None:
     path = tmp_path / "units.yaml"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(SourceError) as lost:
         read(path)
     assert says in str(lost.value)
     assert str(path) in str(lost.value)
 
 
-def test_many_problems_are_shortened(tmp_path: Path) -> None:
-    path = tmp_path / "units.yaml"
-    path.write_text("units:\n" + "- {name: a}\n" * 5)
-    with pytest.raises(SourceError, match="; and 2 more"):
-        read(path)
-
-
-def test_a_file_that_is_not_there_is_a_loss(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be read: No such file"):
-        read(tmp_path / "none.yaml")
-
-
 # Units of Redis: a source in a configuration that comes from another process, and what its feed hands on.
 
 
-def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
+async def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
     file = tmp_path / "gate.yaml"
     file.write_text("discovery: redis\nredis: redis://127.0.0.1:6379\n")
     settings = load(str(file), Overrides(), {})
@@ -120,16 +111,10 @@ def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
     assert isinstance(source, RedisSource)
     # A configuration that is read again names the source that there is.
     assert source == settings.sources[0]
-
-    async def follow() -> Found:
-        feed = Feed()
-        feed.put(there)
-        async for one in feed.follow():
-            return one
-        raise AssertionError("it ended")
-
-    there = Found()
-    assert asyncio.run(follow()) is there
+    feed, there = Feed(), Found()
+    feed.put(there)
+    async with aclosing(feed.follow()) as follow:
+        assert await told(follow) is there
 
 
 # What pods and tasks make: a unit in any case, usable or with what is wrong with it.
@@ -138,19 +123,12 @@ LIKE_PODS = Unit(name="", cell="c", url="", max_in_flight=7)
 PORTS = NodePorts(8000, 9902)
 LEADER = Member("x-0", "uid-0", 0, 2, "key", "10.0.0.1")
 FOLLOWER = Member("x-0-1", "uid-1", 1, 2, "key", "10.0.0.2")
+BOTH = (LEADER, FOLLOWER)
+BEFORE = "2 groups have this name: the previous one still exists"
 
 
 def found(*members: Member) -> Found:
     return Group("x-0", "pod", members, numbered=True).found(LIKE_PODS, PORTS)
-
-
-def against(found: Found) -> dict[str, str]:
-    return {suspicion.node: suspicion.reason for suspicion in found.suspicions if suspicion.fatal}
-
-
-def epoch(found: Found) -> str:
-    ((_, epoch),) = found.epochs
-    return epoch
 
 
 def test_a_whole_group_is_a_unit_of_its_leader_and_its_followers() -> None:
@@ -162,57 +140,45 @@ def test_a_whole_group_is_a_unit_of_its_leader_and_its_followers() -> None:
         ("x-0-1", "follower", "10.0.0.2:9902"),
     ]
     assert not whole.suspicions
+    (unit,) = found(replace(LEADER, address="fd00::1"), FOLLOWER).units
+    assert (unit.url, unit.nodes[0].agent) == ("http://[fd00::1]:8000", "[fd00::1]:9902")
 
 
 @pytest.mark.parametrize(
-    ("members", "wrong", "url"),
+    ("members", "wrong", "host"),
     [
-        ([LEADER], "1 pod, its size is 2 (missing: 1)", "http://10.0.0.1:8000"),
+        ([LEADER], "1 pod, its size is 2 (missing: 1)", "10.0.0.1"),
         ([FOLLOWER], "1 pod, its size is 2; no leader among its pods", ""),
-        ([LEADER, replace(FOLLOWER, rank=0)], "2 leaders: x-0, x-0-1", "http://10.0.0.1:8000"),
-        (
-            [LEADER, FOLLOWER, replace(FOLLOWER, name="x-0-2")],
-            "3 pods, its size is 2",
-            "http://10.0.0.1:8000",
-        ),
-        (
-            [LEADER, replace(FOLLOWER, size=3)],
-            "its pods do not agree on its size: 2 or 3",
-            "http://10.0.0.1:8000",
-        ),
-        (
-            [replace(LEADER, size=None), replace(FOLLOWER, size=None)],
-            "its pods do not state its size",
-            "http://10.0.0.1:8000",
-        ),
+        ([LEADER, replace(FOLLOWER, rank=0)], "2 leaders: x-0, x-0-1", "10.0.0.1"),
+        ([LEADER, FOLLOWER, replace(FOLLOWER, name="x-0-2")], "3 pods, its size is 2", "10.0.0.1"),
+        ([LEADER, replace(FOLLOWER, size=3)], "its pods do not agree on its size: 2 or 3", "10.0.0.1"),
+        ([replace(one, size=None) for one in BOTH], "its pods do not state its size", "10.0.0.1"),
         ([replace(LEADER, address=""), FOLLOWER], "its leader x-0 has no address", ""),
-        (
-            [LEADER, replace(FOLLOWER, key="before")],
-            "2 groups have this name: the previous one still exists",
-            "http://10.0.0.1:8000",
-        ),
+        ([LEADER, replace(FOLLOWER, key="before")], BEFORE, "10.0.0.1"),
     ],
 )
 def test_a_group_that_is_not_right_is_a_unit_that_says_why(
-    members: list[Member], wrong: str, url: str
+    members: list[Member], wrong: str, host: str
 ) -> None:
     told = found(*members)
-    assert against(told) == {"group": wrong}
-    assert [unit.url for unit in told.units] == [url]
+    fatal = {suspicion.node: suspicion.reason for suspicion in told.suspicions if suspicion.fatal}
+    assert fatal == {"group": wrong}
+    assert [unit.url for unit in told.units] == [host and f"http://{host}:8000"]
     assert told.epochs == ()
 
 
 def test_a_group_made_anew_is_another_incarnation_even_under_its_old_key() -> None:
-    first = epoch(found(LEADER, FOLLOWER))
-    assert epoch(found(FOLLOWER, LEADER)) == first
-    assert epoch(found(LEADER, replace(FOLLOWER, incarnation="again"))) != first
-    other = epoch(found(replace(LEADER, key="other"), replace(FOLLOWER, key="other")))
+    (first, same, again, other) = (
+        found(*members).epochs[0][1]
+        for members in (
+            (LEADER, FOLLOWER),
+            (FOLLOWER, LEADER),
+            (LEADER, replace(FOLLOWER, incarnation="again")),
+            [replace(one, key="other") for one in BOTH],
+        )
+    )
+    assert same == first != again
     assert other.partition("-")[0] == "other"
-
-
-def test_ipv6_addresses_stand_in_brackets() -> None:
-    (unit,) = found(replace(LEADER, address="fd00::1"), FOLLOWER).units
-    assert (unit.url, unit.nodes[0].agent) == ("http://[fd00::1]:8000", "[fd00::1]:9902")
 
 
 # Pods.
@@ -223,15 +189,22 @@ def running(rank: int = 0, **status: Any) -> Json:
 
 
 def test_a_pod_tells_its_place_by_labels_and_its_size_by_annotation() -> None:
-    one = member(running(1), {})
+    """Unless that is no number."""
+    one = member(pod := running(1), {})
     assert (one.name, one.rank, one.size, one.address) == ("big-3-1", 1, 2, "10.0.0.1")
     assert one.trouble == ""
-
-
-def test_a_size_that_is_no_number_is_not_told() -> None:
-    pod = running()
     pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] = "two"
     assert member(pod, {}).size is None
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}
+UNREADY = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
+
+
+def container(name: str, **state: str) -> Json:
+    """The status of a pod, one of whose containers is in this state."""
+    states = {kind: {"reason": reason} for kind, reason in state.items()}
+    return {"containerStatuses": [{"name": name, "state": states}]}
 
 
 @pytest.mark.parametrize(
@@ -239,48 +212,27 @@ def test_a_size_that_is_no_number_is_not_told() -> None:
     [
         ({"phase": "Pending"}, "its pod is pending", True),
         (
-            {
-                "phase": "Pending",
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": "0/9 nodes",
-                    }
-                ],
-            },
+            {"phase": "Pending", "conditions": [UNSCHEDULABLE]},
             "its pod is pending (Unschedulable: 0/9 nodes)",
             True,
         ),
         ({"phase": "Failed", "reason": "Evicted"}, "its pod has ended: Failed (Evicted)", True),
         (
-            {"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]},
+            container("engine", waiting="CrashLoopBackOff"),
             "container engine does not run: CrashLoopBackOff",
             True,
         ),
-        (
-            {"containerStatuses": [{"name": "logs", "state": {"terminated": {"reason": "Error"}}}]},
-            "container logs does not run: Error",
-            False,
-        ),
-        (
-            {"conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]},
-            "its pod is not ready (ContainersNotReady)",
-            False,
-        ),
+        (container("logs", terminated="Error"), "container logs does not run: Error", False),
+        ({"conditions": [UNREADY]}, "its pod is not ready (ContainersNotReady)", False),
         ({"conditions": []}, "its pod is not ready", False),
     ],
 )
 def test_what_keeps_a_pod_from_working_is_told(status: Json, trouble: str, fatal: bool) -> None:
+    """That it is on its way out before all else."""
     pod = running()
     pod["status"] |= status
     one = member(pod, {})
     assert (one.trouble, one.fatal) == (trouble, fatal)
-
-
-def test_a_pod_on_its_way_out_is_told_before_all_else() -> None:
-    pod = running()
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert (member(pod, {}).trouble, member(pod, {}).fatal) == ("its pod is being deleted", True)
 
@@ -288,16 +240,14 @@ def test_a_pod_on_its_way_out_is_told_before_all_else() -> None:
 def test_the_engines_container_may_be_named() -> None:
     pod = running()
     pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "vllm"
-    pod["status"]["containerStatuses"] = [{"name": "vllm", "state": {"terminated": {"reason": "OOMKilled"}}}]
+    pod["status"] |= container("vllm", terminated="OOMKilled")
     assert member(pod, {}).fatal
 
 
 def test_groups_come_in_the_order_of_their_index() -> None:
+    """One whose index is a hash has the name of its leader's host."""
     pods = [group_pod("big", number, 0, size=1, uid=str(number), ip="10.0.0.1") for number in (10, 2, 0)]
     assert [group.name for group in groups("big", pods, {})] == ["big-0", "big-2", "big-10"]
-
-
-def test_a_group_whose_index_is_a_hash_has_the_name_of_its_leaders_host() -> None:
     pod = running()
     pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = "5f2c9e01aa00" * 3
     (group,) = groups("big", [pod], {})
