@@ -104,7 +104,7 @@ def play() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 async def begin(*script: Found | Exception, sources: str = "x", turns: int = 2) -> tuple[Gate, Discovery]:
-    """A gate after some turns of the loop that follows sources, of which x meets this, beside what is fixed."""
+    """A gate that follows sources, of which x meets this, beside what is fixed; so many turns later."""
     gate, _worlds["x"] = Gate(), [*script]
     _begun.append(discovery := Discovery(gate, random.Random(1), {"scripted": Scripted.follow}))
     discovery.take(FIXED, [Scripted(name) for name in sources])
