@@ -80,8 +80,9 @@ async def test_both_ends_may_write_as_soon_as_they_are_connected() -> None:
 
 
 async def test_closing_or_aborting_inside_connection_made_still_returns_a_closing_transport() -> None:
-    for method in ("close", "abort"):
-        brief = acting("connection_made", lambda one, method=method: getattr(one.transport, method)())
+    closes = acting("connection_made", lambda one: one.transport.close())
+    aborts = acting("connection_made", lambda one: one.transport.abort())
+    for brief in (closes, aborts):
         async with joined(brief) as (client, server):
             assert client.transport.is_closing()
             await client.until_lost()
