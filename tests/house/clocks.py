@@ -41,7 +41,6 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/sockets/test_haproxy_agent.py": 3,
     "tests/sockets/test_kubernetes_leases.py": 1,
     "tests/sockets/test_kv_events.py": 1,
-    "tests/unit/probes/test_agent_stream.py": 4,
     "tests/unit/process/test_process.py": 1,
     "tests/unit/redis/test_link.py": 1,
 }

@@ -517,7 +517,7 @@ def test_any_bytes_end_in_messages_or_a_plain_ending(parts: list[bytes], size: i
         assert str(await ending(stream)).isprintable()
         stream.close()
 
-    asyncio.run(main())
+    run(World(1), main())
 
 
 @contextmanager
