@@ -123,10 +123,10 @@ def test_no_trouble_is_good_news(
 
 
 @every_probe
-@pytest.mark.parametrize("line", [b"x", b"\n", b"}", b"\nvllm:num_requests_running{} 1", b'{"data":[', b"9"])
+@pytest.mark.parametrize("line", [b"\n", b"\nvllm:num_requests_running{} 1", b'{"data":['])
 def test_an_endless_body_is_cut(probe: Probe, line: bytes) -> None:
     """At every bound, and just below it."""
-    for size in (1 << 20, 4 << 20, (4 << 20) + 1):
+    for size in (1 << 20, (4 << 20) + 1):
         body = (line * (size // len(line) + 1))[:size]
         assert proofs_of_work(examine(probe, reply(200, body))) == []
 

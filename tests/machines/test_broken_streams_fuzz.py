@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import BOM, payload, split
 from cellgate.proxy.resume.chat import StreamJoiner, ending
-from cellgate.proxy.resume.eligible import BoundaryStops, stops_of, token_start
+from cellgate.proxy.resume.eligible import stops_of, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import MismatchError
@@ -347,35 +347,6 @@ def compare(continued: Read, unbroken: Read, stop: str | None) -> None:
     both = sorted([continued[0], unbroken[0]], key=len)
     assert both[1].startswith(both[0])
     assert len(both[1]) - len(both[0]) < len(stop)
-
-
-@given(
-    st.text("abE", max_size=8),
-    st.lists(st.text("abE", min_size=1, max_size=3), min_size=1, max_size=8),
-    st.lists(st.text("abE", min_size=1, max_size=5), min_size=1, max_size=3),
-)
-def test_a_stop_string_across_the_seam_ends_the_text_where_it_would_have_ended(
-    shown: str, pieces: list[str], stops: list[str]
-) -> None:
-    """Only those that begin before the seam: the unit itself sees the others."""
-    seam, out, ended = BoundaryStops(shown, stops), "", False
-    for piece in pieces:
-        text, stop = seam.feed(piece)
-        out += text
-        if stop is not None:
-            ended = True
-            break
-    else:
-        out += seam.flush()
-    behind = "".join(pieces)
-    ends = [
-        at + len(stop) - len(shown)
-        for stop in stops
-        for at in range(max(0, len(shown) - len(stop) + 1), len(shown))
-        if (shown + behind)[at : at + len(stop)] == stop and at + len(stop) > len(shown)
-    ]
-    assert ended == bool(ends)
-    assert out == ("" if ended else behind)
 
 
 @given(st.text(max_size=20), st.integers(0, 30), st.booleans())
