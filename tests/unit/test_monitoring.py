@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import pytest
 import yaml
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
@@ -120,30 +119,29 @@ def expressions() -> list[str]:
     )
 
 
-def test_every_metric_that_is_asked_for_exists() -> None:
+def test_every_metric_and_label_that_is_asked_for_exists() -> None:
+    """Prometheus adds job and instance to each; quantiles need le."""
     asked = {name for expr in expressions() for name in NAME.findall(expr)}
     assert asked - EXPOSED.keys() == set()
     assert len(asked) > 25
-
-
-def test_every_label_that_is_asked_for_exists() -> None:
-    """Prometheus adds job and instance to each; quantiles need le."""
     for expr in expressions():
         for name, labels in re.findall(r"\b(cellgate_\w+)\{([^}]*)\}", expr):
-            asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels))
-            assert asked <= EXPOSED[name] | {"job", "instance"}, (name, expr)
+            terms = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels))
+            assert terms <= EXPOSED[name] | {"job", "instance"}, (name, expr)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_alert_says_how_urgent_it_is_and_has_a_page_that_tells_what_to_do(rule: dict[str, Any]) -> None:
-    assert rule["labels"]["severity"] in ("page", "ticket")
-    address = urlsplit(rule["annotations"]["runbook_url"])
-    assert address.scheme == "https"
-    page = (ROOT / address.path.lstrip("/")).read_text()
-    assert page.startswith("# ")
-    assert rule["alert"] in page
-    for heading in ("## What it means", "## What to do", "## When it clears"):
-        assert heading in page
+def test_every_alert_says_how_urgent_it_is_and_has_a_page_that_tells_what_to_do_and_a_test() -> None:
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        address = urlsplit(rule["annotations"]["runbook_url"])
+        assert address.scheme == "https"
+        page = (ROOT / address.path.lstrip("/")).read_text()
+        assert page.startswith("# ")
+        for words in (rule["alert"], "## What it means", "## What to do", "## When it clears"):
+            assert words in page, (rule["alert"], words)
+    tests = yaml.safe_load((MONITORING / "rules_test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in RULES}, "a test sees each fire"
 
 
 def test_there_is_no_page_without_an_alert_and_each_is_in_the_list() -> None:
@@ -152,18 +150,12 @@ def test_there_is_no_page_without_an_alert_and_each_is_in_the_list() -> None:
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", (RUNBOOKS / "README.md").read_text())) == pages
 
 
-def test_every_alert_has_a_test_that_sees_it_fire() -> None:
-    tests = yaml.safe_load((MONITORING / "rules_test.yaml").read_text())["tests"]
-    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
-    assert fired == {rule["alert"] for rule in RULES}
-
-
 def test_the_dashboard_is_what_its_maker_makes() -> None:
     made = runpy.run_path(str(MONITORING / "make_dashboard.py"))["text"]()
     assert (MONITORING / "dashboard.json").read_text() == made
 
 
-def test_panels_stand_side_by_side_within_the_grid() -> None:
+def test_panels_stand_side_by_side_can_be_told_apart_and_say_what_they_show() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -171,14 +163,11 @@ def test_panels_stand_side_by_side_within_the_grid() -> None:
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
-
-
-def test_panels_can_be_told_apart_and_say_what_they_show() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     for panel in PANELS:
+        refs = [target["refId"] for target in panel["targets"]]
         assert panel["title"]
         assert panel["description"].endswith(".")
         assert panel["datasource"]["uid"] == "${source}"
-        refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shlex
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.observe.text import duration
 
-LIBRARIES = "import asyncio, http.client, pydantic.main, yaml"
 UNIT_A1 = {
     "name": "a1",
     "cell": "a",
@@ -430,24 +428,6 @@ def test_a_quick_command_does_not_wait_for_what_it_does_not_need(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    ("command", "most"),
-    [(["units", "--admin=127.0.0.1:1"], 2.0), (["check", "--unit=http://10.0.0.1:8000"], 4.5)],
-)
-def test_a_call_takes_a_few_times_the_cpu_of_what_every_call_imports(command: list[str], most: float) -> None:
-    """With 0.08 s for that, 0.1 s to ask a gate and a quarter of a second to check a file."""
-
-    def cpu_s(*words: str) -> float:
-        began = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], capture_output=True, check=False)
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
-
-    pairs = [(cpu_s("-m", "cellgate", *command), cpu_s("-c", LIBRARIES)) for _ in range(3)]
-    assert min(ours / theirs for ours, theirs in pairs) < most
 
 
 # `events`, `events -f` and `units --watch`: each event and each change once, until Ctrl-C.

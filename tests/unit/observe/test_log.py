@@ -122,7 +122,7 @@ if pid := os.fork():
     os.waitpid(pid, 0)
 async def main():
     asyncio.get_running_loop().call_exception_handler({"message": "y" * 200, "exception": ValueError("boom")})
-for number in range(3000):
+for number in range(1000):
     log_line("warning", "x" * 200)
     warnings.warn("z" * 200 + str(number))
     asyncio.run(main()) if number % 100 == 0 else None

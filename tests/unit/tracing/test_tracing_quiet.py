@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +29,6 @@ from loadtests.kit.collector import Collector, collecting
 from loadtests.kit.processes import free_port
 from tests.unit.observe.test_metrics import A1, A2, DONE, make
 
-ROOT = Path(__file__).parents[3]
 ENDPOINT = "http://collector:4318/v1/traces"
 
 
@@ -112,18 +109,6 @@ def test_a_gate_without_the_packages_says_what_to_install(
     spans, metrics = caplog.messages
     assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in spans
     assert metrics.startswith(f"metrics are not sent by OTLP, though it is configured: {exporter}")
-
-
-def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
-    # Other libraries (redis) import some of OpenTelemetry where it is installed.
-    code = (
-        "import sys, cellgate.proxy.app, cellgate.proxy.telemetry as s; s.trace(None);"
-        "s.send_metrics(None, None);"
-        "traced = ('opentelemetry.exporter', 'cellgate.proxy.tracing');"
-        "print([m for m in sys.modules if m.startswith(traced)])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # The numbers that are sent by OTLP are those of /metrics.
