@@ -16,7 +16,12 @@ from cellgate.probes import NODE_PROBES, PROBES
 from cellgate.probes.engines import ENGINES
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.config.settings import HeaderNames
+from cellgate.proxy.http.errors import TABLE, FailureKind
+from cellgate.proxy.http.heads import TOKEN_FIELD
 from cellgate.proxy.observe.log import json_line
+from cellgate.proxy.request import routes
+from cellgate.proxy.request.routes import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD, RouteKind, find_route
 from tests.documented import PLACES, PROGRAMS, typed
 from tests.house.rooms import ORDER
 from tests.unit.observe.test_access_log import DONE
@@ -136,3 +141,66 @@ def test_the_pages_are_a_site_of_which_no_link_leads_nowhere(tmp_path: Path) -> 
     for link in re.findall(r'href="(files/[^"]+)"', page):
         assert (tmp_path / link).is_file(), link
     assert (tmp_path / "images" / "status-page.png").is_file()
+
+
+# The page of the API has every path, header line and error code, and no others.
+
+API = (DOCS / "api.md").read_text()
+KINDS = {
+    "generate": RouteKind.GENERATE,
+    "read": RouteKind.READ,
+    "gate": RouteKind.LOCAL,
+    "asks": RouteKind.STICKY,
+    "403": RouteKind.DENIED,
+}
+IN_STREAMS = dict.fromkeys(("truncated", "stream_error", "not_continued", "cut"), "in a stream")
+
+
+def rows(section: str) -> list[list[str]]:
+    """The rows of the table under a heading, without its head."""
+    text = API.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    table = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+def codes(cell: str) -> list[str]:
+    """What is in code marks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def paths() -> list[tuple[str, str, str]]:
+    """Each path of the table with its methods and what it is; `…` stands for the path before it."""
+    found: list[tuple[str, str, str]] = []
+    for cell, methods, kind in rows("Paths"):
+        base = ""
+        for code in codes(cell):
+            base = base if code.startswith("…") else code.rpartition("/generate")[0] or code
+            path = code.replace("…", base).replace("NAME", "m").replace("/ID", "/resp_1")
+            found.append((path, methods, kind))
+    return found
+
+
+def test_every_path_is_on_the_page_and_is_what_it_says() -> None:
+    for path, methods, kind in paths():
+        route = find_route(path.encode())
+        told = ", ".join(method.decode() for method in route.methods) or "any"
+        assert (route.kind, told) == (KINDS[re.split(r"[ ;:]", kind)[0]], methods), path
+    assert {path.decode() for path in routes._EXACT} <= {path for path, _, _ in paths()}
+
+
+def test_every_code_is_on_the_page_with_its_status() -> None:
+    told = {code: status for cell, status, _ in rows("Errors") for code in codes(cell)}
+    kinds = {
+        kind.value: "in a stream" if kind.value in IN_STREAMS else str(TABLE[kind].status)
+        for kind in FailureKind
+    }
+    assert told == kinds
+
+
+def test_every_header_line_that_routes_is_on_the_page() -> None:
+    told = {code for row in rows("Header lines of requests") for code in codes(row[0])}
+    names = HeaderNames()
+    fields = {field.decode() for field in (ENDPOINT_FIELD, SUBSET_FIELD, TOKEN_FIELD)}
+    assert told >= {names.session, names.tenant, names.priority, "x-slo-ttft-ms", "x-request-id", *fields}
+    answers = {code for row in rows("Header lines of answers") for code in codes(row[0])}
+    assert REASON_FIELD.decode() in answers

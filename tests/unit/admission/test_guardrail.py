@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from cellgate.proxy.admission import guardrail_client
 from cellgate.proxy.admission.guardrail import Screen
 from cellgate.proxy.admission.guardrail_client import (
     ALLOWED,
@@ -464,3 +466,68 @@ def test_its_configuration_is_valid() -> None:
     settings = load(str(FOLDER / "cellgate.yaml"), Overrides())
     assert settings.guardrail is not None
     assert (settings.guardrail.answer, settings.guardrail.target) == ("windows", "/check")
+
+
+# What a guardrail is not asked: what is too large, and more than there may be at one time.
+
+BOUND = 100
+
+
+class Question:
+    """A hook whose server never answers."""
+
+    def __init__(self, fail: Any = "closed") -> None:
+        self.told: list[GuardrailVerdict | Failure] = []
+        self.taken = 0
+        pool = SimpleNamespace(lines=b"", take=self._take, cancel=lambda _: None)
+        handle = SimpleNamespace(cancel=lambda: None)
+        loop = SimpleNamespace(call_later=lambda *_: handle, call_soon=self._soon)
+        settings = GuardrailSettings("http://h:1/", fail=fail)
+        self.hook = guardrail_client.Hook(settings, cast(Any, pool), cast(Any, loop))
+
+    def ask(self, size: int) -> Callable[[], None]:
+        """Ask about so many bytes."""
+        return self.hook.ask("request", {}, "body", b"1" * size, self.told.append)
+
+    def _take(self, _call: object, *, fresh: bool) -> None:
+        self.taken += 1
+
+    def _soon(self, call: Callable[..., None], *args: object) -> SimpleNamespace:
+        call(*args)
+        return SimpleNamespace(cancel=lambda: None)
+
+
+@pytest.fixture
+def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = replace(LIMITS, guardrail_body_bytes=BOUND, guardrail_bytes=2 * BOUND + 50, guardrail_calls=5)
+    monkeypatch.setattr(guardrail_client, "LIMITS", bounds)
+
+
+@pytest.mark.usefixtures("_bounds")
+@pytest.mark.parametrize(
+    ("fail", "verdict"), [("open", ALLOWED), ("closed", guardrail_client.REQUEST_TOO_LARGE)]
+)
+def test_what_is_too_large_has_no_verdict(fail: str, verdict: GuardrailVerdict | Failure) -> None:
+    here = Question(fail)
+    here.ask(BOUND)
+    assert (here.taken, here.told) == (1, [])
+    here.ask(BOUND + 1)
+    assert (here.taken, here.told) == (1, [verdict])
+
+
+@pytest.mark.usefixtures("_bounds")
+def test_all_questions_together_are_bounded_until_they_are_over() -> None:
+    here = Question()
+    stop = here.ask(BOUND)
+    here.ask(BOUND)
+    here.ask(BOUND)
+    assert here.told == [FAILED]
+    for _ in range(2):
+        stop()
+        assert here.hook.bytes == BOUND
+    here.ask(BOUND)
+    assert (len(here.told), here.taken) == (1, 3)
+    here = Question()
+    for _ in range(6):
+        here.ask(1)
+    assert (here.told, here.taken) == ([FAILED], 5), "so is their number"

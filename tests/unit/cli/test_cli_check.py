@@ -89,7 +89,7 @@ def test_check_refuses_what_is_no_url_of_a_redis(url: str, capsys: pytest.Captur
 
 
 def test_serve_hands_over_settings_and_how_to_read_them_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gate.yaml"
     path.write_text("policy: p2c\ncells: [{name: a, units: [{name: a1, url: 'http://x'}]}]\n")
@@ -103,21 +103,12 @@ def test_serve_hands_over_settings_and_how_to_read_them_anew(
         path.write_text("")
         with pytest.raises(ConfigError, match="found an empty file"):
             reload()
-        return 7
-
-    monkeypatch.setattr(app, "serve", serve)
-    assert main(["serve", "-c", str(path), "--access-log", "off"]) == 7
-
-
-def test_a_port_in_use_is_one_line_and_exit_code_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def serve(settings: Settings, reload: Any) -> int:
         raise OSError(98, "Address already in use", str(settings.listen))
 
     monkeypatch.setattr(app, "serve", serve)
-    assert main(["serve", "--unit", "http://x"]) == 1
-    assert capsys.readouterr().err == "cellgate: cannot listen on 127.0.0.1:8000: Address already in use\n"
+    assert main(["serve", "-c", str(path), "--access-log", "off"]) == 1
+    said = "cellgate: cannot listen on 127.0.0.1:8000: Address already in use\n"
+    assert capsys.readouterr().err == said, "a port in use is one line"
 
 
 # A wrong command is one line on stderr that says what to do, and exit code 2; what did not work is 1.
@@ -151,8 +142,8 @@ WRONG: list[tuple[str, int, str]] = [
         2,
         "cellgate serve: argument -c/--config: not allowed with argument FILE",
     ),
-    ("serve nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
-    ("serve", 2, "--unit: expected at least one cell with a unit, found none; add units to the file"),
+    ("check nowhere.yaml", 2, "nowhere.yaml: expected a readable file: No such file or directory"),
+    ("check", 2, "--unit: expected at least one cell with a unit, found none; add units to the file"),
     (
         "check --unit x",
         2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -347,36 +348,29 @@ def test_a_minus_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 FLAGS = Overrides(units=("http://127.0.0.1:8001", "b=http://127.0.0.1:8002"))
 
 
-def test_it_finds_the_same_settings() -> None:
+def test_it_finds_the_same_settings_and_all_problems(tmp_path: Path) -> None:
     assert read_settings(None, FLAGS) == load(None, FLAGS)
-
-
-def test_all_problems_are_told_as_if_they_were_found_here(tmp_path: Path) -> None:
     file = tmp_path / "cellgate.yaml"
     file.write_text("lissten: 127.0.0.1:1\nworkers: 0\n")
-    with pytest.raises(ConfigError) as there:
-        read_settings(str(file), Overrides())
-    with pytest.raises(ConfigError) as here:
-        load(str(file), Overrides())
-    assert there.value.problems == here.value.problems
-    assert len(here.value.problems) > 1
+    told = []
+    for found_by in (read_settings, load):
+        with pytest.raises(ConfigError) as refused:
+            found_by(str(file), Overrides())
+        told.append(refused.value.problems)
+    assert told[0] == told[1]
+    assert len(told[0]) > 1
 
 
 @pytest.mark.parametrize(
     "asked", [b"", pickle.dumps((None, FLAGS))], ids=["before it asked", "while it waited"]
 )
 def test_a_gate_that_ends_meanwhile_leaves_no_traceback(asked: bytes) -> None:
-    pipe = subprocess.PIPE
+    reader, writer = os.pipe()
+    os.close(reader)
     command = [sys.executable, "-m", "cellgate.proxy.config.load"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        process.stdin.write(asked)
-        process.stdin.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 0
+    done = subprocess.run(command, input=asked, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # Who is trusted by address.
