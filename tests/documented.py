@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ def typed(program: str) -> list[Typed]:
     return list(found.values())
 
 
+@cache
 def _of_page(page: Path) -> list[Typed]:
     name, text = str(page.relative_to(ROOT)), page.read_text()
     blocks = "".join(re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))

@@ -90,43 +90,27 @@ def test_five_hundred_units_fit_into_a_small_terminal() -> None:
     gate.say("d77", Sign.BAD, Strength.FATAL, "gone: process 7", node="d77-0")
     lines = drawn(gate, height=24, width=80)
     # The cursor stands on the last line.
-    assert len(lines) == 23
-    assert max(map(len, lines)) <= 80
+    assert (len(lines), max(map(len, lines)) <= 80) == (23, True)
     assert lines[2].split()[:2] == ["d77", "down"]
     assert f"and {500 - 13} more, all up" in lines
-
-
-@pytest.mark.parametrize("height", [1, 5, 12])
-def test_a_terminal_that_is_hardly_there_gets_the_summary(height: int) -> None:
-    lines = drawn(Gate(1, 5), height=height, width=20)
-    assert lines[0].startswith("Cellgate")
-    assert lines[-6] == "latest events"
-
-
-def test_long_names_lose_their_middle_and_narrow_terminals_what_is_last() -> None:
-    gate = Gate(1, 2)
-    names = [f"deepseek-r1-prod-us-east-1a-group-{number}" for number in range(2)]
-    gate.board.configure(
-        Fleet(units=tuple(Unit(name, "us-east-1a", f"http://{name}") for name in names)), 900.0
-    )
+    for height in (1, 5, 12):
+        lines = drawn(gate, height=height, width=20)
+        assert (lines[0][:8], lines[-6]) == ("Cellgate", "latest events"), "hardly there"
+    name = "deepseek-r1-prod-us-east-1a-group-0"
+    gate.board.configure(Fleet(units=(Unit(name, "us-east-1a", "http://x"),)), 900.0)
     lines = drawn(gate, width=80)
-    assert lines[2].startswith("deepseek-r1…t-1a-group-0  starting")
+    assert lines[2].startswith("deepseek-r1…t-1a-group-0  starting"), "long names lose their middle"
     assert max(map(len, lines)) <= 80
 
 
-def test_a_gate_that_is_gone_is_said_above_what_was_known() -> None:
-    gate = Gate(1, 2)
+def test_text_from_outside_moves_no_cursor_and_is_no_markup_and_trouble_is_said_above() -> None:
+    gate = Gate(1, 1)
+    gate.say("a1", Sign.BAD, Strength.FATAL, "it said \x1b[2J[red]hello[/red]")
     lines = drawn(gate, trouble="no gate answers at 127.0.0.1:9901 (Connection refused)")
     assert lines[1] == "no gate answers at 127.0.0.1:9901 (Connection refused)"
     assert lines[3].startswith("a1")
-
-
-def test_text_from_outside_moves_no_cursor_and_is_no_markup() -> None:
-    gate = Gate(1, 1)
-    gate.say("a1", Sign.BAD, Strength.FATAL, "it said \x1b[2J[red]hello[/red]")
-    text = "\n".join(drawn(gate))
-    assert "\x1b" not in text
-    assert "it said ?[2J[red]hello[/red]" in text
+    assert "\x1b" not in "\n".join(lines)
+    assert "it said ?[2J[red]hello[/red]" in "\n".join(lines)
 
 
 def test_without_a_terminal_it_draws_once(

@@ -131,20 +131,16 @@ def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -
     assert [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()] == ["req-1", "req-2"]
 
 
-def test_a_sink_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_output_and_one_that_takes_little_at_a_time_get_everything(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(log_writer, "BUSY_S", 0.0)
-    sink = Reluctant()
-    log = AccessLog("json", sink, clock)
-    log.write(DONE)
-    log.close()
-    assert sink.taken == json_line(clock(), DONE)
-
-
-def test_standard_output_is_a_sink(capfd: pytest.CaptureFixture[str]) -> None:
-    log = AccessLog("json", stdout_sink(), clock)
-    log.write(DONE)
-    log.close()
-    assert capfd.readouterr().out == json_line(clock(), DONE).decode()
+    reluctant = Reluctant()
+    for sink in (stdout_sink(), reluctant):
+        log = AccessLog("json", sink, clock)
+        log.write(DONE)
+        log.close()
+    assert capfd.readouterr().out.encode() == reluctant.taken == json_line(clock(), DONE)
 
 
 def test_off_writes_nothing_and_starts_no_thread() -> None:
@@ -159,7 +155,6 @@ def test_off_writes_nothing_and_starts_no_thread() -> None:
 
 
 def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 60.0)
     sink, said = Stuck(), list[tuple[str, str]]()
     log = AccessLog("json", sink, clock, lambda *line: said.append(line))
     log.write(DONE._replace(request_id="in the sink"))
@@ -172,22 +167,14 @@ def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pyte
     log.flush()
     assert log.dropped == 7
     assert said == [("warning", "access log: 7 lines lost, its output does not accept them: it is stuck")]
+    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 0.03)
+    log.close()
+    assert sink.getvalue() == b"", "close gives up on a sink that stays stuck"
+    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 60.0)
     sink.let_go.set()
     log.close()
     ids = [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()]
     assert ids == ["in the sink", "queued", *map(str, range(7, KEPT + 7))]
-
-
-def test_close_gives_up_on_a_sink_that_stays_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = Stuck()
-    log = AccessLog("json", sink, clock)
-    log.write(DONE)
-    log.flush()
-    assert sink.entered.wait(60.0)
-    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 0.03)
-    log.close()
-    assert sink.getvalue() == b""
-    sink.let_go.set()
 
 
 def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> None:
