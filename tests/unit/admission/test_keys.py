@@ -95,14 +95,21 @@ def test_limits_that_change_keep_what_was_used_and_tokens_are_charged_as_they_co
     assert desk.kind(prompt=10**9) is None
 
 
-def test_money_is_reckoned_by_the_price_of_the_model() -> None:
-    price = TokenPrice(prompt=2.0, completion=4.0)
-    desk = Desk(ring(LimitRules(cost_per_day=0.001), m=price))
+def test_money_is_reckoned_by_the_price_of_the_model_and_a_fallback_costs_what_it_costs() -> None:
+    desk = Desk(ring(LimitRules(cost_per_day=0.001), m=TokenPrice(prompt=2.0, completion=4.0)))
     assert desk.kind(prompt=300, completion=100) is None
     assert desk.kind(prompt=1) is FailureKind.OVER_BUDGET
     desk.settle((300, 100), (100, 50))
     assert desk.bills[0][1] == pytest.approx(0.0004)
     assert desk.kind(prompt=300) is None
+    big, small = TokenPrice(10.0, 10.0), TokenPrice(1.0, 1.0)
+    desk = Desk(ring(tenant=LimitRules(cost_per_day=1.0), big=big, m=small))
+    desk.ledger.admit(("k", 40_000, 10_000, desk.now), ASK._replace(model="big"))
+    bill = UsageRecord("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
+    desk.ledger.settle(bill)
+    # 0.05 is spent: 900,000 tokens of the cheap model cost 0.9, 960,000 would be too much.
+    assert desk.kind(prompt=960_000) is FailureKind.OVER_BUDGET
+    assert desk.kind(prompt=900_000) is None
 
 
 def test_a_request_that_may_use_more_than_is_left_is_admitted_alone() -> None:
@@ -134,7 +141,7 @@ def test_short_answers_do_not_teach_that_hundreds_of_long_ones_fit() -> None:
             desk.settle((prompt, completion), (5, 0))
 
 
-def test_requests_in_flight_are_released_once_each() -> None:
+def test_requests_in_flight_are_released_once_each_and_the_limit_with_the_least_left_is_told() -> None:
     desk = Desk(ring(LimitRules(in_flight=1)))
     assert [desk.kind(), desk.kind()] == [None, FailureKind.LIMITED]
     desk.settle((0, 0), (0, 0))
@@ -142,28 +149,15 @@ def test_requests_in_flight_are_released_once_each() -> None:
     desk.ledger.abandon("k", "t")
     desk.ledger.abandon("k", "t")
     assert [desk.kind(), desk.kind()] == [None, FailureKind.LIMITED]
-
-
-def test_clients_are_told_the_limit_with_the_least_left() -> None:
-    desk = Desk(ring(LimitRules(tokens_per_minute=1000), LimitRules(tokens_per_minute=500)))
-    lines = desk.admit(prompt=100)
+    lines = Desk(ring(LimitRules(tokens_per_minute=1000), LimitRules(tokens_per_minute=500))).admit(
+        prompt=100
+    )
     assert isinstance(lines, bytes)
     assert lines.split(b"\r\n")[:3] == [
         b"x-ratelimit-limit-tokens: 500",
         b"x-ratelimit-remaining-tokens: 400",
         b"x-ratelimit-reset-tokens: 61s",
     ]
-
-
-def test_a_fallback_costs_what_it_costs() -> None:
-    big, small = TokenPrice(10.0, 10.0), TokenPrice(1.0, 1.0)
-    desk = Desk(ring(tenant=LimitRules(cost_per_day=1.0), big=big, m=small))
-    bill = UsageRecord("r", "k", "t", "m", "big", "chat", 200, AT, 40_000, 10_000, 40_000, 10_000, False)
-    desk.ledger.admit(("k", 40_000, 10_000, desk.now), ASK._replace(model="big"))
-    desk.ledger.settle(bill)
-    # 0.05 is spent: 900,000 tokens of the cheap model cost 0.9, 960,000 would be too much.
-    assert desk.kind(prompt=960_000) is FailureKind.OVER_BUDGET
-    assert desk.kind(prompt=900_000) is None
 
 
 def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:

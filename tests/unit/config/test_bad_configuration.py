@@ -63,7 +63,6 @@ from tests.unit.config.files import CELLS, probes_of, problems, read, same
         ("roll: {}", "roll: …operator: FILE, and there roll: {…}…"),
         ("leases: {}", "leases: …operator: FILE, and there leases: {…}…"),
         ("resume_s: 5", "resume_s: …a client that loses its connection sends its request again…"),
-        ("limits: {head_bytes: 5}", "limits.head_bytes: is no setting any more: the gate uses 65536 bytes"),
         ("headers: {session: x-a}", "headers: …session_header: NAME is what can still be chosen"),
         ("redis_username: me", "redis_username: …the environment says it, CELLGATE_REDIS_USERNAME…"),
         ("rules: {passes: 3}", "rules.passes: is no setting any more: the gate uses 2"),
@@ -79,10 +78,6 @@ from tests.unit.config.files import CELLS, probes_of, problems, read, same
             "tls.cert: expected a readable file, found 'no.pem': No such file or directory",
         ),
         ("tls: {key: /dev/null}", "tls: cert and key must be given together: cert is missing"),
-        (
-            "tls: {unit_cert: /dev/null}",
-            "tls: unit_cert and unit_key must be given together: unit_key is missing",
-        ),
         ("tls: {ca: /dev/null}", "tls: expected CA certificates in ca, in PEM format, found …"),
         ("tls: {admin_client_ca: /etc/hostname}", "tls: expected CA certificates in admin_client_ca, …"),
         ("models: [a]", "models: expected a mapping of names, …, found a list"),
@@ -252,11 +247,6 @@ def test_a_url_with_a_password_is_not_shown(tmp_path: Path) -> None:
 def test_a_file_that_is_no_mapping_gets_one_line(tmp_path: Path, data: bytes, problem: str) -> None:
     (line,) = problems(tmp_path, data)
     assert same(line, f"gate.yaml{problem}")
-
-
-def test_a_missing_file_gets_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^nowhere.yaml: expected a readable file: No such file"):
-        load("nowhere.yaml", Overrides())
 
 
 @pytest.mark.parametrize("cells", ["", "cells: []", "cells: [{name: a, units: []}]"])

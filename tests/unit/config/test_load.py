@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import pickle
 import subprocess
@@ -36,7 +35,7 @@ from cellgate.proxy.config.settings import (
 from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
-from tests.unit.config.files import CELLS, FULL, GIVEN, ROOT, probes_of, read
+from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, read
 
 
 def test_a_full_file_is_read_as_it_says(tmp_path: Path) -> None:
@@ -176,11 +175,6 @@ def test_every_preset_can_be_named(tmp_path: Path) -> None:
     assert probes_of(tmp_path, *probes) == tuple(ExporterProbe("http://x/m", preset=each) for each in PRESETS)
 
 
-def test_the_example_is_good() -> None:
-    settings = load(str(ROOT / "deploy" / "cellgate.example.yaml"), Overrides())
-    assert [unit.name for unit in settings.fleet.units] == ["a1", "a2", "b1"]
-
-
 # `discover` of a cell: what it makes, and what is said of one that is wrong.
 
 
@@ -299,6 +293,7 @@ def test_values_of_a_file_come_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "gate.yaml"
     file.write_text("""
 listen: ${HOST}:${PORT:-80}
+redis: ${TRICK}
 cells:
   - name: "${NO}"
     weight: ${WEIGHT}
@@ -306,17 +301,12 @@ cells:
       - {name: a1, url: "http://${HOST}:8000", max_in_flight: 3}
 """)
     settings = load(str(file), Overrides(), ENVIRON)
+    assert settings.redis is not None
+    assert str(settings.admin) == "127.0.0.1:9901", "a variable cannot add a key"
     assert str(settings.listen) == "10.0.0.7:80"
     [cell] = settings.fleet.cells
     assert (cell.name, cell.weight) == ("no", 2.5)
     assert settings.fleet.units[0].url == "http://10.0.0.7:8000"
-
-
-def test_a_variable_cannot_add_a_key(tmp_path: Path) -> None:
-    file = tmp_path / "gate.yaml"
-    file.write_text(CELLS + "redis: ${TRICK}\n")
-    assert load(str(file), Overrides(), ENVIRON).redis is not None
-    assert str(load(str(file), Overrides(), ENVIRON).admin) == "127.0.0.1:9901"
 
 
 def test_each_variable_that_is_not_set_is_one_line_with_its_place(tmp_path: Path) -> None:
@@ -336,11 +326,6 @@ def test_within_braces_a_reference_needs_quotes_and_the_line_says_so(tmp_path: P
     file.write_text("cells: [{name: ${NO}, units: []}]\n")
     with pytest.raises(ConfigError, match=r"gate.yaml:1:\d+: expected YAML, .*; put \$\{…\} in quotes"):
         load(str(file), Overrides(), ENVIRON)
-
-
-def test_a_minus_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CELLS.encode())))
-    assert [unit.name for unit in load("-", Overrides()).fleet.units] == ["a1"]
 
 
 # The configuration read in a process of its own: the same settings and problems, no word when it is late.

@@ -364,20 +364,12 @@ def test_a_bound_that_took_effect_is_counted_by_its_name_here_and_in_workers() -
     assert new_counts(REACHED, sent) == []
 
 
-def test_a_name_that_is_no_bound_cannot_be_counted() -> None:
+def test_every_bound_is_positive_has_a_count_and_a_row_in_the_page_of_security_with_its_figure() -> None:
+    bounds = {field.name: getattr(LIMITS, field.name) for field in fields(HardLimits)}
+    assert list(REACHED) == list(bounds)
+    assert all(bound > 0 for bound in bounds.values())
+    section = SECURITY.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+)", section, re.MULTILINE)
+    assert {name: int(figure.replace(",", "")) for name, figure in rows} == bounds
     with pytest.raises(KeyError):
         reached("a_typo")
-
-
-def test_every_bound_is_positive_and_has_a_count() -> None:
-    names = [field.name for field in fields(HardLimits)]
-    assert list(REACHED) == names
-    assert all(getattr(LIMITS, name) > 0 for name in names)
-
-
-def test_the_page_of_security_has_a_row_for_each_bound_with_its_figure() -> None:
-    section = SECURITY.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+)", section, re.MULTILINE))
-    assert {name: int(figure.replace(",", "")) for name, figure in rows.items()} == {
-        field.name: getattr(LIMITS, field.name) for field in fields(HardLimits)
-    }

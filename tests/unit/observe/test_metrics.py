@@ -134,24 +134,20 @@ def test_the_histogram_of_a_cell_never_falls() -> None:
     board.configure(Fleet(units=(A1, A2)), 3.0)
     metrics.finished(DONE)
     assert scrape(metrics)["cellgate_ttft_seconds_count{cell=a}"] == 4
-
-
-def test_a_unit_that_moves_to_another_cell_begins_there_at_zero() -> None:
-    metrics, board = make(A1, A2)
-    metrics.finished(DONE)
-    scrape(metrics)
-    board.configure(Fleet(units=(replace(A1, cell="b"), A2)), 2.0)
+    board.configure(Fleet(units=(replace(A1, cell="b"), A2)), 4.0)
     shown = scrape(metrics)
-    assert shown["cellgate_ttft_seconds_count{cell=a}"] == 1
-    assert shown["cellgate_ttft_seconds_count{cell=b}"] == 0
+    assert shown["cellgate_ttft_seconds_count{cell=a}"] == 4
+    assert shown["cellgate_ttft_seconds_count{cell=b}"] == 0, "a unit that moves begins there at zero"
 
 
-def test_paths_that_the_gate_answers_itself_are_no_requests_of_clients() -> None:
+def test_nothing_a_client_chose_becomes_a_label_and_what_the_gate_answers_itself_is_no_request() -> None:
     metrics, _ = make(A1)
     metrics.finished(record(route="health", unit=""))
     assert not [name for name in scrape(metrics) if name.startswith("cellgate_client_requests")]
     own = (b"/health", b"/readyz", b"/livez", b"/v1/models", b"/healthz/unit/a1")
     assert {find_route(path).name for path in own} == OWN_ROUTES
+    metrics.finished(record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil"))
+    assert not [name for name in scrape(metrics) if "evil" in name.lower()]
 
 
 def test_the_recent_time_to_first_token_follows_the_last_ten_or_twenty() -> None:
@@ -247,12 +243,6 @@ def test_a_removed_unit_vanishes_when_its_last_stream_has_ended_and_a_replaced_o
         assert scrape(metrics)["cellgate_in_flight{unit=a1}"] > 0
         board.close(lease, 5.0)
     assert not [name for name in scrape(metrics) if "a1" in name]
-
-
-def test_nothing_a_client_chose_becomes_a_label() -> None:
-    metrics, _ = make(A1)
-    metrics.finished(record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil"))
-    assert not [name for name in scrape(metrics) if "evil" in name.lower()]
 
 
 def test_what_the_judge_makes_of_a_unit_and_what_its_engine_tells_is_shown() -> None:
@@ -373,13 +363,10 @@ def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> Non
         "vllm:num_requests_waiting": 7,
         "vllm:kv_cache_usage_perc": 0.5,
     }
-
-
-def test_without_a_usable_unit_the_gate_is_a_full_engine() -> None:
     board = a_board("u")
-    assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == 0
-    board.observe(Evidence("u", Sign.BAD, Strength.FATAL, "canary", "refused", 2.0))
-    assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == 1
+    for full in (0, 1):
+        assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == full
+        board.observe(Evidence("u", Sign.BAD, Strength.FATAL, "canary", "refused", 2.0))
 
 
 # The last hour in samples: rates of what was counted, never below zero, never more than an hour.
@@ -407,19 +394,13 @@ def test_a_sample_has_the_rates_of_its_step() -> None:
         "usable": [0, 0],
         "waiting": [3, 3],
     }
-
-
-def test_only_an_hour_is_kept_and_a_unit_that_leaves_makes_no_rate_negative() -> None:
-    metrics, _ = make(A1, A2)
-    history = History(metrics, int, int)
-    metrics.finished(record(unit="a2"))
-    history.tick(0.0)
-    del metrics.tallies["a2"]
-    for step in range(1, SAMPLES + 10):
+    del metrics.tallies["a1"]
+    for step in range(3, SAMPLES + 10):
         history.tick(step * STEP_S)
     shown = history.shown()
-    assert len(shown["requests"]) == SAMPLES
+    assert len(shown["requests"]) == SAMPLES, "only an hour is kept"
     assert set(shown["ttft_s"]) == {None}
+    assert min(shown["requests"]) == 0, "a unit that leaves makes no rate negative"
 
 
 # Exemplars: traced requests beside the buckets of histograms, for scrapers that can read them.
@@ -445,7 +426,7 @@ def with_exemplars(metrics: Metrics) -> list[Sample]:
     return [sample for family in families for sample in family.samples if sample.exemplar is not None]
 
 
-def test_a_traced_request_stands_beside_its_buckets() -> None:
+def test_the_latest_traced_request_stands_beside_its_buckets() -> None:
     metrics, _ = make(A1, A2)
     metrics.finished(record(ttft_s=0.19))
     traced(metrics, "a1", 0.2, TRACE)
@@ -457,20 +438,13 @@ def test_a_traced_request_stands_beside_its_buckets() -> None:
     assert ttft.exemplar.value == 0.2
     assert duration.name == "cellgate_request_duration_seconds_bucket"
     assert duration.labels["le"] == "2.0"
-
-
-def test_the_latest_of_a_bucket_is_kept_and_no_other() -> None:
-    metrics, _ = make(A1, A2)
     for number in range(1000):
         traced(metrics, "a1", 0.2, f"{number:032x}")
     shown = with_exemplars(metrics)
     assert [each.exemplar.labels["trace_id"] for each in shown if each.exemplar] == [f"{999:032x}"] * 2
-
-
-def test_a_request_without_a_token_has_one_of_its_duration_only() -> None:
     metrics, _ = make(A1)
     traced(metrics, "", None, TRACE)
-    assert [sample.name for sample in with_exemplars(metrics)] == ["cellgate_request_duration_seconds_bucket"]
+    assert [sample.name for sample in with_exemplars(metrics)] == [duration.name], "it had no token"
 
 
 def test_without_traced_requests_and_for_others_the_format_stays_as_it_was() -> None:

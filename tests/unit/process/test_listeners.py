@@ -170,9 +170,8 @@ def test_too_few_for_what_units_take_is_said_with_the_limit_and_how_to_raise_it(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     line = listeners.shortage(SETTINGS)
-    assert line.startswith(
-        "1024 file descriptors are enough for about 480 requests at a time, but the units take 512"
-    )
+    said = "1024 file descriptors are enough for about 480 requests at a time, but the units take 512"
+    assert line.startswith(said)
     assert "`ulimit -n` (up to 4096 without privileges)" in line
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1088, 4096))
     assert not listeners.shortage(SETTINGS)
