@@ -13,9 +13,9 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from types import CodeType
-from typing import Any, cast
+from collections.abc import Callable
+from types import CodeType, SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -27,7 +27,7 @@ from cellgate.proxy.process.signals import Ticker
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Unit, Verdict
 from loadtests.kit.mock_fleet import page
 from loadtests.wire.messages import whole
-from tests.cost.bench import counted
+from tests.cost.bench import Wire, counted
 from tests.sim.loop import SimLoop
 from tests.sim.network import Network
 
@@ -51,7 +51,7 @@ _ANSWERS = {
 }
 
 
-class AnsweringWire(asyncio.Transport):
+class AnsweringWire(Wire):
     """A connection to a unit: each request is answered a moment later."""
 
     def __init__(self, loop: SimLoop, conn: asyncio.Protocol, asked: Counter[bytes]) -> None:
@@ -75,14 +75,6 @@ class AnsweringWire(asyncio.Transport):
 
     abort = close
 
-    def pause_reading(self) -> None:
-        """All has come at once."""
-
-    resume_reading = pause_reading
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
 
 class AnsweringNetwork:
     """Every address is a unit, or a node of one; `asked` counts what."""
@@ -103,19 +95,6 @@ class AnsweringNetwork:
         return wire, conn
 
 
-class Nobody:
-    """No clients."""
-
-    def connections(self) -> Mapping[str, int]:
-        return {}
-
-    def is_full(self) -> bool:
-        return False
-
-    def seen_until(self, now: float) -> float:
-        return now
-
-
 def unit_of_four(number: int) -> Unit:
     """A leader, and three followers with a page each."""
     followers = [
@@ -130,7 +109,8 @@ async def up(loop: SimLoop) -> Plane:
     fleet = Fleet((Cell("c"),), tuple(unit_of_four(number) for number in range(UNITS)))
     ticker, events = Ticker(loop), EventLog(lambda: 0.0, 2, lambda *_: None)
     plane = Plane(Settings(fleet), loop, random.Random(1), ticker, events=events)
-    plane.front = cast(Front, Nobody())
+    nobody = SimpleNamespace(connections=dict, is_full=bool, seen_until=lambda now: now)
+    plane.front = cast(Front, nobody)
     ticker.looks.append(plane.reach.tick)
     plane.begin()
     ticker.start()
