@@ -28,6 +28,13 @@ def handed(on: Board) -> InheritedView:
     return InheritedView(orjson.loads(orjson.dumps(view_of(on))))
 
 
+def successor(*names: str) -> tuple[Board, InheritedView]:
+    """A board that has taken over what is known of these units."""
+    new, view = board(*names), handed(known())
+    view.apply(new)
+    return new, view
+
+
 def known() -> Board:
     """Units a (up), b (down), c (suspect) and d (up, drained); e is starting."""
     old = board(*"abcde")
@@ -82,9 +89,7 @@ def test_a_view_of_another_version_says_nothing() -> None:
 
 @pytest.mark.parametrize("is_down", [False, True])
 def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used(is_down: bool) -> None:
-    new = board(*"abcde")
-    view = handed(known())
-    view.apply(new)
+    new, view = successor(*"abcde")
     assert not view.is_warm(new, may_come=False)
     new.units["a"].answered_at = NOW
     assert not view.is_warm(new, may_come=False), "c is used as well"
@@ -96,9 +101,7 @@ def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used(is_down: bool) 
 
 
 def test_one_that_uses_no_unit_is_not_warm_where_the_gate_before_used_one() -> None:
-    new = board("z")
-    view = handed(known())
-    view.apply(new)
+    new, view = successor("z")
     assert not view.is_warm(new, may_come=False)
     say(new, "z", Sign.GOOD)
     new.units["z"].answered_at = NOW
@@ -110,9 +113,7 @@ def test_one_that_uses_no_unit_is_not_warm_where_the_gate_before_used_one() -> N
 
 @pytest.mark.parametrize("may_come", [True, False])
 def test_units_that_are_yet_to_be_discovered_are_waited_for(may_come: bool) -> None:
-    new = board("a")
-    view = handed(known())
-    view.apply(new)
+    new, view = successor("a")
     new.units["a"].answered_at = NOW
     assert view.is_warm(new, may_come=may_come) is not may_come
     new.configure(Fleet(units=tuple(Unit(name, "c", f"http://h/{name}") for name in "ac")), NOW)
