@@ -35,7 +35,7 @@ class End(Enum):
 class Reply:
     """What a client saw of one reply. Times are the loop's; `end` is None while it goes on.
 
-    raw: the bytes read while this was the first reply open.
+    has_begun: bytes came while this was the first reply open.
     events: data of each complete server-sent event, with the time it was complete in `event_times_s`.
     """
 
@@ -43,8 +43,8 @@ class Reply:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     interim: list[int] = field(default_factory=list)
-    raw: bytes = b""
-    body: bytes = b""
+    has_begun: bool = False
+    pieces: list[bytes] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
     event_times_s: list[float] = field(default_factory=list)
     comments: int = 0
@@ -55,6 +55,10 @@ class Reply:
     @property
     def is_whole(self) -> bool:
         return self.end is End.COMPLETE
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
 
     @property
     def json(self) -> Any:
@@ -72,7 +76,7 @@ class Reply:
     @property
     def error(self) -> dict[str, Any] | None:
         """The error object: of the body, or of an event in the stream."""
-        documents = [orjson.loads(event) for event in self.events if event != b"[DONE]"]
+        documents = [orjson.loads(event) for event in self.events if b'"error"' in event]
         if not documents and self.is_whole and self.status != 200 and self.body:
             documents = [self.json]
         return next((document["error"] for document in documents if "error" in document), None)
@@ -106,6 +110,7 @@ class Conversation(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._open: deque[tuple[Reply, str]] = deque()
         self._headers: dict[str, str] = {}
+        self._is_stream = False
         self._partial_event = b""
         self.all_ended: asyncio.Future[None] = loop.create_future()
 
@@ -137,7 +142,7 @@ class Conversation(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._open:
-            self._open[0][0].raw += data
+            self._open[0][0].has_begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -156,7 +161,7 @@ class Conversation(asyncio.Protocol):
 
     def _how_closed(self, reply: Reply) -> End:
         if reply.status is None:
-            return End.TRUNCATED if reply.raw else End.CLOSED
+            return End.TRUNCATED if reply.has_begun else End.CLOSED
         delimited = {"content-length", "transfer-encoding"} & reply.headers.keys()
         return End.TRUNCATED if delimited else End.COMPLETE
 
@@ -183,13 +188,14 @@ class Conversation(asyncio.Protocol):
             reply.interim.append(status)
             return
         reply.status, reply.headers, reply.head_s = status, self._headers, self._loop.time()
+        self._is_stream = self._headers.get("content-type", "").startswith("text/event-stream")
         if method == "HEAD":
             self._complete()
 
     def on_body(self, body: bytes) -> None:
         reply = self._open[0][0]
-        reply.body += body
-        if reply.headers.get("content-type", "").startswith("text/event-stream"):
+        reply.pieces.append(body)
+        if self._is_stream:
             self._scan(reply, body)
 
     def on_message_complete(self) -> None:

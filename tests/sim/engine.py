@@ -6,7 +6,6 @@ request whose client has left.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from loadtests.simunit.nonsense import EVERY_S, answer_of
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
+from tests.sim.loop import Event
 from tests.sim.node import Node
 from tests.sim.sequence import BLOCK_PATHS, Sequence, Served, UnknownModelError
 from tests.sim.speech import detokenize, render, tokenize
@@ -108,8 +108,8 @@ class Engine:
         self.paused = ""
         self._is_proven = False
         self._warm_at: float | None = None
-        self._step: asyncio.Handle | None = None
-        self._exit: asyncio.Handle | None = None
+        self._step: Event | None = None
+        self._exit: Event | None = None
         self._frozen_metrics = b""
         self._world.net.listen(lambda: Connection(self._loop, self._handle), self.host, PORT, is_outside=True)
 

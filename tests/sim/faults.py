@@ -76,6 +76,8 @@ class Faults:
     # Looking up
 
     def link(self, source: Address, target: Address) -> Link:
+        if not self._links:
+            return self.default_link
         return _first(self._links, source, target) or self.default_link
 
     def connect_fault(self, source: Address, target: Address) -> int | None:

@@ -13,7 +13,7 @@ from typing import cast
 
 import httptools
 
-from tests.sim.loop import SimLoop
+from tests.sim.loop import Event, SimLoop
 
 KEEP_ALIVE_S = 5.0  # uvicorn's.
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
         self._current: Exchange | None = None
-        self._idle: asyncio.Handle | None = None
+        self._idle: Event | None = None
         self._request = Request()
         self._target = b""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,31 @@ class Deadlock(RuntimeError):  # noqa: N818
     """The simulation cannot go on: nothing will ever happen, time stands still, or its limit has passed."""
 
 
+class Event:
+    """What happens outside the program, in no context of its own, unless it is cancelled before."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_loop")
+
+    def __init__(self, loop: SimLoop, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._args = ()
+
+    def _run(self) -> None:
+        try:
+            self._callback(*self._args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            message = f"exception in {self._callback!r}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """Virtual time, no sockets, no threads. `network` must be set before anything connects or listens.
 
@@ -42,28 +68,34 @@ class SimLoop(asyncio.BaseEventLoop):
     """
 
     network: Network
-    _ready: deque[asyncio.Handle]
+    _ready: deque[asyncio.Handle | Event]
     _scheduled: list[asyncio.TimerHandle]
+    _clock_resolution: float
+    _stopping: bool
 
     def __init__(self, limit_s: float = 7200.0) -> None:
         super().__init__()
-        self._now_s = START_S
+        self.now_s = START_S
         self._end_s = START_S + limit_s
-        self._selector = _Future(self)
+        self._future: list[tuple[float, int, Event]] = []
+        self._order = count()
+        self._turns = 0
         self._failed: list[asyncio.Task[Any]] = []
         self._problems: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self._problems.append(context))
 
     def time(self) -> float:
-        return self._now_s
+        return self.now_s
 
     def block(self, delay_s: float) -> None:
         """Let time pass inside the running callback, as work that hogs the loop does."""
-        self._now_s += delay_s
+        self.now_s += delay_s
 
-    def outside(self, delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.Handle:
-        """Schedule an event of the world outside the program; the handle can be cancelled."""
-        return self._selector.add(self._now_s + delay_s, asyncio.Handle(callback, args, self, Context()))
+    def outside(self, delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> Event:
+        """Schedule an event of the world outside the program; it can be cancelled."""
+        event = Event(self, callback, args)
+        heapq.heappush(self._future, (self.now_s + delay_s, next(self._order), event))
+        return event
 
     @property
     def timers(self) -> list[asyncio.TimerHandle]:
@@ -118,11 +150,48 @@ class SimLoop(asyncio.BaseEventLoop):
         _refuse_tls(options)
         return self.network.listen(factory, host, port)
 
-    def _process_events(self, event_list: list[asyncio.Handle]) -> None:
-        self._ready.extend(event_list)
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def _write_to_self(self) -> None:
         """Nothing to wake: the loop never sleeps."""
+
+    def _run_once(self) -> None:
+        """As asyncio's, but that the clock jumps to the next event instead of waiting for it."""
+        ready, future, timers = self._ready, self._future, self._scheduled
+        if ready or self._stopping:
+            self._turns += 1
+            if self._turns > TURNS_IN_ONE_INSTANT:
+                self._turns = 0
+                raise Deadlock(f"time stands still at {self.now_s:.3f} s; {self.pending()}")
+        else:
+            self._turns = 0
+            self._jump()
+        while future and future[0][0] <= self.now_s:
+            ready.append(heapq.heappop(future)[2])
+        while timers and timers[0]._when < self.now_s + self._clock_resolution:  # type: ignore[attr-defined]
+            ready.append(heapq.heappop(timers))
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _jump(self) -> None:
+        future, timers = self._future, self._scheduled
+        while future and future[0][2]._cancelled:
+            heapq.heappop(future)
+        while timers and timers[0].cancelled():
+            heapq.heappop(timers)
+        next_s = min(future[0][0] if future else math.inf, timers[0].when() if timers else math.inf)
+        if next_s == math.inf:
+            raise Deadlock(f"nothing will ever happen after {self.now_s:.3f} s; {self.pending()}")
+        if next_s > self._end_s:
+            raise Deadlock(f"the time limit passed at {self._end_s:.3f} s; {self.pending()}")
+        self.now_s = max(self.now_s, next_s)
 
     def pending(self) -> str:
         """The unfinished tasks and the program's timers, for an error message."""
@@ -130,51 +199,6 @@ class SimLoop(asyncio.BaseEventLoop):
         return "\n  ".join(
             [f"{len(tasks)} tasks pending:", *tasks, f"{len(self.timers)} timers", *map(repr, self.timers)]
         )
-
-
-class _Future:
-    """The world's heap of events, in the place of a selector: `select` moves the clock instead of waiting."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-        self._heap: list[tuple[float, int, asyncio.Handle]] = []
-        self._order = count()
-        self._turns = 0
-
-    def add(self, when_s: float, handle: asyncio.Handle) -> asyncio.Handle:
-        heapq.heappush(self._heap, (when_s, next(self._order), handle))
-        return handle
-
-    def select(self, timeout: float | None) -> list[asyncio.Handle]:
-        loop = self._loop
-        if timeout == 0:
-            self._turns += 1
-            if self._turns > TURNS_IN_ONE_INSTANT:
-                self._turns = 0
-                raise Deadlock(f"time stands still at {loop.time():.3f} s; {loop.pending()}")
-        else:
-            self._turns = 0
-            loop._now_s = self._next_instant()
-        due = []
-        while self._heap and self._heap[0][0] <= loop._now_s:
-            due.append(heapq.heappop(self._heap)[2])
-        return due
-
-    def _next_instant(self) -> float:
-        loop = self._loop
-        while self._heap and self._heap[0][2].cancelled():
-            heapq.heappop(self._heap)
-        moments = [self._heap[0][0]] if self._heap else []
-        if loop._scheduled:
-            moments.append(loop._scheduled[0].when())
-        if not moments:
-            raise Deadlock(f"nothing will ever happen after {loop.time():.3f} s; {loop.pending()}")
-        if min(moments) > loop._end_s:
-            raise Deadlock(f"the time limit passed at {loop._end_s:.3f} s; {loop.pending()}")
-        return max(loop.time(), min(moments))
-
-    def close(self) -> None:
-        self._heap.clear()
 
 
 def _settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:

@@ -117,11 +117,6 @@ class Network(Faults):
         self.listeners = {a: x for a, x in self.listeners.items() if where not in places(a)}
         self.reset(place)
 
-    def half_close(self, place: str) -> None:
-        """Every connection at the place ends its sending direction and goes on receiving."""
-        for transport in self._at(place):
-            transport.sock.shutdown()
-
     def heal(self, place: str | None = None, *, reset: bool = False) -> None:
         """Undo the place's faults, or all. Held packets arrive, or with `reset` break their connections."""
         super().heal(place)
@@ -190,7 +185,7 @@ class Network(Faults):
         waiter: asyncio.Future[None] = self.loop.create_future()
         transport = self._open(near, protocol, copy_context(), is_outside, waiter)
         if self.connect_fault(near.local, near.remote) != NEVER_ANSWERS:
-            near.lane.carry(lambda: self._syn(transport, far))
+            near.lane.carry(self._syn, transport, far)
         try:
             await waiter
         except BaseException:
@@ -204,7 +199,7 @@ class Network(Faults):
         listener = self._listener_at(far.local)
         if fault or listener is None:
             error = OSError(fault or errno.ECONNREFUSED, os.strerror(fault or errno.ECONNREFUSED))
-            far.lane.carry(lambda: transport.discard(error))
+            far.lane.carry(transport.discard, error)
             return
         accepted = self._open(
             far, listener.context.run(listener.factory), listener.context, listener.is_outside

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cellgate.probes.agent import BEAT_S, HEARTBEAT, LOOK_S, Status, chunk
 from tests.sim.http_server import Connection, Exchange
+from tests.sim.loop import Event
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -101,7 +102,7 @@ class _Watcher(asyncio.Protocol):
     def __init__(self, world: World, node: Node) -> None:
         self._world = world
         self._node = node
-        self._beats: asyncio.Handle | None = None
+        self._beats: Event | None = None
         self._head = b""
 
     def send(self, line: bytes) -> None:

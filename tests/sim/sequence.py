@@ -72,6 +72,7 @@ class Sequence:
         self._shows_logprobs = bool(body.get("logprobs")) and not self.stream
         self._fingerprint = behaviour.fingerprint
         self._said: list[str] = []
+        self._around_word: tuple[bytes, ...] = ()
         self._torn: Random | None = None
         self._is_begun = False
 
@@ -184,7 +185,10 @@ class Sequence:
             return
         if self._chat and len(self._said) == 1:
             self.send(self._event(role="assistant"))
-        self.send(self._event(word))
+        if not self._around_word:
+            before, _, after = self._event("WORD").rpartition(b"WORD")
+            self._around_word = before, after
+        self.send(word.encode().join(self._around_word))
         if is_last:
             self.send(self._event(finish="length"))
             self._finish()

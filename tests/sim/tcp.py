@@ -16,14 +16,14 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 from zlib import crc32
 
 if TYPE_CHECKING:
     from tests.sim.network import Network
 
 Address = tuple[str, int]
+Ts = TypeVarTuple("Ts")
 
 WINDOW = 64 * 1024
 READ_SIZE = 256_000
@@ -50,39 +50,38 @@ class Lane:
         self.source = source
         self.target = target
         self._last_s = 0.0
-        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        self._queue: deque[tuple[float, Callable[..., None], tuple[Any, ...]]] = deque()
         self._scheduled = False
         self._is_held = False
 
-    def carry(self, arrive: Callable[[], None], size: int = 0) -> None:
+    def carry(self, arrive: Callable[[*Ts], None], *args: *Ts, size: int = 0) -> None:
         """Let `arrive` happen at the other end, after everything sent before it."""
-        start_s = max(self._last_s, self._network.loop.time() + self._delay_s())
-        self._last_s = start_s + size / self._link.bytes_per_s
-        self._queue.append((self._last_s, arrive))
-        self._schedule()
+        network = self._network
+        link, random = network.link(self.source, self.target), network.rng.random
+        soonest_s, latest_s = link.latency_s
+        takes_s = soonest_s + (latest_s - soonest_s) * random()
+        if random() < link.hiccup:
+            takes_s += link.hiccup_s
+        self._last_s = max(self._last_s, network.loop.now_s + takes_s) + size / link.bytes_per_s
+        self._queue.append((self._last_s, arrive, args))
+        if not self._scheduled:
+            self._schedule()
 
     def carry_data(self, data: bytes, arrive: Callable[[bytes], None]) -> None:
         """Carry bytes, sometimes in two pieces that arrive apart."""
-        self._network.trace.note("send", self.source, self.target, len(data), crc32(data))
-        cut = len(data)
-        if len(data) > 1 and self._network.rng.random() < self._link.split:
-            cut = self._network.rng.randrange(1, len(data))
-        for piece in (data[:cut], data[cut:]):
-            if piece:
-                self.carry(partial(arrive, piece), len(piece))
+        network, size = self._network, len(data)
+        network.trace.note("send", self.source, self.target, size, crc32(data))
+        if size > 1 and network.rng.random() < network.link(self.source, self.target).split:
+            cut = network.rng.randrange(1, size)
+            self.carry(arrive, data[:cut], size=cut)
+            self.carry(arrive, data[cut:], size=size - cut)
+        else:
+            self.carry(arrive, data, size=size)
 
     def resume(self) -> None:
         """The link may be whole again: go on with what was held."""
         self._is_held = False
         self._schedule()
-
-    @property
-    def _link(self) -> Link:
-        return self._network.link(self.source, self.target)
-
-    def _delay_s(self) -> float:
-        link, rng = self._link, self._network.rng
-        return rng.uniform(*link.latency_s) + (link.hiccup_s if rng.random() < link.hiccup else 0.0)
 
     def _schedule(self) -> None:
         if not self._queue or self._scheduled or self._is_held:
@@ -92,14 +91,16 @@ class Lane:
             self._network.held.append(self)
             return
         self._scheduled = True
-        self._network.loop.outside(max(0.0, self._queue[0][0] - self._network.loop.time()), self._deliver)
+        loop = self._network.loop
+        loop.outside(max(0.0, self._queue[0][0] - loop.now_s), self._deliver)
 
     def _deliver(self) -> None:
         self._scheduled = False
-        now_s = self._network.loop.time()
-        is_cut = self._network.is_cut(self.source, self.target)
-        while not is_cut and self._queue and self._queue[0][0] <= now_s:
-            self._queue.popleft()[1]()
+        queue, now_s = self._queue, self._network.loop.now_s
+        if not self._network.is_cut(self.source, self.target):
+            while queue and queue[0][0] <= now_s:
+                _, arrive, args = queue.popleft()
+                arrive(*args)
         self._schedule()
 
 
@@ -159,8 +160,8 @@ class Socket:
     def recv(self) -> bytes | None:
         """What has arrived, b"" at the end, None when there is nothing yet. Raises OSError after a reset."""
         if self._inbox:
-            data = bytes(self._inbox[:READ_SIZE])
-            del self._inbox[:READ_SIZE]
+            data = bytes(self._inbox[:READ_SIZE] if len(self._inbox) > READ_SIZE else self._inbox)
+            del self._inbox[: len(data)]
             self._report_read(len(data))
             return data
         if self.error:
@@ -214,7 +215,7 @@ class Socket:
     def _report_read(self, size: int) -> None:
         self._unreported += size
         if self._unreported >= WINDOW // 4:
-            self.lane.carry(partial(self.peer._open_window, self._unreported))
+            self.lane.carry(self.peer._open_window, self._unreported)
             self._unreported = 0
 
     def _open_window(self, size: int) -> None:

@@ -100,6 +100,10 @@ class SimTransport(asyncio.Transport):
         if self._eof:
             raise RuntimeError("Cannot call write() after write_eof()")
         if data and not self._lost:
+            if not self._buffer:
+                data = memoryview(data)[self._send(bytes(data)) :]
+                if not data:
+                    return
             self._buffer += memoryview(data)
             if not self._paused:
                 self._flush()
@@ -172,21 +176,24 @@ class SimTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._closed or self._lost or not self._buffer:
             return
-        try:
-            sent = self.sock.send(bytes(self._buffer))
-        except OSError as error:
-            self._fatal(error)
-            return
-        del self._buffer[:sent]
+        del self._buffer[: self._send(bytes(self._buffer))]
         if self._paused and len(self._buffer) <= self._low:
             self._paused = False
             self._tell("resume_writing")
-        if self._buffer:
+        if self._buffer or self._lost:
             return
         if self._closing:
             self._schedule_lost(None)
         elif self._eof:
             self.sock.shutdown()
+
+    def _send(self, data: bytes) -> int:
+        """How much of it the socket took."""
+        try:
+            return self.sock.send(data)
+        except OSError as error:
+            self._fatal(error)
+            return 0
 
     def _maybe_pause(self) -> None:
         if len(self._buffer) > self._high and not self._paused:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from tests.sim.transfer import Transfers
 T = TypeVar("T")
 
 GRACE_S = 1.0
+_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class World:
@@ -47,8 +48,8 @@ class World:
         finally:
             HERE.reset(token)
 
-    def leaks(self, timers: int = 0) -> list[str]:
-        """What the program has left behind: tasks, transports, listeners, and timers beyond the allowance."""
+    def leaks(self) -> list[str]:
+        """What the program has left behind: tasks, transports, listeners and timers."""
         loop, net = self.loop, self.net
         left = [f"task {task!r}" for task in asyncio.all_tasks(loop)]
         left += [
@@ -57,19 +58,18 @@ class World:
         left += [
             f"listener {listener.address}" for listener in net.listeners.values() if not listener.is_outside
         ]
-        if len(loop.timers) > timers:
-            left += [f"timer {timer!r}" for timer in loop.timers]
+        left += [f"timer {timer!r}" for timer in loop.timers]
         return sorted(left)
 
-    def assert_quiet(self, timers: int = 0) -> None:
-        """Nothing of the program outlives the scenario, but for an allowance of timers."""
-        leaks = self.leaks(timers)
+    def assert_quiet(self) -> None:
+        """Nothing of the program outlives the scenario."""
+        leaks = self.leaks()
         assert not leaks, f"seed {self.seed}: the program left {len(leaks)} things behind:\n  " + "\n  ".join(
             leaks
         )
 
 
-def run(world: World, main: Coroutine[Any, Any, T], *, timers: int = 0) -> T:
+def run(world: World, main: Coroutine[Any, Any, T]) -> T:
     """Run a scenario to its end, then check that all went well and that nothing is left.
 
     Raises what `main` raised, `Deadlock`, an ExceptionGroup of what went wrong in callbacks and tasks, or
@@ -80,7 +80,7 @@ def run(world: World, main: Coroutine[Any, Any, T], *, timers: int = 0) -> T:
         result = loop.run_until_complete(main)
         loop.run_until_complete(asyncio.sleep(GRACE_S))
         _raise_problems(world)
-        world.assert_quiet(timers)
+        world.assert_quiet()
     except BaseException as error:
         error.add_note(f"replay with World({world.seed})")
         raise
@@ -115,18 +115,23 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 def played(
-    make: Callable[..., Any], *args: Any, **options: Any
+    make: Callable[..., Any], *args: Any, given: Sequence[str] = (), **options: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Make something for an async test, its first parameter, and have that `play` the test."""
+    """Make something for an async test, its first parameter, and have that `play` the test. Parameters of the
+    test that are `given` go to the maker, and to the test if it has them.
+    """
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        _, *own = inspect.signature(test).parameters.values()
+        names = {parameter.name for parameter in own}
+
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
-            made = make(*args, **options)
-            made.play(test(made, **fixtures))
+            made = make(*args, **options, **{name: fixtures[name] for name in given})
+            made.play(test(made, **{name: fixtures[name] for name in names}))
 
-        parameters = list(inspect.signature(test).parameters.values())[1:]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        more = [inspect.Parameter(name, _KEYWORD) for name in given if name not in names]
+        run.__signature__ = inspect.Signature(own + more)  # type: ignore[attr-defined]
         return run
 
     return decorate

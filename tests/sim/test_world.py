@@ -1,26 +1,133 @@
-"""The simulated network: what its faults do to connections, and that a seed decides everything."""
+"""The simulated world: its time, its network, and one seed that decides everything.
+
+Its transports: tests/laws/test_transport_laws.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import math
 import os
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any, cast
 
 import pytest
 
-from tests.sim.loop import START_S
-from tests.sim.network import GATE
-from tests.sim.tcp import WINDOW, Link
+from tests.sim.chaos import STRIKES, Chaos
+from tests.sim.engine import Engine
+from tests.sim.loop import START_S, Deadlock
 from tests.sim.world import World, played, run
 
 UNIT = "10.9.0.1"
 PORT = 80
+
+
+@pytest.mark.alone
+def test_an_hour_of_one_second_timers_takes_no_time_and_ends_on_the_second() -> None:
+    world = World(1)
+
+    async def main() -> None:
+        for _ in range(3600):
+            await asyncio.sleep(1.0)
+
+    began = time.process_time()
+    run(world, main())
+    assert world.loop.time() == START_S + 3600 + 1  # and the moment of grace
+    assert time.process_time() - began < 5.0
+
+
+def test_timers_and_outside_events_happen_in_the_order_of_their_time() -> None:
+    world = World(1)
+    seen: list[tuple[str, float]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, round(world.loop.time() - START_S, 6)))
+
+    async def main() -> None:
+        world.loop.call_later(0.2, note, "timer")
+        world.loop.outside(0.1, note, "early")
+        world.loop.outside(0.3, note, "late")
+        world.loop.outside(0.25, note, "cancelled").cancel()
+        await asyncio.sleep(1.0)
+
+    run(world, main())
+    assert seen == [("early", 0.1), ("timer", 0.2), ("late", 0.3)]
+
+
+def test_waiting_for_what_cannot_happen_is_a_deadlock_that_names_the_task() -> None:
+    async def hopeless() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock, match="hopeless") as deadlock:
+        run(World(77), hopeless())
+    assert deadlock.value.__notes__ == ["replay with World(77)"]
+
+
+def test_a_scenario_longer_than_its_limit_fails() -> None:
+    with pytest.raises(Deadlock, match="time limit passed at 1060"):
+        run(World(1, limit_s=60.0), asyncio.sleep(61.0))
+
+
+def test_callbacks_that_call_each_other_for_ever_are_noticed() -> None:
+    world = World(1)
+
+    def again() -> None:
+        world.loop.call_soon(again)
+
+    async def main() -> None:
+        again()
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(Deadlock, match="time stands still"):
+        run(world, main())
+
+
+def test_an_exception_in_a_callback_fails_the_scenario() -> None:
+    world = World(1)
+
+    async def main() -> None:
+        world.loop.call_soon(lambda: 1 / 0)
+
+    with pytest.raises(ExceptionGroup, match="unhandled") as group:
+        run(world, main())
+    assert isinstance(group.value.exceptions[0], ZeroDivisionError)
+
+
+def test_a_task_that_fails_unheard_fails_the_scenario_even_while_somebody_holds_it() -> None:
+    world = World(1)
+
+    async def fail() -> None:
+        raise KeyError("lost")
+
+    async def main() -> asyncio.Task[None]:
+        return asyncio.ensure_future(fail())
+
+    with pytest.raises(ExceptionGroup) as group:
+        run(world, main())
+    assert isinstance(group.value.exceptions[0], KeyError)
+
+
+@pytest.mark.parametrize("kind", ["task", "timer", "listener", "transport"])
+def test_what_the_program_leaves_behind_is_a_leak(kind: str) -> None:
+    world = World(1)
+    kept: list[object] = []
+
+    async def main() -> None:
+        loop = world.loop
+        if kind == "task":
+            kept.append(loop.create_task(asyncio.sleep(100.0)))
+        elif kind == "timer":
+            loop.call_later(100.0, print)
+        else:
+            server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+            await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
+            if kind == "transport":
+                server.close()
+
+    with pytest.raises(AssertionError, match=kind):
+        run(world, main())
 
 
 class Peer(asyncio.Protocol):
@@ -76,33 +183,6 @@ class Scene:
         run(self.world, main)
 
 
-async def nap(delay_s: float) -> None:
-    await asyncio.sleep(delay_s)
-
-
-@played(Scene)
-async def test_the_resolver_knows_names_and_can_fail(scene: Scene) -> None:
-    await scene.close(await scene.connect("unit"), await scene.connect(UNIT))
-    with pytest.raises(socket.gaierror) as unknown:
-        await scene.connect("nobody")
-    assert unknown.value.errno == socket.EAI_NONAME
-    scene.net.fail_resolver("unit")
-    with pytest.raises(socket.gaierror) as failed:
-        await scene.connect("unit")
-    assert failed.value.errno == socket.EAI_AGAIN
-    scene.net.heal()
-    assert (await scene.world.loop.getaddrinfo("unit", PORT))[0][4] == (UNIT, PORT)
-
-
-@played(Scene)
-async def test_a_name_with_two_addresses_is_tried_at_both(scene: Scene) -> None:
-    scene.net.names["pair"] = ["10.9.0.9", UNIT]
-    await scene.close(await scene.connect("pair"))
-    scene.net.refuse(UNIT)
-    with pytest.raises(ConnectionRefusedError):
-        await scene.connect("pair")
-
-
 @pytest.mark.parametrize("place", ["unit", f"unit:{PORT}", UNIT, f"{UNIT}:{PORT}"])
 @played(Scene)
 async def test_refusing_holds_for_the_place_until_it_is_healed(scene: Scene, place: str) -> None:
@@ -114,49 +194,20 @@ async def test_refusing_holds_for_the_place_until_it_is_healed(scene: Scene, pla
 
 
 @played(Scene)
-async def test_a_black_hole_never_answers_and_a_cancelled_connect_leaves_nothing(scene: Scene) -> None:
-    scene.net.blackhole("unit")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(scene.connect(), 30.0)
-    assert scene.world.loop.time() >= START_S + 30
-    assert scene.served == []
-
-
-@played(Scene)
-async def test_a_host_without_file_descriptors_cannot_connect_anywhere(scene: Scene) -> None:
-    scene.net.exhaust_files("gate")
-    with pytest.raises(OSError, match="Too many open files") as full:
-        await scene.connect()
-    assert full.value.errno == errno.EMFILE
-    with scene.world.at("client"):
-        await scene.close(await scene.connect())
-
-
-@played(Scene)
-async def test_connections_come_from_the_host_that_the_code_is_on(scene: Scene) -> None:
-    with scene.world.at("client"):
-        task = scene.world.loop.create_task(scene.connect())
-    peers = [await scene.connect(), await task]
-    hosts = [peer.transport.get_extra_info("sockname")[0] for peer in peers]
-    assert hosts == [GATE, scene.net.canonical("client")]
-    await scene.close(*peers)
-
-
-@played(Scene)
 async def test_a_partition_holds_bytes_and_ends_until_it_is_healed(scene: Scene) -> None:
     peer = await scene.connect()
     scene.net.partition("gate", "unit")
     peer.transport.write(b"held")
     connect = scene.world.loop.create_task(scene.connect())
-    await nap(60.0)
+    await asyncio.sleep(60.0)
     assert (peer.data, connect.done()) == (b"", False)
     scene.net.heal()
     other = await connect
-    await nap(1.0)
+    await asyncio.sleep(1.0)
     assert peer.data == b"held"
     scene.net.partition("unit")
     peer.transport.abort()
-    await nap(60.0)
+    await asyncio.sleep(60.0)
     assert not scene.served[0].lost.done()
     scene.net.heal("unit")
     assert await scene.served[0].lost is None
@@ -172,60 +223,13 @@ async def test_a_partition_concerns_only_its_two_places(scene: Scene) -> None:
 @played(Scene)
 async def test_healing_with_reset_breaks_the_connections_that_had_bytes_on_the_way(scene: Scene) -> None:
     busy, quiet = await scene.connect(), await scene.connect()
-    await nap(1.0)
+    await asyncio.sleep(1.0)
     scene.net.partition("gate", "unit")
     busy.transport.write(b"x")
-    await nap(5.0)
+    await asyncio.sleep(5.0)
     scene.net.heal(reset=True)
     assert isinstance(await busy.lost, ConnectionResetError)
     await scene.close(quiet)
-
-
-@played(Scene)
-async def test_killing_a_place_resets_its_connections_and_refuses_new_ones(scene: Scene) -> None:
-    peers = [await scene.connect() for _ in range(3)]
-    await nap(1.0)
-    scene.net.kill("unit")
-    for peer in (*peers, *scene.served):
-        assert isinstance(await peer.lost, ConnectionResetError)
-    with pytest.raises(ConnectionRefusedError):
-        await scene.connect()
-
-
-@played(Scene)
-async def test_half_closing_a_place_ends_its_sending_and_not_its_hearing(scene: Scene) -> None:
-    peer = await scene.connect()
-    await nap(1.0)
-    scene.served[0].echo = False
-    scene.net.half_close("unit")
-    assert await peer.lost is None  # Its protocol answers the end by closing.
-    await nap(1.0)
-
-
-@played(Scene)
-async def test_a_slow_link_takes_its_time(scene: Scene) -> None:
-    peer = await scene.connect()
-    scene.net.slow("unit", bytes_per_s=1000.0)
-    peer.transport.write(b"x" * 5000)
-    while len(peer.data) < 5000:
-        await nap(0.5)
-    assert 10.0 < scene.world.loop.time() - START_S < 11.0  # there and back
-    await scene.close(peer)
-
-
-@played(Scene)
-async def test_a_reader_that_stops_bounds_what_is_in_flight(scene: Scene) -> None:
-    peer = await scene.connect()
-    await nap(1.0)
-    scene.served[0].transport.pause_reading()
-    peer.transport.write(b"x" * 1_000_000)
-    await nap(60.0)
-    assert peer.transport.get_write_buffer_size() == 1_000_000 - WINDOW
-    scene.served[0].transport.resume_reading()
-    await nap(60.0)
-    assert peer.transport.get_write_buffer_size() == 0
-    assert len(peer.data) == 1_000_000
-    await scene.close(peer)
 
 
 def test_writes_arrive_split_and_joined_over_the_seeds() -> None:
@@ -237,8 +241,8 @@ def test_writes_arrive_split_and_joined_over_the_seeds() -> None:
             peer = await scene.connect()
             for _ in range(50):
                 peer.transport.write(b"x" * 100)
-                await nap(0.005)
-            await nap(1.0)
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(1.0)
             await scene.close(peer)
 
         scene.play(main())
@@ -250,22 +254,17 @@ def test_writes_arrive_split_and_joined_over_the_seeds() -> None:
     assert min(split, joined, whole) > 20
 
 
-def test_a_plain_link_delivers_each_write_as_it_was() -> None:
-    scene = Scene()
-    scene.net.default_link = Link(latency_s=(0.001, 0.001), bytes_per_s=math.inf, split=0.0, hiccup=0.0)
-
-    async def main() -> None:
-        peer = await scene.connect()
-        for size in (10, 20, 30):
-            peer.transport.write(b"x" * size)
-            await nap(0.01)
-        await scene.close(peer)
-
-    scene.play(main())
-    assert [size for _, size in scene.served[0].reads] == [10, 20, 30]
+def test_every_strike_strikes_somewhere() -> None:
+    struck: set[str] = set()
+    for seed in range(4):
+        world = World(seed)
+        Chaos(world, [Engine(world, "a")], pause_s=(0.1, 0.2), lasting_s=(0.1, 0.2))
+        run(world, asyncio.sleep(30.0))
+        struck |= {line.split("'")[3] for line in world.trace.last if " strike " in line}
+    assert struck == set(STRIKES)
 
 
-def trace_of(seed: int) -> str:
+def trace_of(seed: int) -> int:
     """The digest of a small scenario with traffic and faults."""
     scene = Scene(seed)
 
@@ -275,14 +274,14 @@ def trace_of(seed: int) -> str:
             if peer.lost.done():
                 return
             peer.transport.write(b"x" * scene.world.rng.randrange(1, 5000))
-            await nap(scene.world.rng.random())
+            await asyncio.sleep(scene.world.rng.random())
         await scene.close(peer)
 
     async def main() -> None:
         talks = [asyncio.ensure_future(talk(10)) for _ in range(5)]
-        await nap(3.0)
+        await asyncio.sleep(3.0)
         scene.net.partition("gate", "unit")
-        await nap(3.0)
+        await asyncio.sleep(3.0)
         scene.net.heal()
         scene.net.reset("unit")
         await asyncio.gather(*talks)
@@ -291,13 +290,9 @@ def trace_of(seed: int) -> str:
     return scene.world.trace.digest
 
 
-def test_a_seed_decides_everything() -> None:
-    assert trace_of(1) == trace_of(1)
-    assert trace_of(1) != trace_of(2)
-
-
 def test_a_seed_decides_everything_in_every_process() -> None:
-    code = "from tests.sim.test_network import trace_of; print(trace_of(1))"
+    assert trace_of(1) != trace_of(2)
+    code = "from tests.sim.test_world import trace_of; print(trace_of(1))"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -308,4 +303,4 @@ def test_a_seed_decides_everything_in_every_process() -> None:
         ).stdout.strip()
         for hash_seed in ("1", "2")
     }
-    assert digests == {trace_of(1)}
+    assert digests == {str(trace_of(1))}
