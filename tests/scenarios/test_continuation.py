@@ -18,7 +18,7 @@ from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.shown import MismatchError
-from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
+from tests.scenarios.harness import BACK_S, CHAT, COMPLETIONS, LATENCY_S, MESSAGES, RESPONSES, RULES, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
@@ -56,6 +56,18 @@ BREAKS: dict[str, Callable[[Engine], None]] = {
 }
 
 
+KINDS = {
+    CHAT: ContinuationKind.TEXT,
+    MESSAGES: ContinuationKind.MESSAGES,
+    RESPONSES: ContinuationKind.RESPONSES,
+}
+
+
+def long(path: str) -> dict[str, Any]:
+    """An answer of forty tokens; chats count them."""
+    return LONG if path == CHAT else {"max_tokens": LONG["max_tokens"]}
+
+
 def _behave(engine: Engine, behaviour: Behaviour) -> None:
     engine.behaviour = behaviour
 
@@ -73,18 +85,28 @@ def on(unit: str, visits: list[Visit]) -> list[Visit]:
     return [visit for visit in visits if visit.unit == unit]
 
 
+async def when_a_dies(stage: Stage, size: int = 8, **fields: Any) -> list[Visit]:
+    """Streams that are under way when a unit dies; what came of them."""
+    crowd = stage.crowd(size, **LONG, **fields)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    return await crowd
+
+
+@pytest.mark.parametrize("path", KINDS)
 @pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
 @played(Stage, units=2, followers=1)
 async def test_whatever_breaks_a_stream_another_unit_goes_on(
-    stage: Stage, breaks: Callable[[Engine], None]
+    stage: Stage, breaks: Callable[[Engine], None], path: str
 ) -> None:
-    crowd = stage.crowd(16, **LONG)
+    crowd = stage.crowd(16, path=path, **long(path))
     await asyncio.sleep(0.5)
     breaks(stage.engines["a"])
     visits = await crowd
-    assert all(visit.is_answered for visit in visits)
-    assert results(stage) == {"continued": len(on("a", visits))}
+    assert [visit.reply.error for visit in visits if not visit.is_answered] == []
     assert len(on("a", visits)) == 8
+    assert stage.gate.metrics.continuations[KINDS[path], ContinuationResult.CONTINUED] == 8
+    assert results(stage) == {"continued": 8}
     records = [record for record in stage.gate.records if record.continued]
     assert len(records) == 8
     assert {record.unit for record in records} == {"b"}
@@ -105,33 +127,36 @@ async def test_what_an_agent_reports_breaks_streams_within_half_a_second(
     assert max(after - before for each in times for before, after in pairwise(each)) < 0.6
 
 
-def test_completions_are_continued_as_well() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-        for _ in range(4):
-            visit = await stage.ask(path=COMPLETIONS, **LONG)
-            assert visit.is_answered
-            await asyncio.sleep(1.0)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_completions_are_continued_as_well(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+    for _ in range(4):
+        visit = await stage.ask(path=COMPLETIONS, **LONG)
+        assert visit.is_answered
+        await asyncio.sleep(1.0)
     assert results(stage)["continued"] >= 1
 
 
+@pytest.mark.parametrize("path", KINDS)
 @pytest.mark.parametrize("after", range(6))
 @played(Stage, units=2)
-async def test_it_may_break_at_any_token_the_first_and_the_last_too(stage: Stage, after: int) -> None:
+async def test_it_may_break_at_any_token_the_first_and_the_last_too(
+    stage: Stage, after: int, path: str
+) -> None:
     stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-    visits = await stage.crowd(8, max_tokens=5, stream_options={"include_usage": True})
+    visits = await stage.crowd(8, path=path, **long(path) | {"max_tokens": 5})
     assert all(visit.is_answered for visit in visits)
+    if after == 0:
+        # What comes before anything was computed is not shown: another unit answers from the beginning.
+        assert results(stage) == {}
 
 
+@pytest.mark.parametrize("path", KINDS)
 @played(Stage, units=4)
-async def test_several_failures_in_one_stream_are_survived(stage: Stage) -> None:
+async def test_several_failures_in_one_stream_are_survived(stage: Stage, path: str) -> None:
     for name in "abc":
         stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-    visits = await stage.crowd(8, **LONG)
+    visits = await stage.crowd(8, path=path, **long(path))
     assert all(visit.is_answered for visit in visits)
     assert max(record.continued for record in stage.gate.records) >= 2
 
@@ -151,10 +176,7 @@ NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
 async def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(
     stage: Stage, name: str
 ) -> None:
-    crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name])
-    await asyncio.sleep(0.5)
-    stage.engines["a"].die()
-    broken = on("a", await crowd)
+    broken = on("a", await when_a_dies(stage, **NOT_CONTINUABLE[name]))
     assert len(broken) == 4
     for visit in broken:
         assert (visit.code, visit.reply.end) == ("truncated", End.TRUNCATED)
@@ -180,74 +202,38 @@ COMPUTED_AGAIN: dict[str, dict[str, Any]] = {
 async def test_what_comes_out_the_same_is_computed_again_and_what_was_shown_is_not_repeated(
     stage: Stage, sampling: dict[str, Any], name: str
 ) -> None:
-    crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name], **sampling)
-    await asyncio.sleep(0.5)
-    stage.engines["a"].die()
-    visits = await crowd
+    visits = await when_a_dies(stage, **NOT_CONTINUABLE[name], **sampling)
     assert all(visit.is_answered for visit in visits)
     assert results(stage) == {"continued": len(on("a", visits))} == {"continued": 4}
 
 
-def test_text_shown_under_tools_is_continued_as_text() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, **LONG, tools=TOOLS, tool_choice="auto")
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-        assert any(asked.get("tools") == TOOLS for asked in stage.engines["b"].counted)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_text_shown_under_tools_is_continued_as_text(stage: Stage) -> None:
+    assert all(visit.is_answered for visit in await when_a_dies(stage, tools=TOOLS, tool_choice="auto"))
+    assert any(asked.get("tools") == TOOLS for asked in stage.engines["b"].counted)
     assert results(stage) == {"continued": 4}
 
 
-def _trim(engine: Engine) -> None:
-    engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
+@pytest.mark.parametrize(("sampling", "result"), [({"temperature": 0}, "continued"), ({}, "refused")])
+@played(Stage, units=2)
+async def test_what_a_template_does_not_give_back_is_computed_again_if_it_comes_out_the_same(
+    stage: Stage, sampling: dict[str, Any], result: str
+) -> None:
+    for engine in stage.engines.values():
+        engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
+    for visit in on("a", await when_a_dies(stage, **sampling)):
+        assert visit.is_answered is (result == "continued")
+        assert visit.is_answered or visit.code == "truncated"
+        assert visit.is_answered or "does not reproduce the text" in (visit.reply.error or {})["message"]
+    assert results(stage) == {result: 4}
 
 
-def test_what_a_template_does_not_give_back_is_computed_again_if_it_comes_out_the_same() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            _trim(engine)
-        crowd = stage.crowd(8, **LONG, temperature=0)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
-    assert results(stage) == {"continued": 4}
-
-
-def test_a_template_that_does_not_give_the_text_back_is_found_out() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            _trim(engine)
-        crowd = stage.crowd(8, **LONG)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        for visit in on("a", await crowd):
-            assert visit.code == "truncated"
-            assert "does not reproduce the text" in (visit.reply.error or {})["message"]
-
-    stage.play(scenario())
-    assert results(stage) == {"refused": 4}
-
-
-def test_without_another_unit_a_stream_ends_in_an_error_and_says_so() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-        visit = await stage.ask(**LONG)
-        assert visit.code == "stream_error"
-        assert "no other unit could take it" in (visit.reply.error or {})["message"]
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_without_another_unit_a_stream_ends_in_an_error_and_says_so(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+    visit = await stage.ask(**LONG)
+    assert visit.code == "stream_error"
+    assert "no other unit could take it" in (visit.reply.error or {})["message"]
     assert results(stage) == {"no_unit": 1}
 
 
@@ -274,67 +260,53 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
     assert not any(record.continued for record in stage.gate.records)
 
 
-def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_warm() -> None:
-    stage = Stage(units=2, timeouts=Timeouts(head_hold_s=0.2))
-
-    async def scenario() -> None:
-        stage.engines["b"].die()
-        await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
-        crowd = stage.crowd(4, max_tokens=200)
-        await asyncio.sleep(1.0)
-        stage.engines["b"].restart()
-        stage.engines["a"].die()
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert all(visit.reply.comments for visit in visits)
-
-    stage.play(scenario())
+@played(Stage, units=2, timeouts=Timeouts(head_hold_s=0.2))
+async def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_warm(stage: Stage) -> None:
+    stage.engines["b"].die()
+    await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
+    crowd = stage.crowd(4, max_tokens=200)
+    await asyncio.sleep(1.0)
+    stage.engines["b"].restart()
+    stage.engines["a"].die()
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert all(visit.reply.comments for visit in visits)
     assert results(stage) == {"continued": 4}
 
 
-def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["b"].die()
-        await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
-        crowd = stage.crowd(4, max_tokens=200, manner=Manner(leave_after_s=3.0))
-        await asyncio.sleep(1.0)
-        stage.engines["a"].die()
-        await crowd
-
-    stage.play(scenario())
-    assert results(stage) == {"client_left": 4}
+@played(Stage, units=2)
+async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(stage: Stage) -> None:
+    stage.engines["b"].die()
+    await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
+    crowd = stage.crowd(4, max_tokens=200, manner=Manner(leave_after_s=3.0))
+    await asyncio.sleep(1.0)
+    stage.engines["a"].die()
+    await crowd
+    await stage.until(lambda: results(stage) == {"client_left": 4}, LATENCY_S)
 
 
-def test_slow_clients_are_not_written_to_faster_by_the_unit_that_goes_on() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=2000, manner=Manner(read_every_s=0.1))
-        await asyncio.sleep(4.0)
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_slow_clients_are_not_written_to_faster_by_the_unit_that_goes_on(stage: Stage) -> None:
+    crowd = stage.crowd(8, max_tokens=600, manner=Manner(read_every_s=0.1))
+    await asyncio.sleep(4.0)
+    stage.engines["a"].die()
+    assert all(visit.is_answered for visit in await crowd)
     assert results(stage)["continued"] > 0
 
 
-def test_a_stream_that_its_unit_has_forgotten_is_continued_long_before_the_last_resort() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.LOSE, breaks_after_events=7)
-        crowd = stage.crowd(8, **LONG)
-        await asyncio.sleep(2.0)
-        stage.engines["a"].behaviour = Behaviour()
-        users = Users(stage, 8)
-        begun = stage.now
-        assert all(visit.is_answered for visit in await crowd)
-        assert 25.0 < stage.now - begun < 35.0
-        await users.leave()
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_a_stream_that_its_unit_has_forgotten_is_continued_long_before_the_last_resort(
+    stage: Stage,
+) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.LOSE, breaks_after_events=7)
+    crowd = stage.crowd(8, **LONG)
+    await asyncio.sleep(2.0)
+    stage.engines["a"].behaviour = Behaviour()
+    users = Users(stage, 8)
+    begun = stage.now
+    assert all(visit.is_answered for visit in await crowd)
+    assert 25.0 < stage.now - begun < 35.0
+    await users.leave()
     assert stage.flips("a")[-1] == "up"
     assert "down" not in stage.flips("a")
 
@@ -356,33 +328,26 @@ def test_a_stream_that_goes_on_with_events_without_a_token_is_continued_elsewher
     assert results(stage)["continued"] > 0
 
 
-@pytest.mark.parametrize("kind", ["done_at_once", "nothing_said", "empty_deltas"])
-def test_a_stream_that_is_resumed_with_nothing_is_resumed_by_another_unit(kind: str) -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(9, **LONG)
-        await asyncio.sleep(0.5)
-        stage.engines["b"].behaviour = Behaviour(answers=kind, spares_canaries=True)
-        stage.engines["a"].die()
-        assert all(visit.is_answered and visit.dishonesty() is None for visit in await crowd)
-
-    stage.play(scenario())
-    assert results(stage)["continued"] > 0
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_unit_that_refuses_to_resume_a_stream_is_not_the_last_word(status: int) -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(9, **LONG)
-        await asyncio.sleep(0.5)
-        stage.engines["b"].behaviour = Behaviour(error_rate=1.0, error_status=status)
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        *(
+            Behaviour(answers=kind, spares_canaries=True)
+            for kind in ("done_at_once", "nothing_said", "empty_deltas")
+        ),
+        *(Behaviour(error_rate=1.0, error_status=status) for status in (400, 401, 404)),
+    ],
+    ids=lambda each: each.answers or str(each.error_status),
+)
+@played(Stage, units=3)
+async def test_a_unit_that_refuses_to_resume_a_stream_or_says_nothing_is_not_the_last_word(
+    stage: Stage, behaviour: Behaviour
+) -> None:
+    crowd = stage.crowd(9, **LONG)
+    await asyncio.sleep(0.5)
+    stage.engines["b"].behaviour = behaviour
+    stage.engines["a"].die()
+    assert all(visit.is_answered and visit.dishonesty() is None for visit in await crowd)
     assert results(stage)["continued"] > 0
 
 
@@ -411,7 +376,7 @@ def test_whatever_strikes_one_unit_after_the_other_every_stream_comes_whole(seed
             stage.world, list(stage.engines.values()), 1, STRIKES, pause_s=(2.0, 10.0), lasting_s=(1.0, 10.0)
         )
         users = Users(stage, 12, lambda rng: {"max_tokens": rng.randrange(10, 150)})
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(40.0)
         chaos.stop()
         await users.leave()
         lost = [visit for visit in users.visits if not visit.is_answered]

@@ -6,63 +6,20 @@ That each answer says what one unit alone would have said is looked at after eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from tests.scenarios.harness import BACK_S, MESSAGES, RESPONSES, Stage
-from tests.scenarios.test_continuation import BREAKS, on, results
+from tests.scenarios.test_continuation import on, results
 from tests.scenarios.visit import Visit
-from tests.sim.behaviour import Behaviour, Break
+from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End
-from tests.sim.engine import Engine
 from tests.sim.world import played
 
 PATHS = {"messages": MESSAGES, "responses": RESPONSES}
 dialects = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-
-
-@dialects
-@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
-def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine], None], path: str) -> None:
-    stage = Stage(units=2, followers=1)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(16, max_tokens=40, path=path)
-        await asyncio.sleep(0.5)
-        breaks(stage.engines["a"])
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits), [visit.reply.error for visit in visits]
-        assert results(stage) == {"continued": len(on("a", visits))}
-        assert len(on("a", visits)) == 8
-
-    stage.play(scenario())
-    kind = ContinuationKind(path.rpartition("/")[2])
-    assert stage.gate.metrics.continuations[kind, ContinuationResult.CONTINUED] == 8
-
-
-@dialects
-@pytest.mark.parametrize("after", range(6))
-@played(Stage, units=2)
-async def test_it_may_break_at_any_token_the_first_and_the_last_too(
-    stage: Stage, after: int, path: str
-) -> None:
-    stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-    visits = await stage.crowd(8, max_tokens=5, path=path)
-    assert all(visit.is_answered for visit in visits)
-
-
-@dialects
-@played(Stage, units=4)
-async def test_several_failures_in_one_stream_are_survived(stage: Stage, path: str) -> None:
-    for name in "abc":
-        stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
-    visits = await stage.crowd(8, max_tokens=40, path=path)
-    assert all(visit.is_answered for visit in visits)
-    assert max(record.continued for record in stage.gate.records) >= 2
 
 
 @dialects
@@ -107,17 +64,3 @@ async def test_errors_have_the_shape_of_their_api(stage: Stage, path: str) -> No
     refused = await stage.ask(path=path)
     assert refused.reply.status in (502, 503, 504)
     assert refused.reply.json.get("type") == ("error" if path == MESSAGES else None)
-
-
-@dialects
-def test_what_comes_before_anything_was_computed_is_not_shown(path: str) -> None:
-    """So a unit that fails then is not seen at all."""
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=0)
-        visits = await stage.crowd(4, max_tokens=5, path=path)
-        assert all(visit.is_answered and visit.unit == "b" for visit in visits)
-
-    stage.play(scenario())
-    assert results(stage) == {}
