@@ -299,6 +299,14 @@ class Stage:
         events = self.gate.events.last()
         return [event["after"] for event in events if event["kind"] == "flip" and event["unit"] == name]
 
+    def shots(self) -> list[str]:
+        """The verdicts that were not UP."""
+        return [
+            f"{event['unit']}: {event['before']} -> {event['after']}, {event['reason']}"
+            for event in self.gate.events.last()
+            if event.get("after") not in (None, "up")
+        ]
+
     def picks(self, name: str, since: float = 0.0) -> list[float]:
         """When the unit was picked."""
         return [pick.at for pick in self.gate.router.picks if pick.unit == name and pick.at >= since]

@@ -14,6 +14,7 @@ from tests.scenarios.harness import Stage
 from tests.scenarios.test_continuation import LONG, TOOLS, results
 from tests.sim.agent_speech import AGENT
 from tests.sim.behaviour import Behaviour, Break
+from tests.sim.world import played
 
 AGENTS: dict[str, dict[str, Any]] = {
     "tools": {"tools": TOOLS, "tool_choice": "auto"},
@@ -25,22 +26,20 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("after", [1, 2, 4, 6, 9, 12])
 @pytest.mark.parametrize("kind", AGENTS)
-def test_reasoning_and_tool_calls_are_continued_wherever_they_break(kind: str, after: int) -> None:
-    stage = Stage(units=3, version="0.32.0")
-
-    async def scenario() -> None:
-        # By then all versions are known.
-        await asyncio.sleep(3.0)
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-        fields = LONG | {"max_tokens": 400} | AGENTS[kind]
-        visits = await asyncio.gather(
-            *(
-                stage.ask(messages=[{"role": "user", "content": f"{AGENT} {number}"}], **fields)
-                for number in range(12)
-            )
+@played(Stage, units=3, version="0.32.0")
+async def test_reasoning_and_tool_calls_are_continued_wherever_they_break(
+    stage: Stage, kind: str, after: int
+) -> None:
+    # By then all versions are known.
+    await asyncio.sleep(3.0)
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+    fields = LONG | {"max_tokens": 400} | AGENTS[kind]
+    visits = await asyncio.gather(
+        *(
+            stage.ask(messages=[{"role": "user", "content": f"{AGENT} {number}"}], **fields)
+            for number in range(12)
         )
-        assert [(visit.code, visit.reply.error) for visit in visits if not visit.is_answered] == []
-
-    stage.play(scenario())
+    )
+    assert [(visit.code, visit.reply.error) for visit in visits if not visit.is_answered] == []
     # Behind the first event nothing is shown yet: another unit answers from the beginning.
     assert results(stage)["continued"] > 0 or after == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -27,19 +26,15 @@ def served(stage: Stage, visit: Visit) -> list[Served]:
 
 @pytest.mark.parametrize("leave_after_s", [0.3, 1.5], ids=["before its first token", "in mid-stream"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_unit_within_100_ms(leave_after_s: float, stream: bool) -> None:
-    stage = Stage(timing=Timing(prefill_s=1.0))
-
-    async def scenario() -> None:
-        visits = await stage.crowd(
-            8, max_tokens=200, stream=stream, manner=Manner(leave_after_s=leave_after_s)
-        )
-        assert {visit.reply.end for visit in visits} == {End.LEFT}
-        tried = [one for visit in visits for one in served(stage, visit)]
-        await stage.until(lambda: all(one.outcome for one in tried), 0.1)
-        assert [one.outcome for one in tried] == ["aborted"] * 8
-
-    stage.play(scenario())
+@played(Stage, timing=Timing(prefill_s=1.0))
+async def test_a_client_that_leaves_frees_its_unit_within_100_ms(
+    stage: Stage, leave_after_s: float, stream: bool
+) -> None:
+    visits = await stage.crowd(8, max_tokens=200, stream=stream, manner=Manner(leave_after_s=leave_after_s))
+    assert {visit.reply.end for visit in visits} == {End.LEFT}
+    tried = [one for visit in visits for one in served(stage, visit)]
+    await stage.until(lambda: all(one.outcome for one in tried), 0.1)
+    assert [one.outcome for one in tried] == ["aborted"] * 8
     assert stage.gate.outcomes == {Outcome.CLIENT_LEFT: 8}
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
@@ -61,18 +56,14 @@ async def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgot
 # -- requests that are wrong -------------------------------------------------------------------------------
 
 
-def test_a_storm_of_bad_requests_changes_no_verdict() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        for _ in range(60):
-            refused_by_unit = await stage.crowd(4, messages="no list")
-            assert all(visit.reply.status == 400 and visit.unit for visit in refused_by_unit)
-            no_json = await stage.send("POST", "/v1/chat/completions", b"{")
-            assert (no_json.reply.status, no_json.code) == (400, "bad_json")
-            await asyncio.sleep(0.25)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_storm_of_bad_requests_changes_no_verdict(stage: Stage) -> None:
+    for _ in range(60):
+        refused_by_unit = await stage.crowd(4, messages="no list")
+        assert all(visit.reply.status == 400 and visit.unit for visit in refused_by_unit)
+        no_json = await stage.send("POST", "/v1/chat/completions", b"{")
+        assert (no_json.reply.status, no_json.code) == (400, "bad_json")
+        await asyncio.sleep(0.25)
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
@@ -85,14 +76,12 @@ def test_a_storm_of_bad_requests_changes_no_verdict() -> None:
         ("GET", "/v1/responses/resp_1", 404, "unknown_path"),
     ],
 )
-def test_what_the_gate_refuses_reaches_no_unit(method: str, path: str, status: int, code: str) -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        visit = await stage.send(method, path)
-        assert (visit.reply.status, visit.code) == (status, code)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_what_the_gate_refuses_reaches_no_unit(
+    stage: Stage, method: str, path: str, status: int, code: str
+) -> None:
+    visit = await stage.send(method, path)
+    assert (visit.reply.status, visit.code) == (status, code)
     assert not stage.gate.router.leases
 
 
@@ -124,16 +113,6 @@ async def test_what_the_gate_answers_itself(stage: Stage) -> None:
 # -- connections -------------------------------------------------------------------------------------------
 
 
-@played(Stage, units=3, policy="round_robin")
-async def test_pipelined_requests_are_answered_in_order_by_different_units(stage: Stage) -> None:
-    bodies = [chat(f"number {n}", max_tokens=30 - 5 * n, stream=n % 2 == 0) for n in range(6)]
-    visits = await stage.pipeline(bodies)
-    assert all(visit.is_answered for visit in visits)
-    assert {visit.unit for visit in visits} == {"a", "b", "c"}
-    ends = [visit.reply.ended_s for visit in visits]
-    assert ends == sorted(ends)
-
-
 @played(Stage, units=1)
 async def test_a_pipelined_body_that_the_gate_itself_keeps_waiting_is_not_too_late(stage: Stage) -> None:
     long = chat("first", max_tokens=5000)
@@ -143,40 +122,17 @@ async def test_a_pipelined_body_that_the_gate_itself_keeps_waiting_is_not_too_la
     assert [visit.reply.status for visit in visits] == [200, 200]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@played(Stage)
-async def test_an_http_1_0_client_gets_an_unchunked_body_and_a_close(stage: Stage, stream: bool) -> None:
-    visit = await old_client(stage, stream=stream)
-    assert visit.is_answered
-    assert "transfer-encoding" not in visit.reply.headers
-    assert visit.reply.headers["connection"] == "close"
-
-
-async def old_client(stage: Stage, **fields: Any) -> Visit:
-    """One generation for a client that speaks HTTP/1.0."""
-
-    def to_1_0(raw: bytes) -> bytes:
-        return raw.replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
-
-    (visit,) = await stage.pipeline([chat("old", **fields)], rewrite=to_1_0)
-    return visit
-
-
 # -- large bodies ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_body_that_is_parsed_elsewhere(leaves: bool) -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        # It takes some 30 ms to get here, so that the one who leaves does while it is being parsed.
-        manner = Manner(leave_after_s=0.06) if leaves else Manner()
-        visits = await stage.crowd(4, padding="x" * (1 << 20), manner=manner)
-        assert all(visit.is_answered for visit in visits) is not leaves
-        await asyncio.sleep(1.0)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_body_that_is_parsed_elsewhere(stage: Stage, leaves: bool) -> None:
+    # It takes some 30 ms to get here, so that the one who leaves does while it is being parsed.
+    manner = Manner(leave_after_s=0.06) if leaves else Manner()
+    visits = await stage.crowd(4, padding="x" * (1 << 20), manner=manner)
+    assert all(visit.is_answered for visit in visits) is not leaves
+    await asyncio.sleep(1.0)
     assert len(stage.gate.router.leases) == (0 if leaves else 4)
 
 
@@ -193,24 +149,3 @@ async def test_a_long_prefill_is_bridged_with_comments_and_can_still_move(stage:
     assert all(visit.is_answered for visit in visits)
     assert all(visit.reply.comments >= 2 for visit in visits)
     assert {visit.reply.headers["x-cellgate-unit"] for visit in visits} == {"a", "b"}
-
-
-@pytest.mark.parametrize("units", [1, 2])
-def test_a_stream_that_was_promised_and_cannot_be_had_ends_in_an_error_event(units: int) -> None:
-    stage = Stage(units=units, timing=Timing(prefill_s=25.0))
-
-    async def scenario() -> None:
-        stage.gate.set_drain("b", drained=True)
-        crowd = stage.crowd(4)
-        await asyncio.sleep(15.0)
-        stage.gate.set_drain("b", drained=False)
-        for engine in stage.engines.values():
-            engine.behaviour.busy_status = 503
-        stage.engines["a"].die()
-        for visit in await crowd:
-            assert visit.reply.status == 200
-            assert visit.reply.comments == 1
-            assert visit.code is not None
-            assert visit.reply.end is End.TRUNCATED
-
-    stage.play(scenario())

@@ -37,26 +37,21 @@ def page(stage: Stage, name: str = "a") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", seeds(range(3)))
-def test_a_canary_comes_when_it_was_told_to(seed: int) -> None:
-    # The known prompt is work, which puts a canary off.
-    stage = Stage(seed, known_answer=KnownAnswerRules(every_s=0.0))
-
-    async def scenario() -> None:
-        for _ in range(10):
-            await asyncio.sleep(stage.rng.uniform(0.5, 3.0))
-            canaries = stage.engines["a"].canaries
-            due_s, before = page(stage)["next_canary_s"], len(canaries)
-            if due_s:
-                await asyncio.sleep(due_s - JITTER_MAX_S - 0.01)
-                assert len(canaries) == before, "it came too soon"
-                await asyncio.sleep(JITTER_MAX_S + LATENCY_S)
-                assert len(canaries) == before + 1, "it is late"
-
-    stage.play(scenario())
+@played(Stage, given=("seed",), known_answer=KnownAnswerRules(every_s=0.0))
+async def test_a_canary_comes_when_it_was_told_to(stage: Stage) -> None:
+    for _ in range(10):
+        await asyncio.sleep(stage.rng.uniform(0.5, 3.0))
+        canaries = stage.engines["a"].canaries
+        due_s, before = page(stage)["next_canary_s"], len(canaries)
+        if due_s:
+            await asyncio.sleep(due_s - JITTER_MAX_S - 0.01)
+            assert len(canaries) == before, "it came too soon"
+            await asyncio.sleep(JITTER_MAX_S + LATENCY_S)
+            assert len(canaries) == before + 1, "it is late"
 
 
-def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
-    stage = Stage()
+@played(Stage)
+async def test_the_way_out_of_rotation_and_back_is_told_step_by_step(stage: Stage) -> None:
     told: list[str] = []
 
     async def watch() -> None:
@@ -69,19 +64,16 @@ def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
             assert shown["usable"] is is_in
             await asyncio.sleep(0.02)
 
-    async def scenario() -> None:
-        await asyncio.sleep(1.0)
-        watching = asyncio.create_task(watch())
-        stage.engines["a"].behaviour = Behaviour(wedged=True)
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
-        assert "a canary (a request for one token) is in flight" in page(stage)["why"][-2]
-        stage.engines["a"].behaviour = Behaviour()
-        await stage.until(stage.all_up, BACK_S)
-        assert any(line.startswith("Slow start: it gets 10% of its share now") for line in page(stage)["why"])
-        await asyncio.sleep(0.1)
-        watching.cancel()
-
-    stage.play(scenario())
+    await asyncio.sleep(1.0)
+    watching = asyncio.create_task(watch())
+    stage.engines["a"].behaviour = Behaviour(wedged=True)
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
+    assert "a canary (a request for one token) is in flight" in page(stage)["why"][-2]
+    stage.engines["a"].behaviour = Behaviour()
+    await stage.until(stage.all_up, BACK_S)
+    assert any(line.startswith("Slow start: it gets 10% of its share now") for line in page(stage)["why"])
+    await asyncio.sleep(0.1)
+    watching.cancel()
     assert told == [
         "a is in rotation",
         "a is suspect",
@@ -165,8 +157,10 @@ def row(stage: Stage, name: str = "a") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_present_cause_and_what_helps_come_first(fault: Callable[[Stage], None]) -> None:
-    stage = Stage(timing=TIMING, agents=True, followers=1)
+@played(Stage, timing=TIMING, agents=True, followers=1)
+async def test_the_present_cause_and_what_helps_come_first(
+    stage: Stage, fault: Callable[[Stage], None]
+) -> None:
     verdict, besides, reason, advice = FAULTS[fault]
 
     def is_told() -> bool:
@@ -175,21 +169,18 @@ def test_the_present_cause_and_what_helps_come_first(fault: Callable[[Stage], No
             reason
         )
 
-    async def scenario() -> None:
-        users = Users(stage, USERS, long_answers)
-        await asyncio.sleep(15.0)
-        assert (row(stage)["besides"], row(stage)["advice"]) == ("", "")
-        fault(stage)
-        await stage.until(is_told, DEGRADED_LIMIT_S)
-        for later_s in (0.0, 30.0):
-            await asyncio.sleep(later_s)
-            assert is_told(), row(stage)
-            assert row(stage)["advice"].startswith(advice), row(stage)["advice"]
-            assert page(stage)["reason"] == row(stage)["reason"]
-            assert reason.partition(" (source")[0] in page(stage)["why"][0]
-        await users.leave()
-
-    stage.play(scenario())
+    users = Users(stage, USERS // 2, long_answers)
+    await asyncio.sleep(15.0)
+    assert (row(stage)["besides"], row(stage)["advice"]) == ("", "")
+    fault(stage)
+    await stage.until(is_told, DEGRADED_LIMIT_S)
+    for later_s in (0.0, 30.0):
+        await asyncio.sleep(later_s)
+        assert is_told(), row(stage)
+        assert row(stage)["advice"].startswith(advice), row(stage)["advice"]
+        assert page(stage)["reason"] == row(stage)["reason"]
+        assert reason.partition(" (source")[0] in page(stage)["why"][0]
+    await users.leave()
 
 
 @pytest.mark.parametrize("has_agents", [False, True])

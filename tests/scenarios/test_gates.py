@@ -33,17 +33,13 @@ def _uses(stage: GatesStage, unit: str) -> list[bool]:
     return [gate.board.units[unit].is_usable() for gate in stage.alive.values()]
 
 
-def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> None:
-    stage = GatesStage(1, 2)
-
-    async def scenario() -> None:
-        crowd = Users(stage, 8)
-        await asyncio.sleep(2.0)
-        await roll_gates(stage)
-        await crowd.leave()
-        assert all(visit.is_answered for visit in crowd.visits)
-
-    stage.play(scenario())
+@played(GatesStage, 1, 2)
+async def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it(stage: GatesStage) -> None:
+    crowd = Users(stage, 8)
+    await asyncio.sleep(2.0)
+    await roll_gates(stage)
+    await crowd.leave()
+    assert all(visit.is_answered for visit in crowd.visits)
     assert len(stage.gates) == 4
 
 

@@ -35,29 +35,25 @@ def kinds(stage: Stage, name: str) -> Counter[str]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("units", [1, 2])
-def test_a_pause_under_streams_loses_nobody_and_flips_nothing(mode: str, units: int) -> None:
-    stage = Stage(units=units, can_pause=True)
+@played(Stage, given=("units",), can_pause=True)
+async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage, mode: str) -> None:
     medic = Medic(stage)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=100)
-        await asyncio.sleep(0.8)
-        engine = stage.engines["a"]
-        assert engine.running
-        engine.pause(mode)
-        # While it finishes what it has, it shows work, and then it is idle.
-        await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
-        assert not stage.gate.board.units["a"].is_usable()
-        late = stage.crowd(4, max_tokens=4)
-        await asyncio.sleep(PAUSE_S)
-        assert is_held(stage, "a")
-        canaries = len(engine.canaries)
-        engine.resume()
-        assert all(visit.is_answered for visit in [*await crowd, *await late])
-        await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
-        assert len(engine.canaries) <= canaries + 2
-
-    stage.play(scenario())
+    crowd = stage.crowd(8, max_tokens=100)
+    await asyncio.sleep(0.8)
+    engine = stage.engines["a"]
+    assert engine.running
+    engine.pause(mode)
+    # While it finishes what it has, it shows work, and then it is idle.
+    await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
+    assert not stage.gate.board.units["a"].is_usable()
+    late = stage.crowd(4, max_tokens=4)
+    await asyncio.sleep(PAUSE_S)
+    assert is_held(stage, "a")
+    canaries = len(engine.canaries)
+    engine.resume()
+    assert all(visit.is_answered for visit in [*await crowd, *await late])
+    await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
+    assert len(engine.canaries) <= canaries + 2
     assert stage.flips("a") == ["up"]
     assert medic.deeds == []
     assert results(stage)["not_continuable"] == results(stage)["refused"] == 0
@@ -66,69 +62,53 @@ def test_a_pause_under_streams_loses_nobody_and_flips_nothing(mode: str, units: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_several_workers_nobody_is_lost_either(mode: str) -> None:
-    stage = CrewStage(units=2, can_pause=True)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=100)
-        await asyncio.sleep(0.8)
-        stage.engines["a"].pause(mode)
-        await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
-        late = stage.crowd(4, max_tokens=4)
-        await asyncio.sleep(PAUSE_S)
-        stage.engines["a"].resume()
-        assert all(visit.is_answered for visit in [*await crowd, *await late])
-        await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
-
-    stage.play(scenario())
+@played(CrewStage, units=2, can_pause=True)
+async def test_with_several_workers_nobody_is_lost_either(stage: CrewStage, mode: str) -> None:
+    crowd = stage.crowd(8, max_tokens=100)
+    await asyncio.sleep(0.8)
+    stage.engines["a"].pause(mode)
+    await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
+    late = stage.crowd(4, max_tokens=4)
+    await asyncio.sleep(PAUSE_S)
+    stage.engines["a"].resume()
+    assert all(visit.is_answered for visit in [*await crowd, *await late])
+    await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
     assert stage.flips("a") == ["up"]
 
 
-def test_an_idle_unit_that_is_paused_is_held_before_a_canary_fails() -> None:
-    stage = Stage(units=2, can_pause=True)
-
-    async def scenario() -> None:
-        stage.engines["a"].pause("keep")
-        await asyncio.sleep(60.0)
-        assert is_held(stage, "a")
-        stage.engines["a"].resume()
-        await stage.until(stage.gate.board.units["a"].is_usable, 3.0)
-
-    stage.play(scenario())
+@played(Stage, units=2, can_pause=True)
+async def test_an_idle_unit_that_is_paused_is_held_before_a_canary_fails(stage: Stage) -> None:
+    stage.engines["a"].pause("keep")
+    await asyncio.sleep(60.0)
+    assert is_held(stage, "a")
+    stage.engines["a"].resume()
+    await stage.until(stage.gate.board.units["a"].is_usable, 3.0)
     assert stage.flips("a") == ["up"]
 
 
-def test_requests_without_a_token_leave_a_paused_unit() -> None:
-    stage = Stage(units=2, can_pause=True)
-
-    async def scenario() -> None:
-        stage.engines["a"].pause("keep")
-        visits = await stage.crowd(8, max_tokens=4)
-        assert all(visit.is_answered for visit in visits)
-        assert {visit.unit for visit in visits} == {"b"}
-        assert not stage.gate.board.units["a"].leases
-
-    stage.play(scenario())
+@played(Stage, units=2, can_pause=True)
+async def test_requests_without_a_token_leave_a_paused_unit(stage: Stage) -> None:
+    stage.engines["a"].pause("keep")
+    visits = await stage.crowd(8, max_tokens=4)
+    assert all(visit.is_answered for visit in visits)
+    assert {visit.unit for visit in visits} == {"b"}
+    assert not stage.gate.board.units["a"].leases
     assert stage.flips("a") == ["up"]
 
 
-def test_an_engine_is_believed_no_longer_than_the_limit() -> None:
-    stage = Stage(units=2, can_pause=True, rules=Rules(hold_limit_s=30.0))
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour.says_paused = True
-        stage.engines["a"].behaviour.wedged = True
-        await stage.until(lambda: is_held(stage, "a"), IDLE_S)
-        await asyncio.sleep(25.0)
-        assert stage.verdict("a") is Verdict.UP
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 5.0 + PROMISE_S)
-        await asyncio.sleep(60.0)
-        assert stage.verdict("a") is Verdict.DOWN
-        assert not is_held(stage, "a")
-        stage.engines["a"].behaviour.wedged = False
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+@played(Stage, units=2, can_pause=True, rules=Rules(hold_limit_s=30.0))
+async def test_an_engine_is_believed_no_longer_than_the_limit(stage: Stage) -> None:
+    stage.engines["a"].behaviour.says_paused = True
+    stage.engines["a"].behaviour.wedged = True
+    await stage.until(lambda: is_held(stage, "a"), IDLE_S)
+    await asyncio.sleep(25.0)
+    assert stage.verdict("a") is Verdict.UP
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 5.0 + PROMISE_S)
+    await asyncio.sleep(60.0)
+    assert stage.verdict("a") is Verdict.DOWN
+    assert not is_held(stage, "a")
+    stage.engines["a"].behaviour.wedged = False
+    await stage.until(stage.all_up, BACK_S)
     assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
     assert "the limit" in next(e["line"] for e in stage.gate.events.last() if e["kind"] == "hold_over")
 
@@ -157,36 +137,28 @@ async def test_a_unit_that_dies_while_it_is_paused_falls_at_once(stage: Stage) -
     await stage.until(stage.all_up, BACK_S)
 
 
-def test_recovery_leaves_a_unit_alone_that_is_paused() -> None:
-    stage = Stage(units=2, can_pause=True)
+@played(Stage, units=2, can_pause=True)
+async def test_recovery_leaves_a_unit_alone_that_is_paused(stage: Stage) -> None:
     medic = Medic(stage)
-
-    async def scenario() -> None:
-        engine = stage.engines["a"]
-        engine.behaviour.wedged = True
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
-        engine.behaviour.wedged = False
-        engine.pause("keep")
-        await asyncio.sleep(60.0)
-        assert medic.deeds == []
-        engine.resume()
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+    engine = stage.engines["a"]
+    engine.behaviour.wedged = True
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+    engine.behaviour.wedged = False
+    engine.pause("keep")
+    await asyncio.sleep(60.0)
+    assert medic.deeds == []
+    engine.resume()
+    await stage.until(stage.all_up, BACK_S)
     assert medic.deeds == []
 
 
-def test_what_an_engine_aborts_without_a_pause_is_continued_and_the_unit_stays() -> None:
-    stage = Stage(units=1, can_pause=True)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=60)
-        await asyncio.sleep(0.8)
-        stage.engines["a"].pause("abort")
-        stage.engines["a"].resume()
-        assert all(visit.is_answered for visit in await crowd)
-        await asyncio.sleep(LATENCY_S)
-
-    stage.play(scenario())
+@played(Stage, units=1, can_pause=True)
+async def test_what_an_engine_aborts_without_a_pause_is_continued_and_the_unit_stays(stage: Stage) -> None:
+    crowd = stage.crowd(8, max_tokens=60)
+    await asyncio.sleep(0.8)
+    stage.engines["a"].pause("abort")
+    stage.engines["a"].resume()
+    assert all(visit.is_answered for visit in await crowd)
+    await asyncio.sleep(LATENCY_S)
     assert stage.flips("a") == ["up"]
     assert results(stage)["continued"] == 8

@@ -19,61 +19,45 @@ SLOW_TO_START = Timing(prefill_s=1.0)
 """So that half of a crowd waits for its first token when something happens to the unit."""
 
 
-def test_a_healthy_fleet_answers_everything_and_never_flips() -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        for _ in range(10):
-            visits = await stage.crowd(60, max_tokens=20)
-            assert all(visit.is_answered for visit in visits)
-            assert {visit.unit for visit in visits} == {"a", "b", "c"}
-            await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
-
-    stage.play(scenario())
+@played(Stage, units=3)
+async def test_a_healthy_fleet_answers_everything_and_never_flips(stage: Stage) -> None:
+    for _ in range(10):
+        visits = await stage.crowd(60, max_tokens=20)
+        assert all(visit.is_answered for visit in visits)
+        assert {visit.unit for visit in visits} == {"a", "b", "c"}
+        await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
     assert [stage.flips(name) for name in "abc"] == [["up"]] * 3
 
 
-def test_a_saturated_fleet_is_busy_and_not_sick() -> None:
-    stage = Stage(timing=Timing(prefill_s=0.5, step_s=0.2, max_running=4))
-
-    async def scenario() -> None:
-        # 30 requests of 4 s behind each 4 places: canaries wait far longer than their timeout.
-        assert all(visit.is_answered for visit in await stage.crowd(60, max_tokens=20))
-
-    stage.play(scenario())
+@played(Stage, timing=Timing(prefill_s=0.5, step_s=0.2, max_running=4))
+async def test_a_saturated_fleet_is_busy_and_not_sick(stage: Stage) -> None:
+    # 30 requests of 4 s behind each 4 places: canaries wait far longer than their timeout.
+    assert all(visit.is_answered for visit in await stage.crowd(60, max_tokens=20))
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-def test_when_a_leader_dies_another_unit_goes_on_with_its_streams() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        early = stage.crowd(32, max_tokens=100)
-        await asyncio.sleep(0.5)
-        late = stage.crowd(32, max_tokens=100)
-        await asyncio.sleep(0.02)
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await early)
-        assert [visit.unit for visit in await early].count("a") == 16
-        assert all(visit.is_answered for visit in await late)
-        assert {visit.unit for visit in await late} == {"b"}
-
-    stage.play(scenario())
+@played(Stage)
+async def test_when_a_leader_dies_another_unit_goes_on_with_its_streams(stage: Stage) -> None:
+    early = stage.crowd(32, max_tokens=100)
+    await asyncio.sleep(0.5)
+    late = stage.crowd(32, max_tokens=100)
+    await asyncio.sleep(0.02)
+    stage.engines["a"].die()
+    assert all(visit.is_answered for visit in await early)
+    assert [visit.unit for visit in await early].count("a") == 16
+    assert all(visit.is_answered for visit in await late)
+    assert {visit.unit for visit in await late} == {"b"}
     assert stage.flips("a")[-1] == "down"
     assert stage.flips("b") == ["up"]
 
 
 @pytest.mark.parametrize("seed", seeds(range(5)))
-def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(seed: int) -> None:
-    stage = Stage(seed)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(64, max_tokens=30)
-        await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+@played(Stage, given=("seed",))
+async def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(stage: Stage) -> None:
+    crowd = stage.crowd(64, max_tokens=30)
+    await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
+    stage.engines["a"].die()
+    assert all(visit.is_answered for visit in await crowd)
 
 
 def is_broken_off(visit: Visit) -> bool:
@@ -82,22 +66,18 @@ def is_broken_off(visit: Visit) -> bool:
 
 
 @pytest.mark.parametrize("seed", seeds([1, 59, 67, 86, 88]))
-def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users(seed: int) -> None:
+@played(Stage, given=("seed",), timing=Timing(warm_up_s=5.0))
+async def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users(stage: Stage) -> None:
     """With the later seeds a canary is answered, or broken, by the process that ends."""
-    stage = Stage(seed, timing=Timing(warm_up_s=5.0))
-
-    async def scenario() -> None:
-        crowd = stage.crowd(32, max_tokens=20)
-        await asyncio.sleep(0.1)
-        stage.engines["a"].restart()
-        await crowd
-        await stage.until(lambda: stage.flips("a")[-1] == "starting", 2.0)
-        assert all(visit.unit == "b" for visit in await stage.crowd(8))
-        await stage.until(stage.all_up, BACK_S)
-        # It has only just come up: its share is small yet.
-        assert any(visit.unit == "a" for visit in await stage.crowd(32))
-
-    stage.play(scenario())
+    crowd = stage.crowd(32, max_tokens=20)
+    await asyncio.sleep(0.1)
+    stage.engines["a"].restart()
+    await crowd
+    await stage.until(lambda: stage.flips("a")[-1] == "starting", 2.0)
+    assert all(visit.unit == "b" for visit in await stage.crowd(8))
+    await stage.until(stage.all_up, BACK_S)
+    # It has only just come up: its share is small yet.
+    assert any(visit.unit == "a" for visit in await stage.crowd(32))
 
 
 @pytest.mark.parametrize(
@@ -110,44 +90,38 @@ def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users(seed: int) -> N
     ],
     ids=["wedged", "wedged under comments", "spinning", "silent"],
 )
-def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(fault: Behaviour) -> None:
-    stage = Stage(timing=SLOW_TO_START)
-
-    async def scenario() -> None:
-        running = stage.crowd(16, max_tokens=400)
-        await asyncio.sleep(2.0)
-        waiting = stage.crowd(16, max_tokens=20)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].behaviour = fault
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
-        assert all(visit.is_answered for visit in await waiting)
-        assert [visit.unit for visit in await running].count("a") == 8
-        assert all(visit.is_answered for visit in await running)
-        assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
-        stage.engines["a"].behaviour = Behaviour()
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(RULES.slow_start_s)
-        assert {visit.unit for visit in await stage.crowd(8)} == {"a", "b"}
-
-    stage.play(scenario())
+@played(Stage, timing=SLOW_TO_START)
+async def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(
+    stage: Stage, fault: Behaviour
+) -> None:
+    running = stage.crowd(16, max_tokens=400)
+    await asyncio.sleep(2.0)
+    waiting = stage.crowd(16, max_tokens=20)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].behaviour = fault
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+    assert all(visit.is_answered for visit in await waiting)
+    assert [visit.unit for visit in await running].count("a") == 8
+    assert all(visit.is_answered for visit in await running)
+    assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
+    stage.engines["a"].behaviour = Behaviour()
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(RULES.slow_start_s)
+    assert {visit.unit for visit in await stage.crowd(8)} == {"a", "b"}
     assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
     assert stage.flips("b") == ["up"]
 
 
-def test_a_lost_follower_moves_everyone() -> None:
-    stage = Stage(timing=SLOW_TO_START)
-
-    async def scenario() -> None:
-        running = stage.crowd(16, max_tokens=200)
-        await asyncio.sleep(1.5)
-        waiting = stage.crowd(16, max_tokens=20)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].behaviour.follower_lost = True
-        assert all(visit.is_answered for visit in await waiting)
-        assert all(visit.is_answered for visit in await running)
-        assert "a" in {visit.unit for visit in await running}
-
-    stage.play(scenario())
+@played(Stage, timing=SLOW_TO_START)
+async def test_a_lost_follower_moves_everyone(stage: Stage) -> None:
+    running = stage.crowd(16, max_tokens=200)
+    await asyncio.sleep(1.5)
+    waiting = stage.crowd(16, max_tokens=20)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].behaviour.follower_lost = True
+    assert all(visit.is_answered for visit in await waiting)
+    assert all(visit.is_answered for visit in await running)
+    assert "a" in {visit.unit for visit in await running}
     assert stage.flips("a")[-1] == "down"
 
 

@@ -10,24 +10,86 @@ from typing import Any
 
 import pytest
 
+from cellgate.router.nouns import Verdict
 from loadtests.simunit.nonsense import KINDS
 from tests.scenarios.harness import Stage
-from tests.scenarios.nonsense import (
-    BACK_S,
-    FIRST_S,
-    LATER_S,
-    OUT_S,
-    Load,
-    are_out,
-    are_up,
-    hurt,
-    is_served,
-    mend,
-    reasons,
-)
 from tests.scenarios.seeds import crossed, seeds
+from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
+from tests.sim.client import Manner
 from tests.sim.world import played
+
+CLIENTS = 4
+FIRST_S, LATER_S = 12.0, 6.0
+OUT_S = BACK_S = 5.0
+PATIENCE_S = 2.5
+"""A client gives up on an answer after this: then it was not served."""
+
+
+def is_served(visit: Visit) -> bool:
+    """Whether the answer is the one that any healthy unit gives."""
+    return visit.is_answered and visit.dishonesty() is None
+
+
+class Load:
+    """Closed-loop clients, each with one request at a time; what they got, by when they asked."""
+
+    def __init__(self, stage: Stage, clients: int = CLIENTS, **fields: Any) -> None:
+        self.stage = stage
+        self.visits: list[tuple[float, Visit]] = []
+        self._fields = fields
+        self._goes_on = True
+        self._clients = [asyncio.ensure_future(self._use()) for _ in range(clients)]
+
+    async def _use(self) -> None:
+        while self._goes_on:
+            begun = self.stage.now
+            patient = Manner(timeout_s=PATIENCE_S)
+            visit = await self.stage.ask(**{"max_tokens": 8, "manner": patient, **self._fields})
+            self.visits.append((begun, visit))
+            if not is_served(visit):
+                # As SDKs do: they wait a moment before they ask again.
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> None:
+        """No more requests; those that are open are awaited."""
+        self._goes_on = False
+        await asyncio.gather(*self._clients)
+
+    def share(self, since: float, until: float) -> float:
+        """The share of the requests of that time that were served."""
+        found = [is_served(visit) for at, visit in self.visits if since <= at < until]
+        assert found
+        return sum(found) / len(found)
+
+
+def hurt(stage: Stage, names: str, kind: str, *, spares_canaries: bool = True) -> None:
+    """These units answer with nonsense from now on."""
+    stage.liars.update(names)
+    for name in names:
+        stage.engines[name].behaviour = Behaviour(answers=kind, spares_canaries=spares_canaries)
+
+
+def mend(stage: Stage, names: str) -> None:
+    for name in names:
+        stage.engines[name].behaviour = Behaviour()
+
+
+def reasons(stage: Stage, name: str) -> list[str]:
+    """Why a unit went down, each time."""
+    return [
+        e["reason"] for e in stage.gate.events.last() if e.get("unit") == name and e.get("after") == "down"
+    ]
+
+
+def are_out(stage: Stage, names: str) -> list[str]:
+    """Which of these units are out. Of several, some may get no requests that they could refuse."""
+    return [name for name in names if stage.verdict(name) is Verdict.DOWN]
+
+
+def are_up(stage: Stage, names: str) -> bool:
+    return all(stage.verdict(name) is Verdict.UP for name in names)
+
 
 FLEETS = [(2, "b"), (3, "a"), (8, "h"), (8, "abcd")]
 """How many units, and which of them answer nonsense: one bad unit, a bad half."""
@@ -94,10 +156,10 @@ BAD: dict[str, Any] = {"user": "nobody"}
 
 @pytest.mark.parametrize(("share", "status"), crossed([0.05, 0.5, 1.0], [400, 401, 404, 422]))
 @pytest.mark.parametrize("seed", seeds(range(4)))
-def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing(
-    share: float, status: int, seed: int
+@played(Stage, given=("seed",), units=3)
+async def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing(
+    stage: Stage, share: float, status: int
 ) -> None:
-    stage = Stage(seed, units=3)
     for engine in stage.engines.values():
         engine.behaviour = Behaviour(lacks=b"nobody", lacks_status=status)
     stage.liars.update(stage.engines)
@@ -113,10 +175,7 @@ def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing
             assert not is_bad or b"is not supported" in visit.reply.body
             await asyncio.sleep(0.01)
 
-    async def scenario() -> None:
-        await asyncio.gather(*(client(number) for number in range(4)))
-
-    stage.play(scenario())
+    await asyncio.gather(*(client(number) for number in range(4)))
     for name in stage.engines:
         assert set(stage.flips(name)) <= {"up"}, stage.flips(name)
     extra = sum(engine.refused for engine in stage.engines.values()) - sum(asked)
@@ -132,11 +191,11 @@ def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_nothing
     ],
     ids=["no vision", "a shorter context", "no schemas"],
 )
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
-    lacking: Behaviour, special: dict[str, Any], share: float
+@pytest.mark.parametrize("share", [0.6, pytest.param(0.2, marks=pytest.mark.nightly)])
+@played(Stage, units=3)
+async def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
+    stage: Stage, lacking: Behaviour, special: dict[str, Any], share: float
 ) -> None:
-    stage = Stage(units=3)
     stage.engines["b"].behaviour = lacking
     plain: list[str | None] = []
     refused: list[int] = []
@@ -149,15 +208,12 @@ def test_a_unit_that_lacks_a_feature_gets_all_requests_that_do_not_need_it(
             if not is_special:
                 plain.append(visit.unit)
 
-    async def scenario() -> None:
-        # All have had their slow start.
-        await asyncio.sleep(15.0)
-        for _ in range(2):
-            before = stage.engines["b"].refused
-            await asyncio.gather(*(client() for _ in range(6)))
-            refused.append(stage.engines["b"].refused - before)
-
-    stage.play(scenario())
+    # All have had their slow start.
+    await asyncio.sleep(15.0)
+    for _ in range(2):
+        before = stage.engines["b"].refused
+        await asyncio.gather(*(client() for _ in range(6)))
+        refused.append(stage.engines["b"].refused - before)
     assert set(stage.flips("b")) <= {"up"}
     assert plain.count("b") > 0
     # After a few it gets only a trial now and then.
@@ -177,54 +233,44 @@ async def test_three_units_of_four_that_answer_nonsense_get_next_to_nothing(stag
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("status_401", False), ("html", True), ("empty_deltas", True)])
-def test_at_one_request_in_a_second_a_unit_that_answers_nonsense_is_out_as_soon(
-    kind: str, stream: bool
+@played(Stage, units=3)
+async def test_at_one_request_in_a_second_a_unit_that_answers_nonsense_is_out_as_soon(
+    stage: Stage, kind: str, stream: bool
 ) -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        hurt(stage, "b", kind)
-        begun = stage.now
-        while not are_out(stage, "b"):
-            assert stage.now - begun < OUT_S
-            visit = await stage.ask(stream=stream, max_tokens=4)
-            assert is_served(visit)
-            await asyncio.sleep(1.0)
-
-    stage.play(scenario())
+    hurt(stage, "b", kind)
+    begun = stage.now
+    while not are_out(stage, "b"):
+        assert stage.now - begun < OUT_S
+        visit = await stage.ask(stream=stream, max_tokens=4)
+        assert is_served(visit)
+        await asyncio.sleep(1.0)
     assert stage.engines["b"].behaviour.answers == kind
 
 
-def test_a_unit_that_cannot_serve_any_of_the_present_requests_stays_for_all_others() -> None:
-    stage = Stage(units=3)
+@played(Stage, units=3)
+async def test_a_unit_that_cannot_serve_any_of_the_present_requests_stays_for_all_others(
+    stage: Stage,
+) -> None:
     stage.engines["b"].behaviour = Behaviour(lacks=b"image_url")
     units: list[str | None] = []
-
-    async def scenario() -> None:
-        # All have had their slow start, and nobody has asked for anything else.
-        await asyncio.sleep(15.0)
-        for _ in range(40):
-            visits = await stage.crowd(6, max_tokens=4, images="image_url")
-            assert all(map(is_served, visits))
-        units.extend(visit.unit for visit in await stage.crowd(12, max_tokens=4))
-        ((reason, _),) = stage.gate.board.units["b"].refusals.values()
-        assert " of /v1/chat/completions of tiny with a stream, images: 400 (" in reason
-
-    stage.play(scenario())
+    # All have had their slow start, and nobody has asked for anything else.
+    await asyncio.sleep(15.0)
+    for _ in range(40):
+        visits = await stage.crowd(6, max_tokens=4, images="image_url")
+        assert all(map(is_served, visits))
+    units.extend(visit.unit for visit in await stage.crowd(12, max_tokens=4))
+    ((reason, _),) = stage.gate.board.units["b"].refusals.values()
+    assert " of /v1/chat/completions of tiny with a stream, images: 400 (" in reason
     assert set(stage.flips("b")) <= {"up"}
     assert "b" in units
 
 
-def test_one_unit_alone_says_what_it_says() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        hurt(stage, "a", "status_401")
-        visit = await stage.ask()
-        assert (visit.reply.status, visit.unit) == (401, "a")
-        hurt(stage, "a", "html")
-        visit = await stage.ask(stream=False)
-        assert b"It works!" in visit.reply.body
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_one_unit_alone_says_what_it_says(stage: Stage) -> None:
+    hurt(stage, "a", "status_401")
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.unit) == (401, "a")
+    hurt(stage, "a", "html")
+    visit = await stage.ask(stream=False)
+    assert b"It works!" in visit.reply.body
     assert set(stage.flips("a")) <= {"up"}

@@ -19,58 +19,51 @@ SLOW_TO_START = Timing(prefill_s=1.0)
 # -- room --------------------------------------------------------------------------------------------------
 
 
-def test_when_all_usable_units_are_full_the_answer_is_429_with_a_time_to_come_back() -> None:
-    stage = Stage(max_in_flight=2, queue=FairRules(limit=0))
-
-    async def scenario() -> None:
-        crowd = stage.crowd(4, max_tokens=50)
-        await asyncio.sleep(0.5)
-        visit = await stage.ask()
-        assert (visit.reply.status, visit.code) == (429, "full")
-        assert visit.reply.headers["retry-after"] == "1"
-        assert all(visit.is_answered for visit in await crowd)
-        assert (await stage.ask()).is_answered
-
-    stage.play(scenario())
+@played(Stage, max_in_flight=2, queue=FairRules(limit=0))
+async def test_when_all_usable_units_are_full_the_answer_is_429_with_a_time_to_come_back(
+    stage: Stage,
+) -> None:
+    crowd = stage.crowd(4, max_tokens=50)
+    await asyncio.sleep(0.5)
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.code) == (429, "full")
+    assert visit.reply.headers["retry-after"] == "1"
+    assert all(visit.is_answered for visit in await crowd)
+    assert (await stage.ask()).is_answered
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-def test_requests_that_lost_their_unit_may_overfill_the_other_by_a_quarter_and_wait_for_the_rest() -> None:
-    stage = Stage(max_in_flight=8, timing=SLOW_TO_START)
+@played(Stage, max_in_flight=8, timing=SLOW_TO_START)
+async def test_requests_that_lost_their_unit_may_overfill_the_other_by_a_quarter_and_wait_for_the_rest(
+    stage: Stage,
+) -> None:
     most = 0
-
-    async def scenario() -> None:
-        nonlocal most
-        crowd = stage.crowd(16, max_tokens=20)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        while not crowd.done():
-            most = max(most, stage.gate.board.units["b"].in_flight)
-            await asyncio.sleep(0.01)
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+    crowd = stage.crowd(16, max_tokens=20)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    while not crowd.done():
+        most = max(most, stage.gate.board.units["b"].in_flight)
+        await asyncio.sleep(0.01)
+    assert all(visit.is_answered for visit in await crowd)
     assert most == 10
 
 
 # -- drain -------------------------------------------------------------------------------------------------
 
 
-def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_undrained() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=100)
-        await asyncio.sleep(0.5)
-        stage.gate.set_drain("a", drained=True)
-        assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
-        visits = await crowd
-        assert all(visit.is_answered for visit in visits)
-        assert {visit.unit for visit in visits} == {"a", "b"}
-        stage.gate.set_drain("a", drained=False)
-        assert "a" in {visit.unit for visit in await stage.crowd(8)}
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_undrained(
+    stage: Stage,
+) -> None:
+    crowd = stage.crowd(8, max_tokens=100)
+    await asyncio.sleep(0.5)
+    stage.gate.set_drain("a", drained=True)
+    assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
+    visits = await crowd
+    assert all(visit.is_answered for visit in visits)
+    assert {visit.unit for visit in visits} == {"a", "b"}
+    stage.gate.set_drain("a", drained=False)
+    assert "a" in {visit.unit for visit in await stage.crowd(8)}
     assert stage.flips("a") == ["up"]
 
 
@@ -87,23 +80,19 @@ async def test_with_every_unit_drained_there_is_no_unit(stage: Stage) -> None:
 # -- reload ------------------------------------------------------------------------------------------------
 
 
-def test_a_reload_that_exchanges_units_drops_no_request() -> None:
-    stage = Stage(timing=SLOW_TO_START)
+@played(Stage, timing=SLOW_TO_START)
+async def test_a_reload_that_exchanges_units_drops_no_request(stage: Stage) -> None:
     stage.add_engine("c")
-
-    async def scenario() -> None:
-        crowds = []
-        for fleet in (("a", "b"), ("b", "c"), ("c",), ("a", "c"), ("a", "b", "c")):
-            stage.reload(stage.fleet(*fleet))
-            crowds += [stage.crowd(8, max_tokens=60)]
-            await asyncio.sleep(0.3)
-            crowds += [stage.crowd(8, max_tokens=5)]
-            await asyncio.sleep(1.5)
-        for crowd in crowds:
-            assert all(visit.is_answered for visit in await crowd)
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+    crowds = []
+    for fleet in (("a", "b"), ("b", "c"), ("c",), ("a", "c"), ("a", "b", "c")):
+        stage.reload(stage.fleet(*fleet))
+        crowds += [stage.crowd(8, max_tokens=60)]
+        await asyncio.sleep(0.3)
+        crowds += [stage.crowd(8, max_tokens=5)]
+        await asyncio.sleep(1.5)
+    for crowd in crowds:
+        assert all(visit.is_answered for visit in await crowd)
+    await stage.until(stage.all_up, BACK_S)
 
 
 @played(Stage)
@@ -117,41 +106,33 @@ async def test_a_unit_removed_while_connections_to_it_are_made_gives_its_request
     assert all(visit.reply.ttft_s < 1.0 for visit in visits)
 
 
-def test_what_happens_at_a_unit_s_old_address_is_not_held_against_its_new_one() -> None:
-    stage = Stage(timing=SLOW_TO_START)
+@played(Stage, timing=SLOW_TO_START)
+async def test_what_happens_at_a_unit_s_old_address_is_not_held_against_its_new_one(stage: Stage) -> None:
     stage.add_engine("c")
-
-    async def scenario() -> None:
-        running = stage.crowd(8, max_tokens=300)
-        await asyncio.sleep(1.5)
-        waiting = stage.crowd(8)
-        await asyncio.sleep(0.5)
-        moved, other = stage.fleet("a", url=stage.engines["c"].url), stage.fleet("b")
-        stage.reload(Fleet(moved.cells, moved.units + other.units))
-        await stage.until(stage.all_up, BACK_S)
-        stage.engines["a"].die()
-        await asyncio.sleep(LATENCY_S)
-        assert stage.verdict("a") is Verdict.UP
-        assert all(visit.is_answered for visit in await waiting)
-        await running
-
-    stage.play(scenario())
+    running = stage.crowd(8, max_tokens=300)
+    await asyncio.sleep(1.5)
+    waiting = stage.crowd(8)
+    await asyncio.sleep(0.5)
+    moved, other = stage.fleet("a", url=stage.engines["c"].url), stage.fleet("b")
+    stage.reload(Fleet(moved.cells, moved.units + other.units))
+    await stage.until(stage.all_up, BACK_S)
+    stage.engines["a"].die()
+    await asyncio.sleep(LATENCY_S)
+    assert stage.verdict("a") is Verdict.UP
+    assert all(visit.is_answered for visit in await waiting)
+    await running
     assert stage.flips("a") == ["up", "up"]
 
 
-def test_changed_limits_and_models_hold_from_the_next_request_on() -> None:
-    stage = Stage(queue=FairRules(limit=0))
-
-    async def scenario() -> None:
-        crowd = stage.crowd(8, max_tokens=50)
-        await asyncio.sleep(0.3)
-        stage.reload(stage.fleet("a", "b", max_in_flight=2, models=("tiny", "also")))
-        assert (await stage.ask()).code == "full"
-        assert all(visit.is_answered for visit in await crowd)
-        visit = await stage.ask(model="also")
-        assert (visit.reply.status, bool(visit.unit)) == (404, True)
-
-    stage.play(scenario())
+@played(Stage, queue=FairRules(limit=0))
+async def test_changed_limits_and_models_hold_from_the_next_request_on(stage: Stage) -> None:
+    crowd = stage.crowd(8, max_tokens=50)
+    await asyncio.sleep(0.3)
+    stage.reload(stage.fleet("a", "b", max_in_flight=2, models=("tiny", "also")))
+    assert (await stage.ask()).code == "full"
+    assert all(visit.is_answered for visit in await crowd)
+    visit = await stage.ask(model="also")
+    assert (visit.reply.status, bool(visit.unit)) == (404, True)
     assert stage.flips("a") == ["up"]
 
 
@@ -210,18 +191,14 @@ async def test_a_stop_while_a_client_pipelines_ends_with_an_answer_that_says_so(
 # -- paths that are not listed -----------------------------------------------------------------------------
 
 
-def test_a_request_on_a_path_that_is_not_listed_is_sent_once_and_no_more() -> None:
-    stage = Stage(pass_unlisted=True)
-
-    async def scenario() -> None:
-        stage.gate.set_drain("b", drained=True)
-        stage.engines["a"].behaviour.silent = True
-        asking = asyncio.ensure_future(stage.send("POST", "/v1/batches", b"{}"))
-        await asyncio.sleep(0.5)
-        stage.gate.set_drain("b", drained=False)
-        visit = await asking
-        assert (visit.reply.status, visit.code) == (503, "evicted")
-        assert (await stage.send("POST", "/v1/batches", b"{}")).unit == "b"
-
-    stage.play(scenario())
+@played(Stage, pass_unlisted=True)
+async def test_a_request_on_a_path_that_is_not_listed_is_sent_once_and_no_more(stage: Stage) -> None:
+    stage.gate.set_drain("b", drained=True)
+    stage.engines["a"].behaviour.silent = True
+    asking = asyncio.ensure_future(stage.send("POST", "/v1/batches", b"{}"))
+    await asyncio.sleep(0.5)
+    stage.gate.set_drain("b", drained=False)
+    visit = await asking
+    assert (visit.reply.status, visit.code) == (503, "evicted")
+    assert (await stage.send("POST", "/v1/batches", b"{}")).unit == "b"
     assert [pick.unit for pick in stage.gate.router.picks] == ["a", "b"]

@@ -50,68 +50,52 @@ async def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_
     await crowd.leave()
 
 
-def test_a_cut_that_heals_in_time_costs_no_unit_and_no_stream() -> None:
-    stage = Stage(units=3, timing=TIMING)
-
-    async def scenario() -> None:
-        crowd = Users(stage, USERS)
-        await asyncio.sleep(3.0)
-        cut_off(stage, "abc")
-        await asyncio.sleep(15.0)
-        stage.world.net.heal()
-        await asyncio.sleep(5.0)
-        assert stage.all_up()
-        await crowd.leave()
-        assert all(visit.is_answered for visit in stage.visits)
-
-    stage.play(scenario())
+@played(Stage, units=3, timing=TIMING)
+async def test_a_cut_that_heals_in_time_costs_no_unit_and_no_stream(stage: Stage) -> None:
+    crowd = Users(stage, USERS)
+    await asyncio.sleep(3.0)
+    cut_off(stage, "abc")
+    await asyncio.sleep(15.0)
+    stage.world.net.heal()
+    await asyncio.sleep(5.0)
+    assert stage.all_up()
+    await crowd.leave()
+    assert all(visit.is_answered for visit in stage.visits)
     assert told(stage) == ["panic", "panic_over"]
     assert not any("down" in stage.flips(name) for name in "abc")
 
 
-def test_two_units_are_too_few_for_panic() -> None:
-    stage = Stage(units=2, timing=TIMING)
-
-    async def scenario() -> None:
-        await asyncio.sleep(3.0)
-        cut_off(stage, "ab")
-        await stage.until(lambda: stage.verdict("a") is stage.verdict("b") is Verdict.DOWN, PROMISE_S)
-
-    stage.play(scenario())
+@played(Stage, units=2, timing=TIMING)
+async def test_two_units_are_too_few_for_panic(stage: Stage) -> None:
+    await asyncio.sleep(3.0)
+    cut_off(stage, "ab")
+    await stage.until(lambda: stage.verdict("a") is stage.verdict("b") is Verdict.DOWN, PROMISE_S)
     assert told(stage) == []
 
 
-def test_a_wedged_unit_whose_leader_answers_is_not_held_while_the_others_are() -> None:
-    stage = Stage(units=5, timing=TIMING)
-
-    async def scenario() -> None:
-        await asyncio.sleep(3.0)
-        cut_off(stage, "abc")
-        await asyncio.sleep(PROMISE_S)
-        stage.engines["d"].behaviour.wedged = True
-        await stage.until(lambda: stage.verdict("d") is Verdict.DOWN, PROMISE_S)
-        assert all(stage.gate.board.units[name].is_usable() for name in "abc")
-
-    stage.play(scenario())
+@played(Stage, units=5, timing=TIMING)
+async def test_a_wedged_unit_whose_leader_answers_is_not_held_while_the_others_are(stage: Stage) -> None:
+    await asyncio.sleep(3.0)
+    cut_off(stage, "abc")
+    await asyncio.sleep(PROMISE_S)
+    stage.engines["d"].behaviour.wedged = True
+    await stage.until(lambda: stage.verdict("d") is Verdict.DOWN, PROMISE_S)
+    assert all(stage.gate.board.units[name].is_usable() for name in "abc")
     assert stage.flips("e") == ["up"]
 
 
-def test_a_sidecar_whose_only_unit_is_wedged_is_not_ready_and_does_not_panic() -> None:
-    stage = Stage(units=1, timing=TIMING)
-
-    async def scenario() -> None:
-        crowd = Users(stage, USERS)
-        await asyncio.sleep(2.0)
-        assert (await stage.send("GET", "/readyz")).reply.status == 200
-        stage.engines["a"].behaviour.wedged = True
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
-        for _ in range(10):
-            assert (await stage.send("GET", "/readyz")).reply.status == 503
-            await asyncio.sleep(4.0)
-        stage.engines["a"].behaviour.wedged = False
-        await stage.until(stage.all_up, BACK_S)
-        assert (await stage.send("GET", "/readyz")).reply.status == 200
-        await crowd.leave()
-
-    stage.play(scenario())
+@played(Stage, units=1, timing=TIMING)
+async def test_a_sidecar_whose_only_unit_is_wedged_is_not_ready_and_does_not_panic(stage: Stage) -> None:
+    crowd = Users(stage, USERS)
+    await asyncio.sleep(2.0)
+    assert (await stage.send("GET", "/readyz")).reply.status == 200
+    stage.engines["a"].behaviour.wedged = True
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+    for _ in range(10):
+        assert (await stage.send("GET", "/readyz")).reply.status == 503
+        await asyncio.sleep(4.0)
+    stage.engines["a"].behaviour.wedged = False
+    await stage.until(stage.all_up, BACK_S)
+    assert (await stage.send("GET", "/readyz")).reply.status == 200
+    await crowd.leave()
     assert told(stage) == []

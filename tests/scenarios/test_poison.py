@@ -3,76 +3,166 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 
 from cellgate.proxy.config.settings import Poison as PoisonSettings
+from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.containment import BANS_A_MINUTE
+from cellgate.proxy.request.body import read_prompt
+from cellgate.router.poison import Ledger
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
-from tests.scenarios.poisoned import DEATHS_MAX, drink, play, poisoned
 from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.users import Users
-from tests.sim.poison import Mode, Poison
+from tests.scenarios.visit import Visit, chat, encode
+from tests.sim.chaos import STRIKES, Chaos
+from tests.sim.client import Client
+from tests.sim.loop import START_S
+from tests.sim.poison import MARKER, Mode, Poison
+from tests.sim.timing import Timing
+from tests.sim.world import played
 
 END_S = 10.0
 WEDGED_END_S = 25.0
+UNITS = 4
+LASTING_S = 30.0
+RATE_PER_S = 4.0
+DEATHS_MAX = 3
+MODES = (Mode.CUT, Mode.CRASH, Mode.LATE, Mode.MID)
+
+
+class Played(NamedTuple):
+    """What came of one seed. `deaths`: the most that a prompt cost; `blamed`: innocents taken for poison.
+
+    `rash`: those of them that were not the only one at their deaths.
+    """
+
+    deaths: int
+    blamed: int
+    rash: int
+
+
+def poisoned(stage: Stage, mode: Mode) -> Poison:
+    """The stage, its engines mortal."""
+    poison = Poison(mode)
+    for engine in stage.engines.values():
+        engine.poison = poison
+    return poison
+
+
+async def drink(stage: Stage, via: Client | None = None, prompt: str = MARKER, **fields: Any) -> Visit:
+    """One client asks for it."""
+    visit = stage._visit("/v1/chat/completions", body := chat(prompt, **fields))
+    headers = {"x-request-id": visit.request_id}
+    visit.reply = await (via or stage.client).request("POST", visit.path, encode(body), headers)
+    return visit
+
+
+def play(seed: int) -> Played:
+    """Units that are struck at random, one at a time, users, and now and then a client with poison."""
+    rng = Random(seed)
+    mode = rng.choice(MODES) if seed % 2 else None
+    timing = Timing(rng.choice((0.05, 0.5)), max_running=rng.choice((8, 256)))
+    stage = Stage(
+        seed, UNITS, timing=timing, followers=1, agents=rng.random() < 0.5, timeouts=Timeouts(answer_s=40.0)
+    )
+    poison = poisoned(stage, mode) if mode is not None else None
+    drunk: list[asyncio.Future[Visit]] = []
+
+    async def scenario() -> None:
+        chaos = Chaos(stage.world, list(stage.engines.values()), 1, STRIKES, pause_s=(1.0, 10.0))
+        visits, due_s = [], stage.now + rng.uniform(1.0, 10.0)
+        while stage.now < START_S + LASTING_S:
+            tokens, stream = rng.randrange(1, 60), rng.random() < 0.7
+            visits.append(asyncio.ensure_future(stage.ask(max_tokens=tokens, stream=stream)))
+            if poison is not None and stage.now >= due_s:
+                # Another prompt each time: one that is known is refused.
+                prompt, due_s = f"{MARKER} {len(drunk)}", stage.now + rng.uniform(8.0, 15.0)
+                drunk.append(asyncio.ensure_future(drink(stage, prompt=prompt, stream=stream, max_tokens=99)))
+            await asyncio.sleep(rng.expovariate(RATE_PER_S))
+        chaos.stop()
+        await asyncio.gather(*visits, *drunk)
+
+    stage.play(scenario())
+    culprits = {each.result().request_id for each in drunk}
+    blamed = [visit for visit in stage.visits if visit.code == "poison_suspected"]
+    innocents = [visit for visit in blamed if visit.request_id not in culprits]
+    kills = [request_id for _, request_id, _ in poison.kills] if poison is not None else []
+    ledger = stage.gate.plane.containment.ledger
+    return Played(
+        max((kills.count(each) for each in culprits), default=0),
+        len(innocents),
+        sum(has_company(ledger, visit) for visit in innocents),
+    )
+
+
+def has_company(ledger: Ledger, visit: Visit) -> bool:
+    """Whether another prompt had met all deaths for which this one was ended, and had not come past one."""
+    assert visit.body is not None
+    record = ledger.records[read_prompt(visit.body, encode(visit.body)).fingerprint]
+    deaths = [mark.death for mark in record.standing]
+    others = [ledger.records.get(each) for each in set.intersection(*(death.died for death in deaths))]
+    cleared = [
+        any(mark.passed and mark.death in deaths for mark in other.marks)
+        for other in others
+        if other is not None
+    ]
+    return len(others) - cleared.count(True) > 1
 
 
 @pytest.mark.parametrize(("mode", "stream"), crossed(Mode, [True, False]))
-def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(mode: Mode, stream: bool) -> None:
-    stage = Stage(units=4)
+@played(Stage, units=4)
+async def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(
+    stage: Stage, mode: Mode, stream: bool
+) -> None:
     poison = poisoned(stage, mode)
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        await asyncio.sleep(5.0)
-        began_at = stage.now
-        visit = await drink(stage, stream=stream, max_tokens=200)
-        assert stage.now - began_at < (WEDGED_END_S if mode is Mode.WEDGE else END_S)
-        # An engine that says what it died of says it before it is seen to be dead.
-        assert visit.code == "poison_suspected" or (mode is Mode.FATAL and visit.code is not None)
-        await asyncio.sleep(2.0)
-        killed = len(poison.kills)
-        again_at = stage.now
-        again = await drink(stage, stream=not stream)
-        assert (again.reply.status, again.code) == (502, "poison_suspected")
-        assert stage.now - again_at < 0.1
-        assert len(poison.kills) == killed
-        await asyncio.sleep(5.0)
-        await users.leave()
-        lost = [each for each in users.visits if not each.is_answered]
-        assert not lost, [(each.reply.status, each.code) for each in lost]
-
-    stage.play(scenario())
+    users = Users(stage, 6)
+    await asyncio.sleep(5.0)
+    began_at = stage.now
+    visit = await drink(stage, stream=stream, max_tokens=200)
+    assert stage.now - began_at < (WEDGED_END_S if mode is Mode.WEDGE else END_S)
+    # An engine that says what it died of says it before it is seen to be dead.
+    assert visit.code == "poison_suspected" or (mode is Mode.FATAL and visit.code is not None)
+    await asyncio.sleep(2.0)
+    killed = len(poison.kills)
+    again_at = stage.now
+    again = await drink(stage, stream=not stream)
+    assert (again.reply.status, again.code) == (502, "poison_suspected")
+    assert stage.now - again_at < 0.1
+    assert len(poison.kills) == killed
+    await asyncio.sleep(5.0)
+    await users.leave()
+    lost = [each for each in users.visits if not each.is_answered]
+    assert not lost, [(each.reply.status, each.code) for each in lost]
     assert 1 < len(poison.kills) <= DEATHS_MAX, poison.kills
 
 
-def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_clears_it_for_all() -> None:
-    stage = GatesStage(1, 4)
+@played(GatesStage, 1, 4)
+async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_clears_it_for_all(
+    stage: GatesStage,
+) -> None:
     poison = poisoned(stage, Mode.CRASH)
-
-    async def scenario() -> None:
-        await stage.until(stage.all_up, 10.0)
-        await asyncio.sleep(2.0)
-        first, second = stage.alive.values()
-        visit = await drink(stage, via=stage.alive_client(0))
-        assert visit.code == "poison_suspected"
-        killed = len(poison.kills)
-        await asyncio.sleep(0.2)
-        assert (await drink(stage, via=stage.alive_client(1))).code == "poison_suspected"
-        assert len(poison.kills) == killed
-        assert second.containment.bans.all()[0].gate
-        stage.redis.forget()
-        await asyncio.sleep(5.0)
-        (ban,) = second.containment.bans.all()
-        assert second.containment.lift(ban.fingerprint, "an operator")
-        await asyncio.sleep(0.2)
-        assert not first.containment.bans.all()
-        poison.marker = "nothing any more"
-        assert (await drink(stage, via=stage.alive_client(0))).is_answered
-
-    stage.play(scenario())
+    await stage.until(stage.all_up, 10.0)
+    await asyncio.sleep(2.0)
+    first, second = stage.alive.values()
+    visit = await drink(stage, via=stage.alive_client(0))
+    assert visit.code == "poison_suspected"
+    killed = len(poison.kills)
+    await asyncio.sleep(0.2)
+    assert (await drink(stage, via=stage.alive_client(1))).code == "poison_suspected"
+    assert len(poison.kills) == killed
+    assert second.containment.bans.all()[0].gate
+    stage.redis.forget()
+    await asyncio.sleep(5.0)
+    (ban,) = second.containment.bans.all()
+    assert second.containment.lift(ban.fingerprint, "an operator")
+    await asyncio.sleep(0.2)
+    assert not first.containment.bans.all()
+    poison.marker = "nothing any more"
+    assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
 @pytest.mark.parametrize("ban_s", [0.0, 5.0])
@@ -91,54 +181,44 @@ def test_a_ban_lasts_as_long_as_is_configured(ban_s: float) -> None:
     stage.play(scenario())
 
 
-def test_fifty_clients_with_one_prompt_cost_no_more_units_than_one() -> None:
-    stage = Stage(units=8)
+@played(Stage, units=8)
+async def test_fifty_clients_with_one_prompt_cost_no_more_units_than_one(stage: Stage) -> None:
     poison = poisoned(stage, Mode.CRASH)
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        await asyncio.sleep(3.0)
-        clients = []
-        for _ in range(50):
-            clients.append(asyncio.ensure_future(drink(stage)))
-            await asyncio.sleep(0.01)
-        assert {visit.code for visit in await asyncio.gather(*clients)} == {"poison_suspected"}
-        await asyncio.sleep(5.0)
-        await users.leave()
-        assert all(visit.is_answered for visit in users.visits)
-
-    stage.play(scenario())
+    users = Users(stage, 6)
+    await asyncio.sleep(3.0)
+    clients = []
+    for _ in range(50):
+        clients.append(asyncio.ensure_future(drink(stage)))
+        await asyncio.sleep(0.01)
+    assert {visit.code for visit in await asyncio.gather(*clients)} == {"poison_suspected"}
+    await asyncio.sleep(5.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
     assert len(poison.kills) <= DEATHS_MAX, poison.kills
 
 
-def test_a_unit_that_dies_of_whatever_it_gets_has_nobody_blamed() -> None:
-    stage = Stage(units=4)
+@played(Stage, units=4)
+async def test_a_unit_that_dies_of_whatever_it_gets_has_nobody_blamed(stage: Stage) -> None:
     stage.engines["a"].poison = Poison(Mode.CRASH, marker="prompt")
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        await asyncio.sleep(60.0)
-        await users.leave()
-        assert all(visit.is_answered for visit in users.visits)
-
-    stage.play(scenario())
+    users = Users(stage, 6)
+    await asyncio.sleep(40.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
     assert len(stage.engines["a"].poison.kills) > 1
     assert stage.gate.containment.counts["ended"] == stage.gate.containment.counts["bans"] == 0
 
 
-def test_where_all_units_die_of_whatever_they_get_requests_end_honestly_and_few_prompts_are_refused() -> None:
+@played(Stage, units=4)
+async def test_where_all_units_die_of_whatever_they_get_requests_end_honestly_and_few_prompts_are_refused(
+    stage: Stage,
+) -> None:
     """A bad rollout: their canaries are answered, and no request is."""
-    stage = Stage(units=4)
     for engine in stage.engines.values():
         engine.poison = Poison(Mode.CRASH, marker="prompt")
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        await asyncio.sleep(50.0)
-        await users.leave()
-        assert not any(visit.is_answered for visit in users.visits)
-
-    stage.play(scenario())
+    users = Users(stage, 6)
+    await asyncio.sleep(30.0)
+    await users.leave()
+    assert not any(visit.is_answered for visit in users.visits)
     assert stage.gate.containment.counts["bans"] <= BANS_A_MINUTE
 
 

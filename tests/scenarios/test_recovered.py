@@ -17,6 +17,7 @@ from cellgate.router.unit_state import UnitState
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
+from tests.sim.world import played
 
 REMEDY = Remedy("audit", RunCommand(("recover",)), after_s=5.0, backoff_s=30.0)
 
@@ -65,98 +66,76 @@ def wedge(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("hurt", [Engine.die, wedge])
-def test_a_unit_that_stays_down_is_recovered_and_serves_again(hurt: Callable[[Engine], None]) -> None:
-    stage = Stage(units=2)
+@played(Stage, units=2)
+async def test_a_unit_that_stays_down_is_recovered_and_serves_again(
+    stage: Stage, hurt: Callable[[Engine], None]
+) -> None:
     medic = Medic(stage)
-
-    async def scenario() -> None:
-        hurt(stage.engines["a"])
-        await stage.until(lambda: medic.deeds == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(100.0)
-        visits = await stage.crowd(8, max_tokens=4)
-        assert {visit.unit for visit in visits} == {"a", "b"}
-
-    stage.play(scenario())
+    hurt(stage.engines["a"])
+    await stage.until(lambda: medic.deeds == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(100.0)
+    visits = await stage.crowd(8, max_tokens=4)
+    assert {visit.unit for visit in visits} == {"a", "b"}
     assert medic.deeds == ["a"]
     assert [entry["step"] for entry in medic.entries] == ["begin", "end"]
 
 
-def test_an_engine_is_asked_to_retry_before_its_unit_is_restarted() -> None:
-    stage = Stage(units=2)
+@played(Stage, units=2)
+async def test_an_engine_is_asked_to_retry_before_its_unit_is_restarted(stage: Stage) -> None:
     medic = Medic(stage)
     medic.retries_help = True
-
-    async def scenario() -> None:
-        wedge(stage.engines["a"])
-        await stage.until(lambda: medic.retries == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(100.0)
-
-    stage.play(scenario())
+    wedge(stage.engines["a"])
+    await stage.until(lambda: medic.retries == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(100.0)
     assert medic.deeds == []
     assert medic.entries[-1]["result"] == "retried"
 
 
-def test_one_after_the_other() -> None:
-    stage = Stage(units=4)
+@played(Stage, units=4)
+async def test_one_after_the_other(stage: Stage) -> None:
     medic = Medic(stage)
-
-    async def scenario() -> None:
-        for name in "abc":
-            stage.engines[name].die()
-        await stage.until(lambda: len(medic.deeds) == 1, 30.0)
-        await asyncio.sleep(0.5)
-        assert len(medic.deeds) == 1
-        await stage.until(stage.all_up, 120.0)
-        assert sorted(medic.deeds) == ["a", "b", "c"]
-
-    stage.play(scenario())
+    for name in "abc":
+        stage.engines[name].die()
+    await stage.until(lambda: len(medic.deeds) == 1, 30.0)
+    await asyncio.sleep(0.5)
+    assert len(medic.deeds) == 1
+    await stage.until(stage.all_up, 120.0)
+    assert sorted(medic.deeds) == ["a", "b", "c"]
 
 
-def test_a_unit_that_nothing_helps_is_given_up() -> None:
-    stage = Stage(units=2)
+@played(Stage, units=2)
+async def test_a_unit_that_nothing_helps_is_given_up(stage: Stage) -> None:
     medic = Medic(stage, heals=False)
-
-    async def scenario() -> None:
-        wedge(stage.engines["a"])
-        await asyncio.sleep(600.0)
-
-    stage.play(scenario())
+    wedge(stage.engines["a"])
+    await asyncio.sleep(600.0)
     assert medic.deeds == ["a", "a", "a"]
     assert medic.entries[-1]["result"] == "gave_up"
     assert any(event["kind"] == "recovery_gave_up" for event in stage.gate.events.last())
 
 
 @pytest.mark.parametrize("units", [2, 3])
-def test_a_gate_that_is_cut_off_for_long_shoots_nobody(units: int) -> None:
-    stage = Stage(units=units)
+@played(Stage, given=("units",))
+async def test_a_gate_that_is_cut_off_for_long_shoots_nobody(stage: Stage) -> None:
     medic = Medic(stage)
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            stage.world.net.partition(engine.address)
-        await asyncio.sleep(RULES.panic_max_s + 300.0)
-        assert all(state.case.verdict is Verdict.DOWN for state in stage.gate.board)
-        stage.world.net.heal()
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(60.0)
-
-    stage.play(scenario())
+    for engine in stage.engines.values():
+        stage.world.net.partition(engine.address)
+    await asyncio.sleep(RULES.panic_max_s + 300.0)
+    assert all(state.case.verdict is Verdict.DOWN for state in stage.gate.board)
+    stage.world.net.heal()
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(60.0)
     assert medic.deeds == []
     kinds = [event["kind"] for event in stage.gate.events.last()]
     assert kinds.count("recovery_held") == 1
 
 
 @pytest.mark.nightly
-def test_a_healthy_fleet_sees_no_recovery() -> None:
-    stage = Stage(units=3)
+@played(Stage, units=3)
+async def test_a_healthy_fleet_sees_no_recovery(stage: Stage) -> None:
     medic = Medic(stage, Remedy("audit", RunCommand(("recover",)), after_s=0.1, backoff_s=0.1))
-
-    async def scenario() -> None:
-        for _ in range(20):
-            await stage.crowd(60, max_tokens=20)
-            await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
-
-    stage.play(scenario())
+    for _ in range(20):
+        await stage.crowd(60, max_tokens=20)
+        await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
     assert medic.deeds == []

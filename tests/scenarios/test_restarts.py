@@ -15,6 +15,7 @@ from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.sim.engine import PORT
 from tests.sim.timing import Timing
+from tests.sim.world import played
 
 TIMING = Timing(step_s=0.05, warm_up_s=2.0)
 GAPS_S = (0.0, 0.3)
@@ -53,21 +54,17 @@ def test_a_leader_that_starts_anew_between_two_probes_gets_nobody_before_a_canar
 
 
 @pytest.mark.parametrize("seed", seeds(range(3)))
-def test_the_same_without_any_connection_that_could_break(seed: int) -> None:
-    stage = Stage(seed, timing=TIMING)
+@played(Stage, given=("seed",), timing=TIMING)
+async def test_the_same_without_any_connection_that_could_break(stage: Stage) -> None:
     engine = stage.engines["a"]
-
-    async def scenario() -> None:
-        await asyncio.sleep(stage.rng.uniform(3.0, 5.0))
-        for transport in list(stage.world.net.transports):
-            if transport.sock.local == (engine.host, PORT):
-                transport.close()
-        await asyncio.sleep(0.1)
-        engine.restart()
-        assert all(visit.is_answered for visit in await stage.crowd(16))
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+    await asyncio.sleep(stage.rng.uniform(3.0, 5.0))
+    for transport in list(stage.world.net.transports):
+        if transport.sock.local == (engine.host, PORT):
+            transport.close()
+    await asyncio.sleep(0.1)
+    engine.restart()
+    assert all(visit.is_answered for visit in await stage.crowd(16))
+    await stage.until(stage.all_up, BACK_S)
 
 
 async def _restart(stage: Stage, gap_s: float) -> None:

@@ -11,8 +11,8 @@ from cellgate.proxy.config.action_settings import RollPolicy, RunCommand
 from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.extras.operator.roll_plan import Order, OwnRoll, Phase
 from cellgate.proxy.extras.operator.roller import Roller, roll_units
-from cellgate.router.nouns import Fleet, Verdict
-from tests.scenarios.harness import BACK_S, Stage
+from cellgate.router.nouns import Fleet
+from tests.scenarios.harness import Stage
 from tests.sim.world import played
 
 POLICY = RollPolicy(RunCommand(("roll",)), "audit")
@@ -73,18 +73,5 @@ async def test_a_unit_that_comes_back_at_another_address_gets_no_request_before_
     soaks_at = stage.roller.roll.units[0].since_ms / 1000.0 if stage.roller.roll is not None else 0.0
     assert [at for at in stage.picks("a", stage.moved_at) if at < soaks_at] == []
     await asyncio.sleep(1.0)
-    await stage.crowd(20, max_tokens=2)
-    assert stage.picks("a", stage.moved_at)
-
-
-@played(RolledStage)
-async def test_one_that_fails_there_gets_none_until_an_operator_undrains_it(stage: RolledStage) -> None:
-    await stage.roll(version="2.0")
-    await stage.ask_until(Phase.FAILED)
-    await stage.until(lambda: stage.verdict("a") is Verdict.UP, BACK_S)
-    await stage.crowd(20, max_tokens=2)
-    assert stage.picks("a", stage.moved_at) == []
-    stage.gate.plane.set_drain("a", False)
-    await asyncio.sleep(10.0)
     await stage.crowd(20, max_tokens=2)
     assert stage.picks("a", stage.moved_at)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.scenarios.harness import BACK_S, RULES, Stage
-from tests.scenarios.storms import shots
 from tests.scenarios.users import Users
 from tests.sim.timing import Timing
 
@@ -48,7 +47,7 @@ def _share_of_a_degraded_one(seed: int) -> float:
         await users.leave()
 
     stage.play(scenario())
-    assert not shots(stage)
+    assert not stage.shots()
     told = [(event["kind"], event["unit"]) for event in stage.gate.events.last() if event["kind"] != "flip"]
     assert told == [("degraded", "a"), ("recovered", "a")]
     return shares[0]

@@ -8,6 +8,7 @@ import itertools
 from cellgate.proxy.admin.views import Moment, explain
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, Stage
+from tests.sim.world import played
 
 STACK = {"program": "vllm", "driver nvidia": "570", "flag --max-model-len": "8192"}
 TOLD_S = 40.0
@@ -25,43 +26,25 @@ def stage_of(units: int) -> Stage:
     return stage
 
 
-def test_a_node_with_another_driver_is_said_and_stays_in_rotation() -> None:
-    stage = stage_of(3)
+@played(stage_of, 3)
+async def test_a_node_with_another_driver_is_said_and_stays_in_rotation(stage: Stage) -> None:
     stage.engines["b"].nodes[1].report = {"stack": STACK | {"driver nvidia": "550"}}
-
-    async def scenario() -> None:
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(TOLD_S)
-        assert len(told(stage)) == 1
-        assert "unit b" in told(stage)[0]
-        assert "has driver nvidia 550" in told(stage)[0]
-        state = stage.gate.board.units["b"]
-        why = explain(state, Moment(stage.now, stage.gate.board.rules, None, None))
-        assert any("different software: b-1 has driver nvidia 550" in line for line in why), why
-        stage.engines["b"].nodes[1].report = {"stack": STACK}
-        await asyncio.sleep(TOLD_S)
-        assert stage.gate.board.units["b"].facts.mixed == ""
-
-    stage.play(scenario())
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(TOLD_S)
+    assert len(told(stage)) == 1
+    assert "unit b" in told(stage)[0]
+    assert "has driver nvidia 550" in told(stage)[0]
+    state = stage.gate.board.units["b"]
+    why = explain(state, Moment(stage.now, stage.gate.board.rules, None, None))
+    assert any("different software: b-1 has driver nvidia 550" in line for line in why), why
+    stage.engines["b"].nodes[1].report = {"stack": STACK}
+    await asyncio.sleep(TOLD_S)
+    assert stage.gate.board.units["b"].facts.mixed == ""
     assert stage.flips("b") == ["up"]
 
 
-def test_a_unit_with_another_flag_is_an_event_of_its_cell() -> None:
-    stage = stage_of(3)
-    for node in stage.engines["b"].nodes:
-        node.report = {"stack": STACK | {"flag --max-model-len": "4096"}}
-
-    async def scenario() -> None:
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(TOLD_S)
-        assert [("b has --max-model-len 4096" in line) for line in told(stage)] == [True]
-
-    stage.play(scenario())
-    assert all(stage.flips(unit) == ["up"] for unit in stage.engines)
-
-
-def test_an_agent_that_tells_something_else_each_time_takes_no_unit_out() -> None:
-    stage = stage_of(2)
+@played(stage_of, 2)
+async def test_an_agent_that_tells_something_else_each_time_takes_no_unit_out(stage: Stage) -> None:
     versions = map(str, itertools.count())
 
     async def lie() -> None:
@@ -69,12 +52,9 @@ def test_an_agent_that_tells_something_else_each_time_takes_no_unit_out() -> Non
             stage.engines["a"].nodes[1].report = {"stack": STACK | {"driver nvidia": next(versions)}}
             await asyncio.sleep(5.0)
 
-    async def scenario() -> None:
-        lying = asyncio.ensure_future(lie())
-        await asyncio.sleep(600.0)
-        lying.cancel()
-        assert stage.verdict("a") is Verdict.UP
-        assert len(told(stage)) <= 20
-
-    stage.play(scenario())
+    lying = asyncio.ensure_future(lie())
+    await asyncio.sleep(600.0)
+    lying.cancel()
+    assert stage.verdict("a") is Verdict.UP
+    assert len(told(stage)) <= 20
     assert stage.flips("a") == ["up"]

@@ -33,32 +33,28 @@ def told(stage: Stage) -> list[str]:
     return [event["line"] for event in stage.gate.events.last() if event["kind"] == "ranks"]
 
 
-def test_the_rank_that_never_entered_the_collective_is_named() -> None:
-    stage = Stage(followers=1, agents=True)
+@played(Stage, followers=1, agents=True)
+async def test_the_rank_that_never_entered_the_collective_is_named(stage: Stage) -> None:
     stage.engines["a"].nodes[1].report = report()
-
-    async def scenario() -> None:
-        users = Users(stage, 4)
-        await asyncio.sleep(60.0)
-        assert told(stage) == [], "nobody asks the ranks of a unit that works"
-        stage.engines["a"].behaviour = Behaviour(wedged=True)
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
-        await stage.until(lambda: bool(told(stage)), 5.0)
-        assert told(stage) == [f"what ranks of unit a say: {SAID}"]
-        assert any(SAID in line for line in why(stage)), why(stage)
-        stage.engines["a"].behaviour = Behaviour()
-        await stage.until(stage.all_up, BACK_S)
-        await asyncio.sleep(100.0)
-        assert stage.gate.board.units["a"].facts.ranks == ()
-        await users.leave()
-
-    stage.play(scenario())
+    users = Users(stage, 2)
+    await asyncio.sleep(60.0)
+    assert told(stage) == [], "nobody asks the ranks of a unit that works"
+    stage.engines["a"].behaviour = Behaviour(wedged=True)
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+    await stage.until(lambda: bool(told(stage)), 5.0)
+    assert told(stage) == [f"what ranks of unit a say: {SAID}"]
+    assert any(SAID in line for line in why(stage)), why(stage)
+    stage.engines["a"].behaviour = Behaviour()
+    await stage.until(stage.all_up, BACK_S)
+    await asyncio.sleep(100.0)
+    assert stage.gate.board.units["a"].facts.ranks == ()
+    await users.leave()
 
 
 @pytest.mark.nightly
-def test_agents_that_lie_change_no_verdict() -> None:
+@played(Stage, followers=1, agents=True)
+async def test_agents_that_lie_change_no_verdict(stage: Stage) -> None:
     """Of a unit that works they say all the time that its ranks and links fail, each time in other words."""
-    stage = Stage(followers=1, agents=True)
     numbers = itertools.count(1)
 
     async def lie() -> None:
@@ -68,15 +64,12 @@ def test_agents_that_lie_change_no_verdict() -> None:
                 node.report = report(n, counters={f"mlx5_{n % 9}/1 link_downed": n * n})
             await asyncio.sleep(1.0)
 
-    async def scenario() -> None:
-        lying = asyncio.ensure_future(lie())
-        users = Users(stage, 4)
-        await asyncio.sleep(300.0)
-        lying.cancel()
-        await users.leave()
-        assert len(told(stage)) <= 31
-
-    stage.play(scenario())
+    lying = asyncio.ensure_future(lie())
+    users = Users(stage, 4)
+    await asyncio.sleep(300.0)
+    lying.cancel()
+    await users.leave()
+    assert len(told(stage)) <= 31
     assert stage.flips("a") == ["up"]
 
 

@@ -19,174 +19,136 @@ from tests.sim.world import played
 
 
 @pytest.mark.parametrize("breaks", [Break.ERROR, Break.TRUNCATE])
-def test_a_stream_that_breaks_before_its_first_token_is_tried_elsewhere(breaks: Break) -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=0)
-        for _ in range(10):
-            assert all(visit.is_answered for visit in await stage.crowd(4))
-            await asyncio.sleep(1.0)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_stream_that_breaks_before_its_first_token_is_tried_elsewhere(
+    stage: Stage, breaks: Break
+) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=0)
+    for _ in range(10):
+        assert all(visit.is_answered for visit in await stage.crowd(4))
+        await asyncio.sleep(1.0)
     assert stage.gate.metrics.tallies["a"].retries > 0
 
 
 @pytest.mark.parametrize("breaks", [Break.ERROR, Break.TRUNCATE])
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_stream_that_breaks_later_ends_honestly_and_is_held_against_the_unit(
-    breaks: Break, torn: bool
+@played(Stage, units=1)
+async def test_a_stream_that_breaks_later_ends_honestly_and_is_held_against_the_unit(
+    stage: Stage, breaks: Break, torn: bool
 ) -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=3, torn=torn)
-        for _ in range(40):
-            visit = await stage.ask()
-            assert len(visit.reply.events) >= 4
-            assert visit.reply.error is not None
-            assert visit.reply.end is End.TRUNCATED
-            assert visit.code == ("stream_error" if breaks is Break.ERROR else "truncated")
-            await asyncio.sleep(1.0)
-
-    stage.play(scenario())
+    stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=3, torn=torn)
+    for _ in range(40):
+        visit = await stage.ask()
+        assert len(visit.reply.events) >= 4
+        assert visit.reply.error is not None
+        assert visit.reply.end is End.TRUNCATED
+        assert visit.code == ("stream_error" if breaks is Break.ERROR else "truncated")
+        await asyncio.sleep(1.0)
     broken = Outcome.STREAM_ERROR if breaks is Break.ERROR else Outcome.TRUNCATED
     assert stage.gate.outcomes == {broken: 40}
     assert "suspect" in stage.flips("a")
 
 
-def test_a_stream_that_stalls_while_others_go_on_ends_at_the_last_resort() -> None:
-    stage = Stage(units=1, timeouts=Timeouts(answer_s=20.0))
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.STALL, breaks_after_events=3)
-        stalled = stage.crowd(4)
-        await asyncio.sleep(0.5)
-        for visit in await stalled:
-            assert visit.code == "truncated"
-            assert visit.reply.end is End.TRUNCATED
-            assert 20.0 < visit.reply.ended_s - visit.reply.event_times_s[-2] < 21.0
-
-    stage.play(scenario())
+@played(Stage, units=1, timeouts=Timeouts(answer_s=20.0))
+async def test_a_stream_that_stalls_while_others_go_on_ends_at_the_last_resort(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.STALL, breaks_after_events=3)
+    stalled = stage.crowd(4)
+    await asyncio.sleep(0.5)
+    for visit in await stalled:
+        assert visit.code == "truncated"
+        assert visit.reply.end is End.TRUNCATED
+        assert 20.0 < visit.reply.ended_s - visit.reply.event_times_s[-2] < 21.0
     assert "down" not in stage.flips("a")
 
 
 @pytest.mark.parametrize("fault", [Behaviour(torn=True), Behaviour(close_delimited=True)])
-def test_odd_framing_reaches_the_client_as_good_streams(fault: Behaviour) -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = fault
-        assert all(visit.is_answered for visit in await stage.crowd(40, max_tokens=40))
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_odd_framing_reaches_the_client_as_good_streams(stage: Stage, fault: Behaviour) -> None:
+    stage.engines["a"].behaviour = fault
+    assert all(visit.is_answered for visit in await stage.crowd(40, max_tokens=40))
     assert stage.flips("a") == ["up"]
 
 
 # -- replies that fail -------------------------------------------------------------------------------------
 
 
-def test_a_unit_that_answers_500_goes_down_and_costs_no_request() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
-        for _ in range(20):
-            assert all(visit.is_answered for visit in await stage.crowd(4))
-            await asyncio.sleep(0.5)
-        assert stage.verdict("a") is Verdict.DOWN
-        stage.engines["a"].behaviour = Behaviour()
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_unit_that_answers_500_goes_down_and_costs_no_request(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+    for _ in range(20):
+        assert all(visit.is_answered for visit in await stage.crowd(4))
+        await asyncio.sleep(0.5)
+    assert stage.verdict("a") is Verdict.DOWN
+    stage.engines["a"].behaviour = Behaviour()
+    await stage.until(stage.all_up, BACK_S)
     assert stage.flips("b") == ["up"]
 
 
-def test_a_unit_whose_engine_has_just_died_costs_no_request_however_many_come_at_once() -> None:
+@played(Stage)
+async def test_a_unit_whose_engine_has_just_died_costs_no_request_however_many_come_at_once(
+    stage: Stage,
+) -> None:
     """More get its 500 than the budget has retries for: after the second one they are no longer paid for."""
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
-        assert all(visit.is_answered for visit in await stage.crowd(24))
-
-    stage.play(scenario())
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+    assert all(visit.is_answered for visit in await stage.crowd(24))
     assert stage.flips("a")[:2] == ["up", "suspect"]
     assert stage.flips("b") == ["up"]
 
 
-def test_a_unit_that_answers_500_to_every_other_request_costs_no_request() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(error_rate=0.5)
-        for _ in range(100):
-            assert all(visit.is_answered for visit in await stage.crowd(2))
-            await asyncio.sleep(0.2)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_a_unit_that_answers_500_to_every_other_request_costs_no_request(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(error_rate=0.5)
+    for _ in range(100):
+        assert all(visit.is_answered for visit in await stage.crowd(2))
+        await asyncio.sleep(0.2)
     assert stage.flips("b") == ["up"]
 
 
 @pytest.mark.parametrize("seed", seeds(range(12)))
-def test_when_every_unit_answers_500_the_client_gets_an_error_and_retries_stay_bounded(seed: int) -> None:
+@played(Stage, given=("seed",), units=4)
+async def test_when_every_unit_answers_500_the_client_gets_an_error_and_retries_stay_bounded(
+    stage: Stage,
+) -> None:
     """A unit's own words, where there is no other unit left to try; the gate's, for who waited for one."""
-    stage = Stage(seed, units=4)
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            engine.behaviour = Behaviour(error_rate=1.0)
-        visits = await stage.crowd(100)
-        assert {visit.reply.status for visit in visits} <= {500, 502, 503}
-        assert all(visit.unit for visit in visits if visit.reply.status == 500)
-
-    stage.play(scenario())
+    for engine in stage.engines.values():
+        engine.behaviour = Behaviour(error_rate=1.0)
+    visits = await stage.crowd(100)
+    assert {visit.reply.status for visit in visits} <= {500, 502, 503}
+    assert all(visit.unit for visit in visits if visit.reply.status == 500)
     assert max(record.attempts for record in stage.gate.records) <= 4
 
 
 @pytest.mark.parametrize("seed", seeds(range(12)))
-def test_when_the_only_unit_answers_500_the_client_gets_its_own_words(seed: int) -> None:
-    stage = Stage(seed, units=1)
-
-    async def scenario() -> None:
-        await asyncio.sleep(0.5)  # The canary that asks a new unit for its usual answer is over.
-        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
-        (visit,) = await stage.crowd(1)
-        assert (visit.reply.status, visit.unit) == (500, "a")
-
-    stage.play(scenario())
+@played(Stage, given=("seed",), units=1)
+async def test_when_the_only_unit_answers_500_the_client_gets_its_own_words(stage: Stage) -> None:
+    await asyncio.sleep(0.5)  # The canary that asks a new unit for its usual answer is over.
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+    (visit,) = await stage.crowd(1)
+    assert (visit.reply.status, visit.unit) == (500, "a")
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_unit_is_passed_over_and_a_busy_fleet_says_so_without_any_change_of_verdict(
-    status: int,
+@played(Stage)
+async def test_a_busy_unit_is_passed_over_and_a_busy_fleet_says_so_without_any_change_of_verdict(
+    stage: Stage, status: int
 ) -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(busy_status=status)
-        for _ in range(10):
-            assert all(visit.is_answered for visit in await stage.crowd(4))
-            await asyncio.sleep(0.5)
-        stage.engines["b"].behaviour = Behaviour(busy_status=status)
-        for _ in range(50):
-            assert all(visit.reply.status == status and visit.unit for visit in await stage.crowd(4))
-            await asyncio.sleep(0.5)
-
-    stage.play(scenario())
+    stage.engines["a"].behaviour = Behaviour(busy_status=status)
+    for _ in range(10):
+        assert all(visit.is_answered for visit in await stage.crowd(4))
+        await asyncio.sleep(0.5)
+    stage.engines["b"].behaviour = Behaviour(busy_status=status)
+    for _ in range(20):
+        assert all(visit.reply.status == status and visit.unit for visit in await stage.crowd(4))
+        await asyncio.sleep(0.5)
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-def test_garbage_is_tried_elsewhere_and_never_reaches_a_client() -> None:
-    stage = Stage()
-
-    async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(garbage=True)
-        for _ in range(10):
-            assert all(visit.is_answered for visit in await stage.crowd(4))
-            await asyncio.sleep(0.5)
-
-    stage.play(scenario())
+@played(Stage)
+async def test_garbage_is_tried_elsewhere_and_never_reaches_a_client(stage: Stage) -> None:
+    stage.engines["a"].behaviour = Behaviour(garbage=True)
+    for _ in range(10):
+        assert all(visit.is_answered for visit in await stage.crowd(4))
+        await asyncio.sleep(0.5)
     assert "down" in stage.flips("a")
 
 
@@ -213,21 +175,17 @@ class HalfAnswers(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 500 Oops\r\ncontent-length: 100\r\n\r\nthe beginning")
 
 
-def test_an_error_that_never_ends_does_not_keep_its_connection() -> None:
-    stage = Stage(units=1, rules=Rules(slow_start_s=0.001))
+@played(Stage, units=1, rules=Rules(slow_start_s=0.001))
+async def test_an_error_that_never_ends_does_not_keep_its_connection(stage: Stage) -> None:
     net = stage.world.net
     net.listen(HalfAnswers, net.add_host("half"), 8000, is_outside=True)
-
-    async def scenario() -> None:
-        half = replace(stage.gate.settings.fleet.units[0], name="half", url="http://half:8000")
-        fleet = stage.fleet("a")
-        stage.gate.plane.configure(replace(fleet, units=(*fleet.units, half)))
-        await stage.until(stage.all_up, BACK_S)
-        assert all(visit.is_answered for visit in await stage.crowd(32))
-        assert stage.gate.metrics.tallies["half"].retries > 0
-        await asyncio.sleep(10.0)
-        kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]
-        # A probe's every second, and each stays for a few.
-        assert len(kept) <= 20
-
-    stage.play(scenario())
+    half = replace(stage.gate.settings.fleet.units[0], name="half", url="http://half:8000")
+    fleet = stage.fleet("a")
+    stage.gate.plane.configure(replace(fleet, units=(*fleet.units, half)))
+    await stage.until(stage.all_up, BACK_S)
+    assert all(visit.is_answered for visit in await stage.crowd(32))
+    assert stage.gate.metrics.tallies["half"].retries > 0
+    await asyncio.sleep(10.0)
+    kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]
+    # A probe's every second, and each stays for a few.
+    assert len(kept) <= 20

@@ -17,16 +17,12 @@ from tests.sim.world import played
 
 
 @pytest.mark.parametrize("seed", seeds(range(3)))
-def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(seed: int) -> None:
-    stage = CrewStage(seed)
-
-    async def scenario() -> None:
-        crowd = stage.crowd(64, max_tokens=30)
-        await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
-        stage.engines["a"].die()
-        assert all(visit.is_answered for visit in await crowd)
-
-    stage.play(scenario())
+@played(CrewStage, given=("seed",))
+async def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(stage: CrewStage) -> None:
+    crowd = stage.crowd(64, max_tokens=30)
+    await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
+    stage.engines["a"].die()
+    assert all(visit.is_answered for visit in await crowd)
     assert stage.flips("a")[-1] == "down"
 
 
@@ -47,7 +43,7 @@ def test_a_frozen_unit_is_found_a_tick_later_at_most(at_s: float) -> None:
         stage = kind(units=2)
 
         async def scenario(stage: Stage = stage) -> None:
-            crowd = stage.crowd(8, max_tokens=1000)
+            crowd = stage.crowd(8, max_tokens=450)
             await asyncio.sleep(at_s)
             stage.engines["a"].behaviour.wedged = True
             since = stage.now
@@ -120,13 +116,9 @@ async def test_without_a_control_process_who_asks_waits_a_second_and_gets_an_hon
     assert all(visit.is_answered for visit in await crowd)
 
 
-def test_retries_at_all_workers_together_stay_within_the_budget() -> None:
-    stage = CrewStage(units=3, timing=Timing(prefill_s=0.5))
-
-    async def scenario() -> None:
-        for engine in stage.engines.values():
-            engine.behaviour.error_rate = 1.0
-        await stage.crowd(60, max_tokens=2)
-
-    stage.play(scenario())
+@played(CrewStage, units=3, timing=Timing(prefill_s=0.5))
+async def test_retries_at_all_workers_together_stay_within_the_budget(stage: CrewStage) -> None:
+    for engine in stage.engines.values():
+        engine.behaviour.error_rate = 1.0
+    await stage.crowd(60, max_tokens=2)
     assert 0 < stage.gate.most_retries <= 0.2 * 60

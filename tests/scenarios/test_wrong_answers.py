@@ -14,6 +14,7 @@ from tests.scenarios.seeds import seeds
 from tests.scenarios.test_continuation import LONG, results
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break
+from tests.sim.world import played
 
 EVERY_S = KnownAnswerRules().every_s
 FOUND_S = EVERY_S + 15.0
@@ -48,92 +49,70 @@ def test_of_three_units_the_one_with_other_weights_goes_within_three_answers_and
     assert flip["reason"].startswith("wrong answers: a, b agree on another answer; it says ' ")
 
 
-def test_two_units_that_never_agreed_both_stay_and_it_is_told_once() -> None:
-    stage = Stage(units=2)
+@played(Stage, units=2)
+async def test_two_units_that_never_agreed_both_stay_and_it_is_told_once(stage: Stage) -> None:
     stage.engines["b"].behaviour = OTHERS
-
-    async def scenario() -> None:
-        await stage.until(lambda: sorted(told(stage, "answers_differ")) == ["a", "b"], FOUND_S)
-        assert max(len(engine.known) for engine in stage.engines.values()) <= 4
-        await asyncio.sleep(600.0)
-
-    stage.play(scenario())
+    await stage.until(lambda: sorted(told(stage, "answers_differ")) == ["a", "b"], FOUND_S)
+    assert max(len(engine.known) for engine in stage.engines.values()) <= 4
+    await asyncio.sleep(600.0)
     assert down(stage) == []
     assert sorted(told(stage, "answers_differ")) == ["a", "b"]
 
 
-def test_of_two_units_the_one_whose_weights_change_without_a_restart_goes() -> None:
-    stage = Stage(units=2)
-
-    async def scenario() -> None:
-        await asyncio.sleep(EVERY_S)
-        stage.engines["a"].behaviour = OTHERS
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, FOUND_S)
-        await asyncio.sleep(120.0)
-
-    stage.play(scenario())
+@played(Stage, units=2)
+async def test_of_two_units_the_one_whose_weights_change_without_a_restart_goes(stage: Stage) -> None:
+    await asyncio.sleep(EVERY_S)
+    stage.engines["a"].behaviour = OTHERS
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, FOUND_S)
+    await asyncio.sleep(120.0)
     assert down(stage) == ["a"]
 
 
-def test_a_unit_alone_stays_and_it_is_told() -> None:
-    stage = Stage(units=1)
-
-    async def scenario() -> None:
-        await asyncio.sleep(EVERY_S)
-        stage.engines["a"].behaviour = OTHERS
-        await stage.until(lambda: told(stage, "answers_differ") == ["a"], FOUND_S)
-        stage.engines["a"].behaviour = Behaviour()
-        await stage.until(lambda: told(stage, "answers_agree") == ["a"], FOUND_S)
-
-    stage.play(scenario())
+@played(Stage, units=1)
+async def test_a_unit_alone_stays_and_it_is_told(stage: Stage) -> None:
+    await asyncio.sleep(EVERY_S)
+    stage.engines["a"].behaviour = OTHERS
+    await stage.until(lambda: told(stage, "answers_differ") == ["a"], FOUND_S)
+    stage.engines["a"].behaviour = Behaviour()
+    await stage.until(lambda: told(stage, "answers_agree") == ["a"], FOUND_S)
     assert down(stage) == []
 
 
-def test_an_answer_that_changes_everywhere_at_midnight_takes_nobody_out() -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        await asyncio.sleep(EVERY_S)
-        for engine in stage.engines.values():
-            engine.behaviour = OTHERS
-        await asyncio.sleep(10 * EVERY_S)
-
-    stage.play(scenario())
+@played(Stage, units=3)
+async def test_an_answer_that_changes_everywhere_at_midnight_takes_nobody_out(stage: Stage) -> None:
+    await asyncio.sleep(EVERY_S)
+    for engine in stage.engines.values():
+        engine.behaviour = OTHERS
+    await asyncio.sleep(10 * EVERY_S)
     assert down(stage) == told(stage, "answers_differ") == []
 
 
 @pytest.mark.parametrize("is_good", [True, False], ids=["good weights", "the same bad weights"])
-def test_a_restarted_unit_gets_no_requests_before_it_agrees_with_the_others(is_good: bool) -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        await asyncio.sleep(EVERY_S)
-        stage.engines["c"].behaviour = OTHERS
-        await stage.until(lambda: stage.verdict("c") is Verdict.DOWN, FOUND_S)
-        stage.engines["c"].restart()
-        stage.engines["c"].behaviour = Behaviour() if is_good else OTHERS
-        await asyncio.sleep(BACK_S)
-
-    stage.play(scenario())
+@played(Stage, units=3)
+async def test_a_restarted_unit_gets_no_requests_before_it_agrees_with_the_others(
+    stage: Stage, is_good: bool
+) -> None:
+    await asyncio.sleep(EVERY_S)
+    stage.engines["c"].behaviour = OTHERS
+    await stage.until(lambda: stage.verdict("c") is Verdict.DOWN, FOUND_S)
+    stage.engines["c"].restart()
+    stage.engines["c"].behaviour = Behaviour() if is_good else OTHERS
+    await asyncio.sleep(BACK_S)
     assert (stage.verdict("c") is Verdict.UP) is is_good
     assert stage.flips("c").count("up") == 1 + is_good
     assert down(stage) == ["c"]
 
 
 @pytest.mark.nightly
-def test_ten_minutes_of_busy_healthy_units_give_no_false_alarm() -> None:
-    stage = Stage(units=3)
-
-    async def scenario() -> None:
-        users = Users(stage, 6)
-        for _ in range(10):
-            await asyncio.sleep(30.0)
-            await users.leave()
-            await asyncio.sleep(30.0)
-            users = Users(stage, 6)
+@played(Stage, units=3)
+async def test_ten_minutes_of_busy_healthy_units_give_no_false_alarm(stage: Stage) -> None:
+    users = Users(stage, 6)
+    for _ in range(10):
+        await asyncio.sleep(30.0)
         await users.leave()
-
-    stage.play(scenario())
+        await asyncio.sleep(30.0)
+        users = Users(stage, 6)
+    await users.leave()
     assert down(stage) == told(stage, "answers_differ") == []
     counts = stage.gate.plane.answer_check.counts
     assert all(counts[name]["same"] >= 5 and not counts[name]["differs"] for name in stage.engines)
