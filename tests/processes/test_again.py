@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.documented import ROOT
 from tests.flakes import NOTES, lines
 
@@ -24,15 +26,14 @@ FAILS_ALWAYS = "\n\ndef test_never():\n    assert False\n"
 PASSES = "\n\ndef test_ever():\n    pass\n"
 
 
-def run(folder: Path, tests: str, *plugins: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(tests)
-    options = [option for plugin in plugins for option in ("-p", plugin)]
     # It may run in a worker itself.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environ = {**own, "PYTHONPATH": str(ROOT), NOTES: str(folder / "notes"), "PYTEST_ADDOPTS": ""}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", *options],
+        [sys.executable, "-m", "pytest", "-p", "tests.again", *options],
         cwd=folder,
         env=environ,
         capture_output=True,
@@ -41,34 +42,33 @@ def run(folder: Path, tests: str, *plugins: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_one_that_passes_by_itself_does_not_fail_the_run_and_is_kept(tmp_path: Path) -> None:
-    done = run(tmp_path, PASSES + FAILS_ONCE.format("once"), "tests.again")
+def test_one_that_passes_by_itself_does_not_fail_the_run_and_is_kept_and_noted(tmp_path: Path) -> None:
+    """As in the Makefile, side by side; and in a hunt, which names the seeds."""
+    done = run(tmp_path, PASSES + FAILS_ONCE.format("once"), "-n", "2", "-p", "tests.flakes")
     assert done.returncode == 0, done.stdout
     assert "FLAKY: test_it.py::test_once failed, and passed by itself." in done.stderr
     (flake,) = map(json.loads, (tmp_path / "build" / "flakes.json").read_text().splitlines())
     assert flake["test"] == "test_it.py::test_once"
     assert "assert was_tried" in flake["error"]
-
-
-def test_one_that_fails_again_fails_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, PASSES + FAILS_ALWAYS, "tests.again")
-    assert done.returncode == 1
-    assert "test_it.py::test_never failed, and failed again by itself." in done.stderr
-    assert not (tmp_path / "build").exists()
-
-
-def test_two_failures_are_a_failure(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS_ONCE.format("once") + FAILS_ONCE.format("too"), "tests.again")
-    assert done.returncode == 1
-    assert "itself" not in done.stderr
-    assert not (tmp_path / "build").exists()
-
-
-def test_a_hunt_notes_what_failed_whatever_came_of_it_and_names_the_seeds(tmp_path: Path) -> None:
-    run(tmp_path, PASSES + FAILS_ONCE.format("once"), "tests.again", "tests.flakes")
     assert (tmp_path / "notes").read_text() == '"test_it.py::test_once"\n'
     assert lines("test", 20, {"b": [3], "a": [2, 7]}) == [
         "test: 2 tests failed in 20 runs",
         "  2 of 20: a (PYTHONHASHSEED 2, 7)",
         "  1 of 20: b (PYTHONHASHSEED 3)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (PASSES + FAILS_ALWAYS, "test_it.py::test_never failed, and failed again by itself."),
+        (FAILS_ONCE.format("once") + FAILS_ONCE.format("too"), ""),
+    ],
+    ids=["again", "two"],
+)
+def test_one_that_fails_again_and_two_failures_fail_the_run(tests: str, said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, tests)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert ("itself" in done.stderr) == bool(said)
+    assert not (tmp_path / "build").exists()

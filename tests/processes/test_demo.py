@@ -20,7 +20,7 @@ import pytest
 
 from loadtests.kit import processes
 from loadtests.kit.processes import free_port
-from tests.wire.process import ROOT, eventually
+from tests.wire.process import PATIENCE_S, ROOT, eventually
 
 
 def ask(url: str, body: object = None, **headers: str) -> tuple[int, bytes]:
@@ -74,7 +74,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
         run.wait()
 
 
-def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(demo: Demo) -> None:
+def test_a_newcomer_gets_a_token_drains_a_unit_sees_a_wedge_and_ends_all_of_it(demo: Demo) -> None:
     assert f"http://{demo.admin}/ " in demo.told
     assert b"<html" in ask(f"http://{demo.admin}/")[1]
 
@@ -92,35 +92,11 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(demo: Demo) -> N
     assert "agent of node a1-1" in unit(demo.admin, "a1")["why"][0]
     assert "software differs" not in demo.told
 
-
-def test_a_stream_of_a_unit_that_stops_goes_on_at_another(demo: Demo) -> None:
-    chat = {"model": "sim", "max_tokens": 100, "messages": [{"role": "user", "content": "Why?"}]}
-    url = f"http://{demo.listen}/v1/chat/completions"
-    expected = json.loads(ask(url, chat)[1])["choices"][0]["message"]["content"]
-    place = demo.listen.rpartition(":")
-    streams = [http.client.HTTPConnection(place[0], int(place[2]), timeout=60) for _ in range(3)]
-    for stream in streams:
-        stream.request("POST", "/v1/chat/completions", json.dumps(chat | {"stream": True}))
-    replies = [stream.getresponse() for stream in streams]
-    loads = json.loads(ask(f"http://{demo.admin}/units")[1])
-    broken = max(loads, key=lambda each: each["in_flight"])["name"]
-    os.kill(demo.follower(broken), signal.SIGSTOP)
-    for reply in replies:
-        events = [line[6:] for line in reply.read().splitlines() if line.startswith(b"data: {")]
-        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-        assert "".join(delta.get("content", "") for delta in deltas) == expected
-    for stream in streams:
-        stream.close()
-    assert eventually(lambda: '"continued":1' in demo.told)
-
-
-def test_ctrl_c_ends_all_of_it_without_a_word(demo: Demo) -> None:
-    os.kill(demo.follower("a1"), signal.SIGSTOP)
     below = processes.children(demo.process.pid)
     before = demo.told
     # As a terminal does it: whoever is in its group is interrupted as well.
     os.killpg(demo.process.pid, signal.SIGINT)
-    assert demo.process.wait(30) == 0, demo.told
+    assert demo.process.wait(PATIENCE_S) == 0, demo.told
     # The gate may be in the middle of telling about the unit.
     later = [line for line in demo.told.removeprefix(before).splitlines() if "unit a1" not in line]
     assert [line for line in later if '"request_id"' not in line] == []
@@ -128,14 +104,7 @@ def test_ctrl_c_ends_all_of_it_without_a_word(demo: Demo) -> None:
     assert [pid for pid in below if processes.is_running(pid)] == []
 
 
-def test_a_kill_of_the_demo_ends_all_of_it(demo: Demo) -> None:
-    os.kill(demo.follower("a1"), signal.SIGSTOP)
-    below = processes.children(demo.process.pid)
-    demo.process.kill()
-    assert eventually(lambda: not any(map(processes.is_running, below)))
-
-
-def test_with_urls_it_is_a_gate_before_these_units(demo: Demo) -> None:
+def test_it_is_a_gate_before_urls_streams_go_on_at_another_unit_and_a_kill_ends_all_of_it(demo: Demo) -> None:
     url = unit(demo.admin, "a1")["url"]
     listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     command = [sys.executable, "-m", "cellgate", "demo", "--listen", listen, "--admin", admin, url]
@@ -145,7 +114,28 @@ def test_with_urls_it_is_a_gate_before_these_units(demo: Demo) -> None:
         assert any('"model": "sim"' in line for line in told)
         assert not any("kill -STOP" in line for line in told)
         other.send_signal(signal.SIGTERM)
-        assert other.wait(30) == 0
+        assert other.wait(PATIENCE_S) == 0
+
+    chat = {"model": "sim", "max_tokens": 100, "messages": [{"role": "user", "content": "Why?"}]}
+    expected = ask(f"http://{demo.listen}/v1/chat/completions", chat)[1]
+    text = json.loads(expected)["choices"][0]["message"]["content"]
+    place = demo.listen.rpartition(":")
+    streams = [http.client.HTTPConnection(place[0], int(place[2]), timeout=PATIENCE_S) for _ in range(3)]
+    for stream in streams:
+        stream.request("POST", "/v1/chat/completions", json.dumps(chat | {"stream": True}))
+    replies = [stream.getresponse() for stream in streams]
+    loads = json.loads(ask(f"http://{demo.admin}/units")[1])
+    os.kill(demo.follower(max(loads, key=lambda each: each["in_flight"])["name"]), signal.SIGSTOP)
+    for stream, reply in zip(streams, replies, strict=True):
+        events = [line[6:] for line in reply.read().splitlines() if line.startswith(b"data: {")]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content", "") for delta in deltas) == text
+        stream.close()
+    assert eventually(lambda: '"continued":1' in demo.told)
+
+    below = processes.children(demo.process.pid)
+    demo.process.kill()
+    assert eventually(lambda: not any(map(processes.is_running, below)))
 
 
 def unit(admin: str, name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What README and docs tell to type at a running gate is typed, at a real one with real units."""
+"""What README and docs tell to type at a running gate, or to run, is: at a real one with real units."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from cellgate.proxy.cli.main import main
 from loadtests.kit.gate import GateProcess
 from loadtests.simunit.process import sim_units
 from tests.documented import ROOT, Typed, typed
+from tests.real.programs import python_of
 from tests.wire.process import PATIENCE_S, eventually
 
 ASK = ["units", "why", "explain", "drain", "undrain", "engine", "poison", "events", "top"]
@@ -23,6 +26,11 @@ ORDERS = ["pause", "resume", "sleep", "wake"]
 """The commands that ask a gate; one that takes something away before the one that gives it back."""
 
 ENDLESS = ("-f", "--watch")
+SNIPPETS = {
+    re.findall(r"^from (\w+) import", code, re.MULTILINE)[0]: code
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+}
+"""The first calls of an SDK. Anthropic's is not installed here: its snippet is read, but not run."""
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +66,65 @@ def is_connected(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("each", asked(), ids=str)
-def test_it_does_what_it_should(each: Typed, gate: GateProcess) -> None:
-    # A cell has another name than a unit here.
-    pairs = zip(each.words, each.words[1:], strict=False)
-    words = ["a" if before == "--cell" else word for before, word in pairs]
-    command = [sys.executable, "-m", "cellgate", *words, "--admin", f"127.0.0.1:{gate.admin_port}"]
+def run(words: list[str], gate: GateProcess, capsys: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
+    """The exit code of a command, and what it prints; one without an end is interrupted once it is there."""
+    command = [*words, "--admin", f"127.0.0.1:{gate.admin_port}"]
+    if not set(ENDLESS) & set(words):
+        try:
+            code: object = main(command)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+    command = [sys.executable, "-m", "cellgate", *command]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if set(ENDLESS) & set(words):
-        assert eventually(lambda: is_connected(process))
-        process.send_signal(signal.SIGINT)
+    assert eventually(lambda: is_connected(process))
+    process.send_signal(signal.SIGINT)
     said, wrong = process.communicate(timeout=PATIENCE_S)
-    if words[1:2] in (["sleep"], ["wake"]) or (words[:2] == ["poison", "clear"] and len(words) > 2):
-        # These engines cannot sleep, and there is no such prompt: one line says so.
-        assert (process.returncode, wrong.count("\n")) == (1, 1)
-        return
-    assert process.returncode == 0, wrong
-    assert said or words[0] == "events"
+    return process.returncode, said, wrong
 
 
-def test_the_first_request_of_the_readme_is_answered(gate: GateProcess) -> None:
+def test_commands_calls_of_curl_and_snippets_do_what_they_should(
+    gate: GateProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in asked():
+        # A cell has another name than a unit here.
+        pairs = zip(each.words, each.words[1:], strict=False)
+        words = ["a" if before == "--cell" else word for before, word in pairs]
+        code, said, wrong = run(words, gate, capsys)
+        if words[1:2] in (["sleep"], ["wake"]) or (words[:2] == ["poison", "clear"] and len(words) > 2):
+            # These engines cannot sleep, and there is no such prompt: one line says so.
+            assert (code, wrong.count("\n")) == (1, 1), each
+        else:
+            assert code == 0, (each, wrong)
+            assert said or words[0] == "events", each
+
     [first] = [each for each in typed("curl") if each.page == "README.md"]
-    body = first.words[first.words.index("-d") + 1]
-    url = first.words[2].replace("127.0.0.1:8000", f"127.0.0.1:{gate.port}")
-    command = ["curl", "-sN", url, *first.words[3:5], "-d", body]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.endswith("data: [DONE]\n\n")
+    calls = [each for each in typed("curl") if each.page == "docs/api.md"]
+    for each in (first, *calls):
+        words = [
+            word.replace("127.0.0.1:8000", f"127.0.0.1:{gate.port}") for word in each.words if word != "|"
+        ]
+        done = subprocess.run([*words, "-i"], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        assert done.stdout.startswith("HTTP/1.1 200 "), each
+        if "completions" in words[2]:
+            assert re.search(r"^x-cellgate-unit: [abpd]\d\r?$", done.stdout, re.MULTILINE), each
+            assert re.search(r"^x-request-id: \S+", done.stdout, re.MULTILINE), each
+
+    assert list(SNIPPETS) == ["openai", "langchain_openai", "anthropic"]
+    ast.parse(SNIPPETS["anthropic"])
+    prints_an_answer(sys.executable, SNIPPETS["openai"], gate)
+
+
+@pytest.mark.nightly
+def test_the_snippet_of_langchain_does_as_well(gate: GateProcess) -> None:
+    prints_an_answer(python_of("langchain"), SNIPPETS["langchain_openai"], gate)
+
+
+def prints_an_answer(python: str, snippet: str, gate: GateProcess) -> None:
+    code = snippet.replace("127.0.0.1:8000", f"127.0.0.1:{gate.port}")
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 5
 
 
 def test_a_gate_is_served_as_the_pages_say() -> None:

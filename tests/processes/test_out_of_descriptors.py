@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import GateProcess, Stream, eventually, metrics
+from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually, metrics
 
 ALLOWED = 80
 CLIENTS = 60
+SILENT = 90
 LONG = 20
 """Tokens of a stream that is held, and ends soon after the unit is told to release it."""
 
@@ -45,8 +46,18 @@ def allowed(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@contextmanager
+def crowd(port: int, count: int, said: bytes = b"") -> Iterator[None]:
+    """So many connections that say this, and no more."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+            sock.send(said)
+        yield
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
+def test_accepting_pauses_everyone_is_answered_and_silent_connections_make_way_for_those_who_ask(
     workers: int, unit: SimUnit, tmp_path: Path
 ) -> None:
     gate = GateProcess(tmp_path, {"a": unit.url}, workers=workers)
@@ -56,8 +67,8 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
         gate.until_up("a")
         clients = CLIENTS * workers
         unit.hold()
-        with ThreadPoolExecutor(clients) as crowd:
-            answers = [crowd.submit(lambda: Stream(gate, LONG).is_whole()) for _ in range(clients)]
+        with ThreadPoolExecutor(clients) as pool:
+            answers = [pool.submit(lambda: Stream(gate, LONG).is_whole()) for _ in range(clients)]
             assert eventually(lambda: "descriptors are in use" in gate.log), gate.log
             unit.release()
             assert eventually(lambda: all(answer.done() for answer in answers))
@@ -66,32 +77,7 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
         # Workers that run short at about the same time are told of once.
         assert gate.log.count("descriptors are in use") == 1
         assert "are enough for about" in gate.log
-        assert "Traceback" not in gate.log
-        assert Stream(gate, 2).is_whole()
-    finally:
-        gate.__exit__(None, None, None)
 
-
-SILENT = 150
-
-
-@contextmanager
-def crowd(port: int, count: int, said: bytes = b"") -> Iterator[None]:
-    """So many connections that say this, and no more."""
-    with ExitStack() as stack:
-        for _ in range(count):
-            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
-            sock.send(said)
-        yield
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_silent_connections_make_way_for_those_who_ask(workers: int, unit: SimUnit, tmp_path: Path) -> None:
-    gate = GateProcess(tmp_path, {"a": unit.url}, workers=workers)
-    with allowed(ALLOWED):
-        gate.__enter__()
-    try:
-        gate.until_up("a")
         unit.hold()
         running = Stream(gate, LONG)
         with crowd(gate.port, SILENT * workers):
@@ -102,24 +88,14 @@ def test_silent_connections_make_way_for_those_who_ask(workers: int, unit: SimUn
             assert gate.admin("GET", "/readyz")[0] == 200
         assert "connections without a request are closed" in gate.log
         assert 'cellgate_limits_total{limit="idle_connections"} 0.0' not in metrics(gate)
+
+        if workers == 1:
+            # Half of each request is there: nobody of these is idle.
+            begun = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{"
+            with crowd(gate.port, CLIENTS, begun):
+                assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 503)
+                assert gate.admin("GET", "/readyz")[1]["full"] is True
+            assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 200)
         assert "Traceback" not in gate.log
-    finally:
-        gate.__exit__(None, None, None)
-
-
-def test_a_gate_that_can_accept_nobody_is_not_ready_and_is_again_once_it_can(
-    unit: SimUnit, tmp_path: Path
-) -> None:
-    gate = GateProcess(tmp_path, {"a": unit.url})
-    with allowed(ALLOWED):
-        gate.__enter__()
-    try:
-        gate.until_up("a")
-        # Half of each request is there: nobody of these is idle.
-        begun = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{"
-        with crowd(gate.port, CLIENTS, begun):
-            assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 503)
-            assert gate.admin("GET", "/readyz")[1]["full"] is True
-        assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 200)
     finally:
         gate.__exit__(None, None, None)
