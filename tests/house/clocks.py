@@ -25,8 +25,6 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/processes/test_handover.py": 1,
     "tests/processes/test_keys_sdks.py": 1,
     "tests/processes/test_recovery_in_kubernetes.py": 1,
-    "tests/real/test_gates_with_redis.py": 4,
-    "tests/real/test_one_acting_gate.py": 1,
     "tests/real/test_shared_limits.py": 4,
     "tests/sockets/test_admin_bounds.py": 3,
     "tests/sockets/test_admin_pages.py": 1,

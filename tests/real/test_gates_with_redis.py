@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
+import pytest
 
-from loadtests.simunit.process import SimUnit
-from tests.real.asking import post, steadily
+from loadtests.simunit.process import SimUnit, sim_units
+from tests.real.asking import asked_on, post
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
@@ -21,53 +22,73 @@ BODY = orjson.dumps(
 CONVERSATIONS = 12
 
 
-@live_for(PROCESSES_S)
-async def test_redis_killed_back_empty_and_frozen_fails_no_request(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        units = [stack.enter_context(SimUnit.start(name, step_ms=10)) for name in ("a", "b")]
-        urls = {unit.name: f"http://127.0.0.1:{unit.port}" for unit in units}
-        server = stack.enter_context(RedisServer(tmp_path))
-        gates = []
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[tuple[RedisServer, GateProcess, GateProcess]]:
+    """A Redis, and two gates before the same four units that share what they know there."""
+    with RedisServer(tmp_path) as server, sim_units(["a", "b", "c", "d"], step_ms=2) as units:
+        urls = {unit.name: unit.url for unit in units}
+        started = []
         for name in ("one", "other"):
             (tmp_path / name).mkdir()
-            gates.append(stack.enter_context(GateProcess(tmp_path / name, urls, redis=server.url)))
-        one = gates[0]
-        for gate in gates:
-            gate.until_up("a", "b")
-        assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 4)
-        asking = [
-            asyncio.create_task(steadily(gate.port, rps=30.0, seconds=9.0, body=BODY)) for gate in gates
-        ]
-        await asyncio.sleep(1.0)
-        server.kill()
-        await asyncio.sleep(2.0)
-        server.start()
-        await asyncio.sleep(1.0)
-        assert len(server.do("SMEMBERS", "cellgate:cell:c")) == 4
-        server.freeze()
-        await asyncio.sleep(2.5)
-        server.thaw()
-        statuses = Counter([status for task in asking for status in await task])
-        lines = [line for line in one.log.splitlines() if "Redis" in line]
-    assert statuses == {200: 540}
-    assert [line.split(" Redis ")[1].split()[0] for line in lines] == [
-        "answers:",
-        "does",
-        "answers:",
-        "does",
-        "answers:",
-    ]
+            started.append(GateProcess(tmp_path / name, urls, redis=server.url, rules={"slow_start_s": 0}))
+        with started[0] as one, started[1] as other:
+            for gate in started:
+                gate.until_up(*urls)
+            assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 2 * len(urls))
+            yield server, one, other
 
 
 @live_for(PROCESSES_S)
-async def test_a_redis_that_is_absent_at_start_comes_is_full_and_has_room_again(tmp_path: Path) -> None:
+async def test_conversations_go_on_at_the_other_gate_and_a_redis_that_dies_or_freezes_fails_no_request(
+    gates: tuple[RedisServer, GateProcess, GateProcess],
+) -> None:
+    server, one, other = gates
+    for number in range(CONVERSATIONS):
+        assert _cached_tokens(one, number, 1) == 0
+    # There is a document while there is anything new to tell.
+    heard = 'cellgate_redis_messages_total{kind="prefixes",way="received"}'
+    assert eventually(lambda: _figure(other, heard) >= CONVERSATIONS)
+    assert eventually(lambda: not server.do("KEYS", "cellgate:prefixes:*"))
+    cached = [_cached_tokens(other, number, 3) for number in range(CONVERSATIONS)]
+    # On the unit that holds it: by chance, 3 of 4 would have to be computed again.
+    assert all(tokens > 500 for tokens in cached), cached
+
+    async def says(words: str) -> None:
+        assert await asyncio.to_thread(eventually, lambda: _last(one).startswith(words)), one.log
+
+    async with (
+        asked_on(one.port, rps=30.0, body=BODY) as statuses,
+        asked_on(other.port, rps=30.0, body=BODY) as of_the_other,
+    ):
+        server.kill()
+        await says("does not answer")
+        server.start()
+        await says("answers:")
+        # Back empty.
+        assert await asyncio.to_thread(eventually, lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 8)
+        server.freeze()
+        await says("does not answer")
+        server.thaw()
+        await says("answers:")
+    assert statuses.keys() == of_the_other.keys() == {200}, one.log
+
+
+def _last(gate: GateProcess) -> str:
+    """What it has said of Redis last."""
+    return [line for line in gate.log.splitlines() if " Redis " in line][-1].split(" Redis ")[1]
+
+
+@live_for(PROCESSES_S)
+async def test_redis_comes_late_is_full_has_room_again_and_what_it_says_of_a_unit_is_asked_about_at_once(
+    tmp_path: Path,
+) -> None:
     with ExitStack() as stack:
         unit = stack.enter_context(SimUnit.start("a", step_ms=10))
         server = RedisServer(tmp_path)
-        gate = GateProcess(tmp_path, {"a": f"http://127.0.0.1:{unit.port}"}, redis=server.url)
-        stack.enter_context(gate)
+        gate = stack.enter_context(GateProcess(tmp_path, {"a": unit.url}, redis=server.url))
         gate.until_up("a")
         assert await post(gate.port, BODY) == 200
+        assert "Redis does not answer (ConnectionError: " in gate.log
         stack.enter_context(server)
         assert eventually(lambda: len(server.do("KEYS", "cellgate:unit:a:*")) == 1)
         server.do("CONFIG", "SET", "maxmemory", "1")
@@ -75,66 +96,24 @@ async def test_a_redis_that_is_absent_at_start_comes_is_full_and_has_room_again(
         assert await post(gate.port, BODY) == 200
         server.do("CONFIG", "SET", "maxmemory", "0")
         assert eventually(lambda: gate.log.count("Redis answers") == 2)
-        lines = [line for line in gate.log.splitlines() if "Redis" in line]
-    assert len(lines) == 4
-    assert "Redis does not answer (ConnectionError: " in lines[0]
 
-
-@live_for(PROCESSES_S)
-async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Path) -> None:
-    """A flip is evidence: it sends a canary, and that decides."""
-    with ExitStack() as stack:
-        unit = stack.enter_context(SimUnit.start("a", step_ms=10))
-        server = stack.enter_context(RedisServer(tmp_path))
-        gate = stack.enter_context(
-            GateProcess(tmp_path, {"a": f"http://127.0.0.1:{unit.port}"}, redis=server.url)
-        )
-        gate.until_up("a")
+        # A flip is evidence: it sends a canary, and that decides.
         assert eventually(lambda: server.do("KEYS", "cellgate:unit:a:*"))
         (key,) = server.do("KEYS", "cellgate:unit:a:*")
-        document = orjson.loads(server.do("GET", key)) | {
-            "gate": "liar",
-            "verdict": "down",
-            "reason": "I say so",
-        }
+        lie = {"gate": "liar", "verdict": "down", "reason": "I say so"}
+        document = orjson.dumps(orjson.loads(server.do("GET", key)) | lie)
         server.do("SADD", "cellgate:cell:c", "a:liar")
 
         def lie_until_believed() -> bool:
             """A gate that has lagged counts no evidence against units for a second."""
             beat = orjson.dumps({"v": 1, "gate": "liar", "beat": 1, "units": {}})
             server.do("SET", "cellgate:beat:liar", beat, "PX", 5000)
-            server.do("SET", "cellgate:unit:a:liar", orjson.dumps(document), "PX", 5000)
+            server.do("SET", "cellgate:unit:a:liar", document, "PX", 5000)
             return "up -> suspect: gate liar reports it as down: I say so" in gate.log
 
         assert eventually(lie_until_believed), gate.log
         assert eventually(lambda: "suspect -> up" in gate.log), gate.log
         gate.until_up("a")
-
-
-@live_for(PROCESSES_S)
-async def test_a_conversation_goes_on_at_the_other_gate_on_the_unit_that_holds_it(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        units = [stack.enter_context(SimUnit.start(name, step_ms=2)) for name in ("a", "b", "c", "d")]
-        urls = {unit.name: f"http://127.0.0.1:{unit.port}" for unit in units}
-        server = stack.enter_context(RedisServer(tmp_path))
-        gates = []
-        for name in ("one", "other"):
-            (tmp_path / name).mkdir()
-            gate = GateProcess(tmp_path / name, urls, redis=server.url, rules={"slow_start_s": 0})
-            gates.append(stack.enter_context(gate))
-        for gate in gates:
-            gate.until_up(*urls)
-        assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 2 * len(urls))
-        one, other = gates
-        for number in range(CONVERSATIONS):
-            assert _cached_tokens(one, number, 1) == 0
-        # There is a document while there is anything new to tell.
-        heard = 'cellgate_redis_messages_total{kind="prefixes",way="received"}'
-        assert eventually(lambda: _figure(other, heard) >= CONVERSATIONS)
-        assert eventually(lambda: not server.do("KEYS", "cellgate:prefixes:*"))
-        cached = [_cached_tokens(other, number, 3) for number in range(CONVERSATIONS)]
-    # By chance, 3 of 4 would have to be computed again.
-    assert all(tokens > 500 for tokens in cached), cached
 
 
 def _cached_tokens(gate: GateProcess, number: int, messages: int) -> int:

@@ -38,35 +38,22 @@ def of_kind(found: list[Thing], kind: str, name: str = "") -> Thing:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_helm_finds_nothing_wrong(helm: str, example: str) -> None:
+def test_helm_and_kubernetes_know_every_field_and_what_belongs_together_fits(helm: str, example: str) -> None:
     values = str(CHART / "examples" / f"{example}.yaml")
     done = subprocess.run(
         [helm, "lint", "--strict", CHART, "-f", values], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_kubernetes_knows_every_field(helm: str, example: str) -> None:
-    for thing in things(helm, example):
-        if thing["apiVersion"] not in OF_OTHERS:
-            validate(thing)
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_selectors_mean_pods_that_are_there(helm: str, example: str) -> None:
     found = things(helm, example)
     pods = [template["metadata"]["labels"] for thing in found for template in pod_templates(thing)]
     for thing in found:
+        if thing["apiVersion"] not in OF_OTHERS:
+            validate(thing)
         spec = thing.get("spec", {})
         selector = spec.get("podSelector") or spec.get("selector")
         if thing["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
             assert any(selects(selector, labels) for labels in pods), thing["metadata"]["name"]
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_pods_have_the_time_that_their_streams_need(helm: str, example: str) -> None:
-    found = things(helm, example)
+    # Pods have the time that their streams need.
     timeouts = yaml.safe_load(configuration(found))["timeouts"]
     for container, pod in containers(found):
         grace_s = pod.get("terminationGracePeriodSeconds", 30)
@@ -98,29 +85,20 @@ def test_an_engine_has_what_a_real_one_needs(helm: str, example: str) -> None:
             assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
 
 
-def test_the_token_of_the_hub_comes_from_its_secret(helm: str) -> None:
-    engines = [each for each, _ in containers(things(helm, "everything")) if each["name"] == "engine"]
+def test_with_everything_the_hubs_token_is_a_secret_monitors_find_ports_and_scalers_scale(helm: str) -> None:
+    found = things(helm, "everything")
+    engines = [each for each, _ in containers(found) if each["name"] == "engine"]
     for engine in engines:
         [token] = [each for each in engine["env"] if each["name"] == "HF_TOKEN"]
         assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-
-
-def test_monitors_find_the_ports_of_gates_and_engines(helm: str) -> None:
-    found = things(helm, "everything")
     monitor, service = of_kind(found, "ServiceMonitor"), of_kind(found, "Service", "cellgate-admin")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     [endpoint] = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "cellgate"
     [endpoint] = of_kind(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
-    [engine] = [
-        each for each, _ in containers(found) if each["name"] == "engine" and "--headless" not in each["args"]
-    ]
-    assert endpoint["port"] in [port["name"] for port in engine["ports"]]
-
-
-def test_scalers_scale_what_is_there_by_metrics_that_are_there(helm: str) -> None:
-    found = things(helm, "everything")
+    [leader] = [each for each in engines if "--headless" not in each["args"]]
+    assert endpoint["port"] in [port["name"] for port in leader["ports"]]
     for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
         target = of_kind(found, kind)["spec"]["scaleTargetRef"]
         assert "replicas" not in of_kind(found, target["kind"], target["name"])["spec"]

@@ -167,19 +167,6 @@ async def test_a_gate_that_dies_stops_counting_within_one_expiry(tmp_path: Path)
 
 
 @live
-async def test_a_redis_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
-    one = Gate("g1", server.url)
-    async with linked(one):
-        await until(lambda: one.link.counts["failures"] >= 3)
-        assert len(one.lines) == 1
-        assert one.lines[0].startswith("Redis does not answer (ConnectionError: ")
-        with server:
-            await until(lambda: one.link.counts["beats"] >= 2)
-    assert one.lines[1:] == ["Redis answers: this gate shares evidence with other gates"]
-
-
-@live
 async def test_killed_and_back_empty_it_empties_no_fleet_and_views_heal_in_two_heartbeats(
     tmp_path: Path,
 ) -> None:
