@@ -38,8 +38,8 @@ from cellgate.proxy.redis.reports import (
     written,
 )
 from cellgate.proxy.redis.sharing import ReportReading
-from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import Ask, Evidence, Load, Sign, Strength, Unit, Verdict
+from tests.unit.router.fleets import board_up
 
 ROOT = Path(__file__).parents[3]
 VIEW = UnitReport("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
@@ -153,16 +153,8 @@ def test_the_page_names_each_field_and_no_other() -> None:
     assert sorted(named) == sorted(["v", *(field.name for field in fields(UnitReport))])
 
 
-def board() -> Board:
-    """One unit that is UP."""
-    made = Board(Rules())
-    made.configure(Fleet(units=(Unit("u1", "a", "http://10.0.0.1:8000", models=("m",)),)), 0.0)
-    made.observe(Evidence("u1", Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
-    return made
-
-
 def test_a_desk_is_written_as_it_is() -> None:
-    here = board()
+    here = board_up(Unit("u1", "a", "http://10.0.0.1:8000", models=("m",)), at=1.0)
     here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
     here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
     report = report_of(here.units["u1"], "g1", 3.0, progress_at=1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.policies import POLICIES
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.redis.commands import SharedBans, is_ban, read_ban
@@ -31,10 +29,9 @@ from cellgate.proxy.redis.sharing import (
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import BLOCK_BYTES, RemoteLoad
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.pick import Router
 from cellgate.router.poison import Ban, Bans
-from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
 
@@ -101,11 +98,7 @@ class Gate:
     """A gate with two units that are UP since 1; now is 10."""
 
     def __init__(self) -> None:
-        self.board = Board(Rules())
-        units = tuple(Unit(name, "a", f"http://{name}") for name in ("u1", "u2"))
-        self.board.configure(Fleet(units=units), 0.0)
-        for unit in units:
-            self.board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
+        self.board = board_up(*(Unit(name, "a", f"http://{name}") for name in ("u1", "u2")), at=1.0)
         self.roster = Roster("g1")
         self.consequences: list[Consequence] = []
         self.sharing = Sharing(self.board, "g1", self.roster, lambda: 10.0, self._observe, {"u1": 0.25}.get)
@@ -249,8 +242,7 @@ class PrefixGate:
         self.roster = Roster(name)
         self.hear_of_units(*others)
         self.sharing = PrefixSharing(self.board, name, self.roster, lambda: self.now)
-        queue = Queue(FairRules())
-        self.router = Router(self.board, POLICIES["prefix_affinity"](), random.Random(seed), queue)
+        self.router = router_over(self.board, seed=seed)
         for unit in units:
             self.start(unit, "1")
             self.board.units[unit].up_since = NOW - 1e6

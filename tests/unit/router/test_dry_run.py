@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.policies import POLICIES
 from cellgate.proxy.control.explain import DryRun, cost_of, dry_run
-from cellgate.router.board import Board
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.cost_model import SURE
-from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Ask, Cell, Evidence, Load, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Bounds, Router, rows_of
 from cellgate.router.prefix import MAX_BLOCKS
-from cellgate.router.queue import FairRules, Queue
+from cellgate.router.queue import FairRules
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 NOW = 100.0
 PROMPT = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, blocks=(1, 2, 3, 4, 5, 6, 7))
@@ -28,14 +27,11 @@ PROMPT = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, blocks=(1,
 
 def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules | None = None) -> Router:
     """Units u0, u1… with two places each, UP and of a known speed."""
-    board = Board(Rules(slow_start_s=0.001))
-    units = tuple(Unit(f"u{n}", "c", f"http://u{n}:1", ("m",), max_in_flight=2) for n in range(count))
-    board.configure(Fleet((Cell("c"),), units), NOW - 10.0)
-    for unit in units:
-        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", NOW - 5.0))
-        board.units[unit.name].last_lease_at = NOW
+    units = (Unit(f"u{n}", "c", f"http://u{n}:1", ("m",), max_in_flight=2) for n in range(count))
+    board = board_up(*units, rules=Rules(slow_start_s=0.001), cells=(Cell("c"),), at=NOW - 5.0)
     rates = [state.costs.rates for state in board]
     for n, rate in enumerate(rates, start=1):
+        board.units[f"u{n - 1}"].last_lease_at = NOW
         rate.followed = rate.prefill_tokens_s.seen = SURE
         rate.prefill_tokens_s.value = 1000.0 * n
     board.tick(NOW)
@@ -43,7 +39,7 @@ def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules 
         # What its peers have does not count.
         rate.prefill_tokens_s.usual = 0.0
     board.forecast(NOW)
-    return Router(board, POLICIES[policy](), random.Random(1), Queue(rules or FairRules(backlog_s=100.0)))
+    return router_over(board, policy, rules or FairRules(backlog_s=100.0))
 
 
 def look(router: Router, ask: Ask = PROMPT, **options: Any) -> DryRun:

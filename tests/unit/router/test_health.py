@@ -44,6 +44,7 @@ from cellgate.router.outliers import (
     slowdown,
 )
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
+from tests.unit.router.fleets import board_up
 
 RULES = Rules()
 NOW = 100.0
@@ -336,10 +337,8 @@ def test_whatever_is_compared_the_share_stays_between_nothing_and_all(gaps_s: li
 
 def board_of(units: int) -> Board:
     """So many units, all UP and heard of at NOW."""
-    made = Board(RULES)
-    made.configure(Fleet(units=tuple(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units])), 0.0)
-    for name, state in made.units.items():
-        made.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "one token", NOW))
+    made = board_up(*(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units]), at=NOW)
+    for state in made:
         state.answered_at = NOW
     return made
 

@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.policies import POLICIES
 from cellgate.proxy.control.explain import dry_run
-from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import (
     LINK_FAILED,
     TRANSFERRED,
     Ask,
     Cell,
-    Evidence,
     Fleet,
     Refusal,
     Rules,
     ServingRole,
-    Sign,
     SplitStep,
-    Strength,
     Transfer,
     Unit,
 )
@@ -37,8 +32,8 @@ from cellgate.router.prefill_decode import (
     STALE_S,
     TransferLink,
 )
-from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 BLOCK_BYTES = 512
 ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
@@ -46,12 +41,9 @@ ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
 
 def router_of(*names: str, transfer: Transfer = "nixl") -> Router:
     """Units that are up; the first letter of a name is its role."""
-    units = tuple(Unit(name, "c", f"http://{name}:1", role=ROLES[name[0]]) for name in names)
-    board = Board(Rules(slow_start_s=0.0))
-    board.configure(Fleet((Cell("c", transfer=transfer),), units), 0.0)
-    for name in names:
-        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answered", 1.0))
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+    units = (Unit(name, "c", f"http://{name}:1", role=ROLES[name[0]]) for name in names)
+    cells = (Cell("c", transfer=transfer),)
+    return router_over(board_up(*units, rules=Rules(slow_start_s=0.0), cells=cells))
 
 
 def ask_of(tokens: int, seed: int = 0) -> Ask:

@@ -11,7 +11,6 @@ from math import inf
 
 import pytest
 
-from cellgate.policies import POLICIES
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
@@ -21,20 +20,17 @@ from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
 from cellgate.router.nouns import (
     Ask,
     Cell,
-    Evidence,
-    Fleet,
     Load,
     Models,
     Refusal,
     Rules,
-    Sign,
-    Strength,
     Unit,
 )
 from cellgate.router.pick import Bounds, Router, find_candidates
-from cellgate.router.queue import ANY, FairRules, Pools, Queue, Ticket
+from cellgate.router.queue import ANY, FairRules, Pools, Ticket
 from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Sampler
 from cellgate.router.unit_state import EVICT_SHARE, LOAD_S, Adapters, Lease
+from tests.unit.router.fleets import board_up, router_over
 
 NOW = 100.0
 TOKENS_S = 14_000.0
@@ -48,17 +44,13 @@ def router_of(
     *units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | None = None, is_known: bool = True
 ) -> Router:
     """Units that are UP, of a known speed, or of which nothing is known but their weights."""
-    board = Board(Rules(slow_start_s=0.001))
-    board.configure(Fleet(cells, units), NOW - 10.0)
-    for each in units:
-        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
-        costs = board.units[each.name].costs
-        if is_known:
-            costs.rates.prefill_tokens_s.guess(TOKENS_S)
-            costs.rates.steps.guess(0.008, 0.015)
-            costs.rates.followed = SURE
+    board = board_up(*units, rules=Rules(slow_start_s=0.001), cells=cells, at=NOW - 5.0)
+    for rates in (state.costs.rates for state in board if is_known):
+        rates.prefill_tokens_s.guess(TOKENS_S)
+        rates.steps.guess(0.008, 0.015)
+        rates.followed = SURE
     board.tick(NOW)
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(rules or FairRules()))
+    return router_over(board, rules=rules)
 
 
 unknown = partial(router_of, is_known=False)
@@ -409,15 +401,13 @@ def adapters(*used: str, places: int = 2) -> Adapters:
 
 def adapter_router(*listed: tuple[str, ...]) -> Router:
     """Units that are UP and list the base model and these adapters."""
-    board = Board(Rules(slow_start_s=0.001))
-    units = tuple(Unit(f"u{n}", "c", f"http://u{n}:1") for n in range(len(listed)))
-    board.configure(Fleet(units=units), NOW - 10.0)
-    for unit, names in zip(units, listed, strict=True):
-        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
-        board.set_models(Models(unit.name, ("base", *names), NOW, dict.fromkeys(names, "base")))
-        board.report(Load(unit.name, NOW, adapter_places=2))
+    units = (Unit(f"u{n}", "c", f"http://u{n}:1") for n in range(len(listed)))
+    board = board_up(*units, rules=Rules(slow_start_s=0.001), at=NOW - 5.0)
+    for name, names in zip(board.units, listed, strict=True):
+        board.set_models(Models(name, ("base", *names), NOW, dict.fromkeys(names, "base")))
+        board.report(Load(name, NOW, adapter_places=2))
     board.tick(NOW)
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+    return router_over(board)
 
 
 def pick_for(router: Router, model: str) -> Lease:
@@ -506,14 +496,8 @@ def test_an_adapter_is_asked_of_the_units_that_list_it_only_and_all_of_one_base_
 
 def board_of(count: int) -> Board:
     """Units that are UP and serve m; every fifth serves rare as well."""
-    board = Board(Rules(slow_start_s=0.001))
-    units = tuple(
-        Unit(f"u{n}", "c", f"http://u{n}:1", ("m", "rare") if n % 5 == 0 else ("m",)) for n in range(count)
-    )
-    board.configure(Fleet(units=units), 0.0)
-    for unit in units:
-        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", 0.0))
-    return board
+    units = (unit(f"u{n}", models=("m", "rare") if n % 5 == 0 else ("m",)) for n in range(count))
+    return board_up(*units, rules=Rules(slow_start_s=0.001))
 
 
 def test_of_many_units_a_few_are_drawn_and_never_the_same() -> None:
@@ -549,7 +533,7 @@ def test_units_that_come_up_are_drawn_soon() -> None:
 @pytest.mark.alone
 def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
     board = board_of(500)
-    router = Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
+    router = router_over(board)
     asks = [Ask("m", stream=True, prompt_bytes=2000, blocks=(n, n + 1)) for n in range(1000)]
     began_s = time.process_time()
     leases = [router.pick(ask, NOW) for ask in asks]
@@ -567,10 +551,8 @@ def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
 
 def test_one_that_has_just_come_up_gets_one_request_at_a_time_while_all_others_have_some() -> None:
     """Else, and while it cools off, by chance only."""
-    board, ask = Board(Rules()), Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)
-    board.configure(Fleet((), tuple(unit(name) for name in ("a", "b", "new"))), 0.0)
-    for name, at in (("a", 1.0), ("b", 1.0), ("new", 1000.0)):
-        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", at))
+    board, ask = board_up(*map(unit, "abc")), Ask("m", stream=True, prompt_tokens=100, prompt_bytes=400)
+    board.units["c"].up_since = 1000.0
     board.tick(1000.0)
 
     def considered(sent: str = "") -> set[str]:
@@ -581,8 +563,8 @@ def test_one_that_has_just_come_up_gets_one_request_at_a_time_while_all_others_h
         return {row.unit for row in found.rows}
 
     assert considered() == considered("a") == {"a", "b"}
-    assert considered("b") == {"a", "b", "new"}
-    board.units["new"].cool_until = 1001.0
+    assert considered("b") == {"a", "b", "c"}
+    board.units["c"].cool_until = 1001.0
     assert considered() == {"a", "b"}
-    board.units["new"].cool_until = 0.0
-    assert considered("new") == {"a", "b"}
+    board.units["c"].cool_until = 0.0
+    assert considered("c") == {"a", "b"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from functools import partial
 from math import inf
@@ -11,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.policies import POLICIES
-from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
-from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.pick import Router
-from cellgate.router.queue import MOVED_S, Entered, Entry, FairQueue, FairRules, NoEntry, Queue, Ticket
+from cellgate.router.nouns import Ask, Evidence, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.queue import MOVED_S, Entered, Entry, FairQueue, FairRules, NoEntry, Ticket
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 NOW = 100.0
 NOTHING_TRIED: frozenset[str] = frozenset()
@@ -28,14 +25,12 @@ class Scene:
     """A router over the units `a` and `b`, both UP, two places each; `settled` is who was told what."""
 
     def __init__(self, rules: FairRules = RULES, policy: str = "prefix_affinity") -> None:
-        self.board = Board(Rules(evict_overcommit=0.5, slow_start_s=0.001))
-        self.router = Router(self.board, POLICIES[policy](), random.Random(1), Queue(rules))
+        units = (Unit(name, "c", f"http://{name}", ("m",), max_in_flight=2) for name in "ab")
+        self.board = board_up(*units, rules=Rules(evict_overcommit=0.5, slow_start_s=0.001), at=NOW)
+        self.router = router_over(self.board, policy, rules)
         self.settled: list[tuple[str, Lease | Refusal]] = []
-        units = tuple(Unit(name, "c", f"http://{name}", ("m",), max_in_flight=2) for name in "ab")
-        self.board.configure(Fleet((), units), NOW)
-        for name in "ab":
-            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", NOW))
-            self.board.units[name].costs.rates.followed = SURE
+        for state in self.board:
+            state.costs.rates.followed = SURE
         self.board.tick(NOW + 0.1)
 
     def wait(

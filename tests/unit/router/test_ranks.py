@@ -16,7 +16,6 @@ from cellgate.router.nouns import (
     Behind,
     Cell,
     Communicator,
-    Evidence,
     Fleet,
     Load,
     Node,
@@ -25,12 +24,11 @@ from cellgate.router.nouns import (
     RankPlace,
     Role,
     Rules,
-    Sign,
-    Strength,
     Unit,
     UnitFacts,
 )
 from cellgate.router.unit_state import RANKS_MAX, Lease, UnitState
+from tests.unit.router.fleets import board_up
 
 NOW = 100.0
 RULES = Rules()
@@ -39,9 +37,7 @@ SYSTEM = tuple(range(1, 9))
 
 def board_of(*ranks: RankLoad) -> Board:
     """A unit that is UP and has shown these ranks."""
-    board = Board(RULES)
-    board.configure(Fleet(units=(Unit("u", "c", "http://u:1", ("m",)),)), NOW - 10.0)
-    board.observe(Evidence("u", Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+    board = board_up(Unit("u", "c", "http://u:1", ("m",)), at=NOW - 5.0)
     report(board, NOW, *ranks)
     return board
 

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.policies import POLICIES
-from cellgate.router.board import Board
 from cellgate.router.cost import CostTerms
 from cellgate.router.cost_model import MEAN_S, SURE, UNSEEN_S, Line, OtherGates, RemoteLoad, expected_s
-from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Ask, Load, Refusal, Rules, Unit
 from cellgate.router.pick import Router
-from cellgate.router.queue import FairRules, Queue
+from cellgate.router.queue import FairRules
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 TOKENS_S = 10_000.0
 UNITS = 4
@@ -52,18 +51,13 @@ class World:
         self.routers = [self._router(seed) for seed in range(self.gates)]
 
     def _router(self, seed: int) -> Router:
-        board = Board(Rules(slow_start_s=0.0))
-        units = tuple(
-            Unit(name, "c", f"http://{name}", ("m",), max_in_flight=10_000) for name in self.engines
-        )
-        board.configure(Fleet(units=units), 0.0)
-        for name in self.engines:
-            board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
-            rates = board.units[name].costs.rates
+        units = (Unit(name, "c", f"http://{name}", ("m",), max_in_flight=10_000) for name in self.engines)
+        board = board_up(*units, rules=Rules(slow_start_s=0.0))
+        for rates in (state.costs.rates for state in board):
             rates.prefill_tokens_s.guess(TOKENS_S)
             rates.bytes_per_token.guess(4.0)
             rates.followed = SURE
-        return Router(board, POLICIES[self.policy](), random.Random(seed), Queue(self.fair))
+        return router_over(board, self.policy, self.fair, seed)
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), what))
@@ -225,10 +219,8 @@ def test_all_together_it_stays_what_others_have_and_in_its_order(found: list[Lin
 
 
 def forecasts(told: dict[str, RemoteLoad], *units: Unit) -> list[CostTerms]:
-    board = Board(Rules())
-    board.configure(Fleet(units=units), 0.0)
+    board = board_up(*units)
     for unit in units:
-        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "one token", 1.0))
         board.report(Load(unit.name, 1.25))
         board.units[unit.name].costs.rates.prefill_tokens_s.guess(1000.0)
     board.elsewhere = told

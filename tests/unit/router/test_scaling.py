@@ -22,6 +22,7 @@ from cellgate.router.scaling import (
     replay_s,
     waits,
 )
+from tests.unit.router.fleets import board_up
 
 
 def demand(count: int = 400, gap_s: float = 0.1, prefill_s: float = 0.3, decode_s: float = 1.0) -> Demand:
@@ -109,10 +110,8 @@ def test_one_more_one_fewer_or_as_many(
 
 def board(**blocks: list[int]) -> Board:
     """Usable units that hold these blocks."""
-    found = Board(Rules())
-    found.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in blocks)), 0.0)
+    found = board_up(*(Unit(name, "c", f"http://{name}") for name in blocks))
     for name, held in blocks.items():
-        found.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
         found.units[name].costs.prefixes.record(held)
     assert all(state.is_usable() for state in found)
     return found

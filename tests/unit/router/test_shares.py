@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from cellgate.policies import POLICIES
 from cellgate.router.backlog import Abandoned
-from cellgate.router.board import Board
 from cellgate.router.cost_model import BLOCK_BYTES, SURE
-from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.pick import Router
-from cellgate.router.queue import FairQueue, FairRules, Queue
+from cellgate.router.nouns import Ask, Refusal, Rules, Unit
+from cellgate.router.queue import FairQueue, FairRules
 from cellgate.router.shares import LONG_BYTES, PLAIN_S, UNREAD_BYTES, left_to_read
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_up, router_over
 
 SLOTS = 8
 HOG, OTHER, THIRD = "address 192.0.2.1", "address 192.0.2.2", "address 192.0.2.3"
@@ -24,12 +20,9 @@ class World:
     """Two units of `SLOTS` slots; `log` has who was served, in order."""
 
     def __init__(self, limit: int = 1024, policy: str = "least_load") -> None:
-        self.board = Board(Rules(slow_start_s=0.0))
-        units = tuple(Unit(name, "c", f"http://{name}", max_in_flight=SLOTS) for name in "ab")
-        self.board.configure(Fleet(units=units), 0.0)
-        for name in "ab":
-            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
-        self.router = Router(self.board, POLICIES[policy](), random.Random(1), Queue(FairRules(limit=limit)))
+        units = (Unit(name, "c", f"http://{name}", max_in_flight=SLOTS) for name in "ab")
+        self.board = board_up(*units, rules=Rules(slow_start_s=0.0))
+        self.router = router_over(self.board, policy, FairRules(limit=limit))
         self.now = 1.0
         self.open: list[Lease] = []
         self.log: list[str] = []
