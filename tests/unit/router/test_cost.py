@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job, Prefilled
 from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, CostTerms, Facts, OtherLoad, forecast, terms
-from cellgate.router.learning import Errors, Rates
+from cellgate.router.learning import Rates
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 RULES = CostRules()
@@ -110,17 +110,6 @@ def test_more_work_or_less_cache_is_never_cheaper(
 
 
 @law
-@given(unit=facts, errors=st.floats(0, 0.99), prompt=sizes)
-def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) -> None:
-    backlog = busy(1000)
-    low, high = sorted((errors, unit.error_share))
-    calm, failing = (
-        cost_of(unit._replace(error_share=share), backlog, prompt).total_s for share in (low, high)
-    )
-    assert calm <= failing
-
-
-@law
 @given(units=st.lists(facts, min_size=2, max_size=5))
 def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_peers(
     units: list[Facts],
@@ -157,10 +146,13 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_thos
     assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
 
 
-def test_a_beginning_that_others_will_find_there_is_not_charged_to_one_alone() -> None:
+def test_what_others_have_there_is_waited_for_and_what_they_will_find_there_is_not_charged_to_one() -> None:
+    counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
+    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
+    told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
+    assert told.queue_s == pytest.approx(0.7)
     unit = alone(Facts(rates(1000.0)))
-    own = cost(unit, Backlog(), 500, 0, NOW)
-    shared = cost(unit, Backlog(), 500, 0, NOW, spared=400)
+    own, shared = (cost(unit, Backlog(), 500, 0, NOW, spared=spared) for spared in (0, 400))
     assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
     assert shared.total_s == pytest.approx(own.total_s - 0.4)
 
@@ -178,27 +170,15 @@ def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
 
 
 def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
+    """For a cached prompt one may wait for as long as that would be computed."""
     fast, slow = Facts(rates(1000.0, step_s=0.01), seats=2.0), Facts(rates(1000.0, step_s=0.02), seats=2.0)
-    in_line, free = (
-        cost_of(unit, busy(*there), prompt=10.0) for unit, there in ((fast, (1, 1)), (slow, (1,)))
-    )
+    in_line, free = cost_of(fast, busy(1, 1), prompt=10.0), cost_of(slow, busy(1), prompt=10.0)
     assert in_line.total_s - in_line.line_s < free.total_s < in_line.total_s
     assert in_line.line_s == in_line.decode_s < LINE * in_line.seat_s
     assert in_line.ttft_s == pytest.approx(in_line.queue_s + in_line.prefill_s + in_line.seat_s)
-
-
-def test_who_comes_for_a_cached_prompt_may_wait_for_as_long_as_that_would_be_computed() -> None:
-    unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
-    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
-    later_s = cost_of(unit, busy(1, 1)).seat_s - 0.45
-    assert cost_of(unit, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
-
-
-def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
-    counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
-    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
-    told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
-    assert told.queue_s == pytest.approx(0.7)
+    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
+    later_s = cost_of(fast, busy(1, 1)).seat_s - 0.45
+    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
 
 
 def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() -> None:
@@ -226,7 +206,15 @@ def test_a_cache_into_which_little_was_written_is_the_better_place_for_something
     assert large.evict_share < small.evict_share
 
 
-def test_a_unit_that_fails_everything_looks_busy_however_idle_it_is() -> None:
+@law
+@given(unit=facts, errors=st.floats(0, 0.99), prompt=sizes)
+def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) -> None:
+    """A unit that fails everything looks busy however idle it is."""
+    low, high = sorted((errors, unit.error_share))
+    calm, failing = (
+        cost_of(unit._replace(error_share=share), busy(1000), prompt).total_s for share in (low, high)
+    )
+    assert calm <= failing
     assert cost_of(Facts(rates(), error_share=0.99)).error_s == RULES.error_max_s
     assert cost_of(Facts(rates(), error_share=0.9)).total_s > cost_of(Facts(rates()), busy(30_000)).total_s
 
@@ -261,30 +249,6 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
 
 
 # -- over time ---------------------------------------------------------------------------------------------
-
-
-def test_a_unit_that_fails_at_once_gets_no_more_than_a_canary_would_send() -> None:
-    """Four units at two thirds of what they can do; one answers everything with an error, immediately."""
-    names = range(4)
-    works, errors, free_at = [Backlog() for _ in names], [Errors() for _ in names], [0.0] * 4
-    asked, done = 0, list[tuple[float, int, int]]()
-    for number in range(2400):
-        now = number * 0.05
-        for due in sorted(entry for entry in done if entry[0] <= now):
-            done.remove(due)
-            works[due[1]].close(due[2], due[0])
-            errors[due[1]].worked(due[0])
-        units = forecast([Facts(rates(), fresh(), error_share=errors[n].share(now)) for n in names], RULES)
-        best = min(names, key=lambda n: cost(units[n], works[n], 100.0, 0.0, now).total_s)
-        if best == 3:
-            asked += 1
-            errors[3].failed(now)
-        else:
-            works[best].open(number, Job(100, 100), now)
-            free_at[best] = max(free_at[best], now) + 0.1
-            done.append((free_at[best], best, number))
-    # A unit that shows no life gets a canary every 2 s.
-    assert asked <= 120.0 / 2
 
 
 # What a unit still has to do for this gate.
