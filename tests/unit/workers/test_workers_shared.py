@@ -82,29 +82,6 @@ def accept(page: Page, workers: int, waiting: int = 1) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize(
-    ("clients", "waiting", "taken"),
-    [
-        ([0, 0], 10, [5, 5]),
-        ([0, 0, 0], 9, [3, 3, 3]),
-        ([0, 0], 1, [1, 0]),
-        ([3, 3], 3, [2, 1]),
-        ([10, 2], 3, [0, 3]),
-        ([10, 2], 12, [2, 10]),
-        ([0, 100, 0], 10, [5, 0, 5]),
-        ([7, 5, 6], 0, [0, 0, 0]),
-        ([4], 6, [6]),
-    ],
-)
-def test_those_that_wait_make_the_numbers_of_clients_equal(
-    clients: list[int], waiting: int, taken: list[int]
-) -> None:
-    page = Page(len(clients))
-    for worker, count in enumerate(clients):
-        page.note(worker, count, NOW)
-    assert accept(page, len(clients), waiting) == taken
-
-
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 200))
 def test_nobody_is_left_waiting_and_nobody_is_ahead_by_more_than_one(
     clients: list[int], waiting: int
