@@ -146,23 +146,18 @@ def test_who_may_have_waited_for_a_seat_tells_only_the_least_that_a_unit_can_do(
 
 
 def test_steps_are_learnt_with_their_batch() -> None:
-    rng, steps = random.Random(1), Steps()
+    rng, steps, even = random.Random(1), Steps(), Steps()
     for _ in range(300):
         batch = rng.uniform(1, 60)
         steps.learn((0.008 + 0.00012 * batch) * rng.lognormvariate(0.0, 0.1), batch)
+        even.learn(0.02, 8.0)
     assert steps.at(0) == pytest.approx(0.008, rel=0.15)
     assert steps.at(60) == pytest.approx(0.0152, rel=0.15)
-
-
-def test_a_batch_that_never_changes_says_nothing_of_the_slope_and_a_frozen_stream_little() -> None:
-    steps = Steps()
-    for _ in range(100):
-        steps.learn(0.02, 8.0)
-    assert steps.at(8.0) == pytest.approx(0.02)
-    # What is usual stands in, until units of its kind have seen something else.
-    assert steps.share == pytest.approx(SEQUENCE_SHARE, rel=0.2)
-    steps.learn(60.0, 8.0)
-    assert steps.at(8.0) < 0.024
+    # A batch that never changes says nothing of the slope: what is usual stands in.
+    assert even.at(8.0) == pytest.approx(0.02)
+    assert even.share == pytest.approx(SEQUENCE_SHARE, rel=0.2)
+    even.learn(60.0, 8.0)
+    assert even.at(8.0) < 0.024, "one frozen stream hardly moves it"
 
 
 # -- sizes and errors --------------------------------------------------------------------------------------
@@ -289,6 +284,12 @@ def test_units_alike_are_reckoned_alike_whatever_their_weights() -> None:
         units = learnt(*((weight, measured(1.0, error=rng.uniform(0.9, 1.1))) for weight in weights))
         assert len({rates.prefill_tokens_s.reckoned for rates in units}) == 1
         assert len({rates.steps.reckoned for rates in units}) == 1
+    # What is taken for a unit that has restarted is its own until peers have shown something.
+    alone = measured(3.0)
+    alone.reset()
+    learnt((1.0, alone), (4.0, Rates()))
+    assert alone.prefill_tokens_s.reckoned == pytest.approx(3.0 * PREFILL_S, rel=0.05)
+    assert step_s(alone) == pytest.approx(STEP_S / 3.0, rel=0.05)
 
 
 @brief_law
@@ -302,14 +303,6 @@ def test_weights_fit_where_nothing_was_measured_and_where_they_are_right(
     )
     units = learnt(*((weight, measured(speed)) for weight, speed in zip(weights, speeds, strict=False)))
     assert all(rates.prefill_tokens_s.reckoned > 0.0 for rates in units)
-
-
-def test_what_is_taken_for_a_unit_that_has_restarted_is_its_own_until_peers_have_shown_something() -> None:
-    alone = measured(3.0)
-    alone.reset()
-    learnt((1.0, alone), (4.0, Rates()))
-    assert alone.prefill_tokens_s.reckoned == pytest.approx(3.0 * PREFILL_S, rel=0.05)
-    assert step_s(alone) == pytest.approx(STEP_S / 3.0, rel=0.05)
 
 
 # -- plain answers -----------------------------------------------------------------------------------------
@@ -333,13 +326,10 @@ def test_units_that_only_answer_plainly_are_priced_by_how_much_they_differ() -> 
     assert half.prefill_tokens_s.value == pytest.approx(FIRST_PREFILL_TOKENS_S / 2.0)
     _, slow = learnt((1.0, fed(PREFILL_S, 20)), (1.0, embedded(1.0 / 12.0)))
     assert slow.prefill_tokens_s.value == pytest.approx(PREFILL_S, rel=0.05)
-
-
-@pytest.mark.parametrize(("times", "samples"), [(0.6, 20), (1.9, 20), (0.1, 1), (3.0, 5)])
-def test_what_may_be_the_wait_for_other_requests_is_no_difference(times: float, samples: int) -> None:
-    odd = embedded(times, samples)
-    learnt((1.0, embedded(1.0)), (1.0, embedded(1.0)), (1.0, odd))
-    assert odd.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
+    for times, samples in ((0.6, 20), (1.9, 20), (0.1, 1), (3.0, 5)):
+        # What may be the wait for other requests is no difference.
+        *_, odd = learnt((1.0, embedded(1.0)), (1.0, embedded(1.0)), (1.0, embedded(times, samples)))
+        assert odd.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
 
 
 # What first tokens wait for besides work, and what is left of it for rates.
@@ -478,21 +468,17 @@ def prefills(step_times: StepTimes, *prompts: tuple[int, float], at: float = 0.0
 
 def test_prefill_is_judged_by_the_prompts_and_not_by_the_queue_or_idle_time() -> None:
     """Thirty prompts at once: the last one waits for three seconds, and takes a tenth of one."""
-    step_times, idle = StepTimes(), StepTimes()
+    step_times, idle, shared, now = StepTimes(), StepTimes(), StepTimes(), 0.0
     assert step_times.prefill_s(100_000) >= 50.0
     assert step_times.prefill_s(0) == 0.0
     prefills(step_times, *[(2_000, 0.1)] * 30)
     assert step_times.prefill_s(2_000) == pytest.approx(0.1, rel=0.05)
     for hour in range(20):
         prefills(idle, (4_000, 0.2), at=3600.0 * hour)
+        # Prompts that share a step share its time.
+        now = prefills(shared, (2_000, 0.4), (2_000, 0.0), (2_000, 0.0), (2_000, 0.0), at=now)
     assert idle.prefill_s(4_000) == pytest.approx(0.2, rel=0.05)
-
-
-def test_prompts_that_share_a_step_share_its_time() -> None:
-    step_times, now = StepTimes(), 0.0
-    for _ in range(20):
-        now = prefills(step_times, (2_000, 0.4), (2_000, 0.0), (2_000, 0.0), (2_000, 0.0), at=now)
-    assert step_times.rates.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.25)
+    assert shared.rates.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.25)
 
 
 def test_what_nobody_knows_takes_as_long_as_on_the_slowest_engine_and_larger_prompts_longer() -> None:
@@ -507,19 +493,15 @@ def test_what_nobody_knows_takes_as_long_as_on_the_slowest_engine_and_larger_pro
     assert step_times.prefill_s(400_000) == pytest.approx(UNSURE_TIMES * 4 * 10.0, rel=0.05)
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_an_engine_that_is_always_full_shows_at_least_how_long_prompts_and_slots_take(
-    is_stream: bool,
-) -> None:
-    step_times = StepTimes()
-    if is_stream:
-        step_times.prefilled(Prefilled(100, 1.0, 1.0, 1.0, False, False, had_seat=False))
-    else:
-        step_times.answered(100, 1.0, 12)
-    assert step_times.prefill_s(100, beside=200) == pytest.approx(3.0)
-    assert step_times.prefill_s(300) == 300 / SLOWEST_TOKENS_S, "nothing is known of one so large"
-    step_times.forget_pace()
-    assert step_times.prefill_s(100) == 100 / SLOWEST_TOKENS_S
+def test_an_engine_that_is_always_full_shows_at_least_how_long_prompts_and_slots_take() -> None:
+    stream, plain = StepTimes(), StepTimes()
+    stream.prefilled(Prefilled(100, 1.0, 1.0, 1.0, False, False, had_seat=False))
+    plain.answered(100, 1.0, 12)
+    for step_times in (stream, plain):
+        assert step_times.prefill_s(100, beside=200) == pytest.approx(3.0)
+        assert step_times.prefill_s(300) == 300 / SLOWEST_TOKENS_S, "nothing is known of one so large"
+        step_times.forget_pace()
+        assert step_times.prefill_s(100) == 100 / SLOWEST_TOKENS_S
 
 
 def test_more_prompts_at_once_than_ever_before_may_all_take_as_long_as_the_slowest_alone() -> None:
@@ -560,12 +542,3 @@ def test_an_engine_that_counts_the_pieces_of_a_large_prompt_is_given_the_time_of
     assert step_times.prefill_s(100_000, counts=True) == pytest.approx(0.6)
     assert step_times.prefill_s(100_000, counts=False) >= first_s
     assert step_times.prefill_s(300_000, counts=True) >= first_s
-
-
-@briefest_law
-@given(st.lists(st.floats(0.001, 100.0), max_size=100), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_a_larger_prompt_never_takes_less(busy_s: list[float], one: int, other: int) -> None:
-    step_times = StepTimes()
-    prefills(step_times, *((1_000, each_s) for each_s in busy_s))
-    small, large = sorted((one, other))
-    assert step_times.prefill_s(small) <= step_times.prefill_s(large)

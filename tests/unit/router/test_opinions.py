@@ -209,13 +209,17 @@ def test_answers_are_the_same_but_for_rounding_and_ties(
 
 
 def test_of_three_the_one_that_never_agreed_is_wrong_after_two_answers() -> None:
-    """In whatever order they come."""
+    """In whatever order they come; when all change together nobody is."""
     fleet = Fleet(a=PARIS, b=PARIS, c=ROME)
     assert fleet.judge() == []
     assert fleet.round(a=PARIS, b=PARIS, c=ROME) == ["c"]
     fleet = Fleet(c=ROME, a=PARIS, b=PARIS)
     assert fleet.round(c=ROME) == []
     assert fleet.round(a=PARIS, b=PARIS, c=ROME) == ["c"]
+    for units in ("ab", "abc", "abcd"):
+        fleet = Fleet(**dict.fromkeys(units, PARIS))
+        assert [fleet.round(**dict.fromkeys(units, ROME)) for _ in range(3)] == [[]] * 3
+        assert not any(record.differing for record in fleet.records.values())
 
 
 def test_old_answers_of_others_prove_nothing_and_one_odd_answer_is_forgiven() -> None:
@@ -254,14 +258,6 @@ def test_of_two_the_one_that_changed_is_wrong_until_it_says_what_it_said_before(
     assert not fleet.may_return("a")
     fleet.round(a=PARIS)
     assert fleet.may_return("a")
-
-
-def test_when_all_change_together_nobody_is_wrong() -> None:
-    for units in ("ab", "abc", "abcd"):
-        fleet = Fleet(**dict.fromkeys(units, PARIS))
-        for _ in range(3):
-            assert fleet.round(**dict.fromkeys(units, ROME)) == []
-        assert not any(record.differing for record in fleet.records.values())
 
 
 def test_weights_updated_one_unit_after_another_never_take_out_more_than_a_minority() -> None:
@@ -311,19 +307,12 @@ def test_a_wrong_unit_returns_when_it_agrees_with_the_others_and_not_before() ->
     assert not fleet.may_return("c"), "it was wrong from the start, so its own past is no reference"
     fleet.round(c=PARIS)
     assert fleet.may_return("c")
-
-
-def test_a_restarted_unit_is_compared_with_the_majority_if_there_is_one() -> None:
-    fleet = Fleet(a=PARIS, b=PARIS)
-    fleet.out = {"c"}
-    fleet.say("c", said(ROME))
-    assert not fleet.may_return("c")
-    fleet.say("c", said(PARIS))
-    assert fleet.may_return("c")
-    alone = Fleet(a=PARIS)
-    alone.out = {"c"}
-    alone.say("c", said(ROME))
-    assert alone.may_return("c")
+    # One that has restarted is compared with the majority if there is one.
+    for others, text, may in (("ab", ROME, False), ("ab", PARIS, True), ("a", ROME, True)):
+        fleet = Fleet(**dict.fromkeys(others, PARIS))
+        fleet.out = {"c"}
+        fleet.say("c", said(text))
+        assert fleet.may_return("c") is may
 
 
 def test_corrupted_requests_count_as_one_answer_that_differs_and_another_question_begins_anew() -> None:
@@ -359,16 +348,13 @@ def told(*fingerprints: str, version: str = "") -> Build:
 
 
 def test_a_build_is_its_fingerprint_or_else_its_version() -> None:
-    """A fingerprint that is made up for each answer says nothing."""
+    """A fingerprint that is made up for each answer says nothing; builds are compared by what both tell."""
     assert told("fp", "fp", "", version="1.2").key == "fp"
     assert told(version="1.2").key == "1.2"
     assert told().key == ""
     assert told("fp", "other", "other").key == "other"
     assert told("a", "b", "c").key == told("a", "b", "c", "d", "d", "d").key == ""
     assert told("a", "b", "c", version="1.2") == Build("", "1.2", 2)
-
-
-def test_builds_are_compared_by_what_both_tell() -> None:
     whole, started = Build("vllm-1.2-abc", "1.2"), Build("", "1.2")
     assert not started.differs(whole)
     assert not whole.differs(started)

@@ -79,7 +79,7 @@ def test_who_goes_on_with_a_prompt_goes_to_the_rank_that_holds_it() -> None:
     assert [rank.queued_tokens for rank in state_of(board).ranks.ranks] == [0, 0]
 
 
-def test_a_beginning_that_all_share_is_computed_on_every_rank() -> None:
+def test_ranks_get_equal_numbers_of_prompts_without_a_cached_beginning_or_with_one_that_all_share() -> None:
     board = board_of(RankLoad(0), RankLoad(1))
     shared = Expected(128.0, len(SYSTEM), charged=0.05)
     leases = []
@@ -87,9 +87,6 @@ def test_a_beginning_that_all_share_is_computed_on_every_rank() -> None:
         leases.append(board.open("u", ask(*SYSTEM, 100 + number), NOW, retry=False, expected=shared))
         leases[-1].commit(NOW)
     assert sum(lease.rank for lease in leases) == 6
-
-
-def test_without_a_cached_beginning_ranks_get_equal_numbers() -> None:
     board = board_of(RankLoad(0), RankLoad(1), RankLoad(2))
     leases = [board.open("u", Ask("m", True, 100, prompt_bytes=400), NOW, retry=False) for _ in range(9)]
     assert sorted(lease.rank for lease in leases) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -189,18 +186,15 @@ def test_ranks_that_do_not_answer_or_report_errors_are_named_at_once() -> None:
     )
 
 
-def test_error_counters_that_grow_are_told_and_those_that_stand_or_fall_are_not() -> None:
+def test_error_counters_that_grow_are_told_and_those_that_stand_or_fall_or_are_old_are_not() -> None:
     before = facts(0.0, counters={"mlx5_0/1 link_downed": 2, "neuron0 x": 9, "mlx5_0/1 symbol_error": 4})
     after = facts(30.0, counters={"mlx5_0/1 link_downed": 3, "neuron0 x": 0, "mlx5_0/1 symbol_error": 4})
     assert conclusions(unit(before, after), 30.0) == ("node b counts mlx5_0/1 link_downed +1 within 30 s",)
     assert conclusions(unit(after), 30.0) == ()
-
-
-def test_old_reports_say_nothing_and_a_sentence_has_an_end() -> None:
     assert conclusions(unit(facts(0.0, LATE), facts(2.0, LATE)), 3.0 + FRESH_S) == ()
     many = {f"ib{n}/1 symbol_error": 1 for n in range(99)}
     found = unit(facts(0.0, counters=dict.fromkeys(many, 0)), facts(1.0, counters=many))
-    assert len(conclusions(found, 1.0)) == NAMED_MAX
+    assert len(conclusions(found, 1.0)) == NAMED_MAX, "a sentence has an end"
 
 
 # Which software differs, and how it is said.
@@ -280,22 +274,18 @@ def test_the_nodes_of_a_unit_are_compared_with_its_first_in_a_short_sentence() -
 
 
 def test_units_are_compared_with_the_most_common_stack_of_their_cell() -> None:
+    """But for drained ones and those of other models."""
     old = USUAL | {"package vllm": "0.10.0"}
-    assert odd_units(board(a=(old,), b=(USUAL,), c=(USUAL,), d=(USUAL, old))) == {
-        "a": "vllm 0.10.0 (b: 0.11.0)"
-    }
-    assert odd_units(board(a=(old,), b=(USUAL,))) == {"b": "vllm 0.11.0 (a: 0.10.0)"}
-    assert odd_units(board(a=(USUAL,), b=(USUAL,), c=())) == {}
-
-
-def test_drained_units_and_those_of_other_models_are_left_out() -> None:
-    found = board(a=(USUAL | {"driver nvidia": "550"},), b=(USUAL,), c=(USUAL,))
+    found = board(a=(old,), b=(USUAL,), c=(USUAL,), d=(USUAL, old))
+    assert odd_units(found) == {"a": "vllm 0.10.0 (b: 0.11.0)"}
     found.units["a"].models = frozenset({"other"})
     assert odd_units(found) == {}
     found.units["a"].models = found.units["b"].models
     assert list(odd_units(found)) == ["a"]
     found.drain("a", drained=True)
     assert odd_units(found) == {}
+    assert odd_units(board(a=(old,), b=(USUAL,))) == {"b": "vllm 0.11.0 (a: 0.10.0)"}
+    assert odd_units(board(a=(USUAL,), b=(USUAL,), c=())) == {}
 
 
 def test_what_changes_is_compared_anew() -> None:
