@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
 from cellgate.router.board import Board
@@ -44,7 +42,7 @@ class Scene:
         *died: int,
         survive: tuple[int, ...] = (),
         tokens: int = 0,
-        shown: int | None = None,
+        shown: int = 0,
         lived_s: float = 0.1,
         is_loss: bool = True,
         works: bool = True,
@@ -53,16 +51,9 @@ class Scene:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
         self.now += 5.0
         there = [*died, *survive]
-        return [
-            self.ledger.lost(
-                Loss(
-                    unit, place or unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, is_loss
-                ),
-                lambda: there,
-                works=works,
-            )
-            for each in died
-        ]
+        times = self.now - lived_s, self.now
+        losses = [Loss(unit, place or unit, each, "m", *times, tokens, shown, is_loss) for each in died]
+        return [self.ledger.lost(loss, lambda: there, works=works) for loss in losses]
 
     def settle(self) -> None:
         self.now += 2 * SETTLED_S
@@ -144,25 +135,21 @@ def test_a_suspect_is_cleared_once_it_has_shown_tokens_for_long_enough(tokens: i
 
 def test_a_suspect_that_shows_nothing_for_long_keeps_the_others_waiting_no_more_and_is_not_cleared() -> None:
     scene = Scene()
-    scene.dies("a", X, Y, lived_s=2.0)
-    scene.dies("b", X, Y, lived_s=2.0)
+    for unit in "ab":
+        scene.dies(unit, X, Y, lived_s=2.0)
     scene.lease("c", X)
-    scene.ledger.tick(scene.now + 4.0)
-    assert scene.ledger.suspected() == {"c"}
-    scene.ledger.tick(scene.now + 4.0 + UNSHOWN_S + 0.1)
-    assert scene.ledger.suspected() == set()
+    for later_s, suspected in ((4.0, {"c"}), (4.0 + UNSHOWN_S + 0.1, set())):
+        scene.ledger.tick(scene.now + later_s)
+        assert scene.ledger.suspected() == suspected
     assert scene.ledger.records[X].is_suspect
 
 
 def test_those_of_one_death_are_spread_over_the_units() -> None:
-    scene, units = Scene(), {"b", "c", "d"}
+    scene, units, given = Scene(), {"b", "c", "d"}, []
     scene.dies("a", *range(10, 19))
-    given = []
     for each in range(10, 19):
-        record = scene.ledger.records[each]
-        free = sorted(units - scene.ledger.crowded(record, units))
-        given.append(free[0])
-        scene.lease(free[0], each)
+        given.append(min(units - scene.ledger.crowded(scene.ledger.records[each], units)))
+        scene.lease(given[-1], each)
     assert sorted(given) == sorted("bcd" * 3)
 
 
@@ -192,16 +179,15 @@ def test_what_breaks_later_with_a_unit_that_died_met_the_same_death_and_what_cam
 
 
 @pytest.mark.parametrize(
-    ("how", "is_proven"), [({}, True), ({"works": False}, True), ({"works": False, "others": True}, False)]
+    ("works", "others", "is_proven"), [(True, False, True), (False, False, True), (False, True, False)]
 )
 def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
-    how: dict[str, bool], is_proven: bool
+    works: bool, others: bool, is_proven: bool
 ) -> None:
     """A fleet whose units die of everything (a bad rollout) is not to ban what its users ask."""
-    scene, others = Scene(), count(10)
-    with_others = how.pop("others", False)
-    for unit in "ab":
-        scene.dies(unit, POISON, *([next(others)] if with_others else []), **how)  # type: ignore[arg-type]
+    scene = Scene()
+    for unit, other in (("a", 10), ("b", 11)):
+        scene.dies(unit, POISON, *[other] * others, works=works)
     assert scene.ledger.records[POISON].ended
     assert scene.ledger.is_proven(POISON) is is_proven
 
@@ -274,18 +260,15 @@ def test_when_all_units_fall_silent_a_prompt_is_to_blame_only_where_they_do_one_
 
 
 def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_death() -> None:
+    """Who comes from one unit to another that dies in the same instant is believed once."""
     scene = Scene()
     scene.dies("a", POISON, X)
     scene.dies("b", Y)
     late = Loss("b", "b", POISON, "m", scene.now + 0.01, scene.now + 0.02, worked_at=scene.now - 0.01)
     assert scene.ledger.lost(late, lambda: (), works=True) is Fate.MOVES
     assert not scene.ledger.records[POISON].is_suspect
-
-
-def test_who_comes_from_one_unit_to_another_that_dies_in_the_same_instant_is_believed_once() -> None:
     scene = Scene()
+    scene.dies("a", POISON, lived_s=1.0)
     for unit, fate in (("b", Fate.MOVES), ("c", Fate.ENDS)):
-        if unit == "b":
-            scene.dies("a", POISON, lived_s=1.0)
         scene.now -= 4.99
         assert scene.dies(unit, POISON, survive=(Y,), lived_s=0.005) == [fate]
