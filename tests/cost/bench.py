@@ -49,11 +49,10 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
-    def pause_reading(self) -> None:
-        """Nothing is read."""
+    def abort(self) -> None:
+        """Nobody is told; there is nothing to read or to end."""
 
-    def resume_reading(self) -> None:
-        """Nothing was paused."""
+    close = pause_reading = resume_reading = abort
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default

@@ -105,18 +105,24 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, keys: str, said: str)
     assert problem(tmp_path, f"recovery: [{{cell: a, {keys}}}]") == f"recovery[0]{said}"
 
 
-def test_pods_are_those_of_a_group_or_chosen_by_labels(tmp_path: Path) -> None:
-    assert remedy(tmp_path, "kubernetes: {}, AUDIT").action == ReplacePods()
-    keys = "{namespace: prod, selector: 'unit={unit}', evict: false}"
-    found = remedy(tmp_path, f"kubernetes: {keys}, AUDIT")
-    assert found.action == ReplacePods("prod", "unit={unit}", evict=False)
-
-
-def test_tasks_are_those_of_a_cluster_and_a_service_has_the_name_of_its_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("keys", "action"),
+    [
+        ("kubernetes: {}", ReplacePods()),
+        (
+            "kubernetes: {namespace: prod, selector: 'unit={unit}', evict: false}",
+            ReplacePods("prod", "unit={unit}", evict=False),
+        ),
+        ("ecs: {cluster: prod, region: eu-west-1}", ReplaceTasks("prod", region="eu-west-1")),
+    ],
+)
+def test_pods_are_of_a_group_or_chosen_by_labels_and_tasks_of_a_cluster(
+    tmp_path: Path, keys: str, action: object
 ) -> None:
-    ecs = remedy(tmp_path, "ecs: {cluster: prod, region: eu-west-1}, AUDIT")
-    assert ecs.action == ReplaceTasks("prod", region="eu-west-1")
+    assert remedy(tmp_path, f"{keys}, AUDIT").action == action
+
+
+def test_a_service_has_the_name_of_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "systemctl").touch(mode=0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     action = remedy(tmp_path, "systemd: 'vllm@{unit}', AUDIT").action
@@ -262,9 +268,6 @@ def test_duplicates_are_found_and_all_mistakes_are_told_at_once() -> None:
         "keys:3: key: duplicate key 'a'",
         "keys:5: tenant: duplicate tenant 't'",
     )
-
-
-def test_of_many_mistakes_the_first_are_shown() -> None:
     told = problems("[]\n" * (PROBLEMS_MAX + 3))
     assert (len(told), told[-1]) == (PROBLEMS_MAX + 1, "and 3 more")
 
