@@ -24,7 +24,7 @@ from cellgate.proxy.request import routes
 from cellgate.proxy.request.routes import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD, RouteKind, find_route
 from tests.documented import PLACES, PROGRAMS, typed
 from tests.house.rooms import ORDER
-from tests.unit.observe.test_access_log import DONE
+from tests.unit.observe.test_logs import DONE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -47,7 +47,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier
-from tests.unit.observe.test_access_log import DONE as LOGGED
+from tests.unit.observe.test_logs import DONE as LOGGED
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")

@@ -1,23 +1,32 @@
-"""The access log: its lines, and what a stuck or broken output costs (lines, nothing else)."""
+"""The access log and the operator's: lines, and what a stuck or broken output costs (lines, nothing else)."""
 
 from __future__ import annotations
 
 import io
+import logging
+import os
+import subprocess
 import sys
 import threading
 import tracemalloc
+import warnings
+from collections.abc import Iterator
 
 import orjson
 import pytest
 
+from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.observe import log as log_writer
 from cellgate.proxy.observe.log import (
     KEPT,
     TEXT_MAX,
     AccessLog,
     Finished,
+    LogWriter,
+    configure,
     console_line,
     json_line,
+    log_line,
     stdout_sink,
 )
 from cellgate.router.nouns import Outcome
@@ -205,3 +214,117 @@ def test_a_line_that_waits_takes_no_more_memory_than_its_bytes() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < sum(map(sys.getsizeof, lines)) + 100 * len(lines)
+
+
+# The operator's log: one line per message, in the form that was configured.
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("cellgate").setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
+    threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
+
+
+def written(capfd: pytest.CaptureFixture[str]) -> str:
+    """What has come out on stderr."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return capfd.readouterr().err
+
+
+def test_a_line_has_time_level_and_message(capfd: pytest.CaptureFixture[str]) -> None:
+    configure("console")
+    log_line("warning", "unit a1 is down:\nforged line")
+    time, rest = written(capfd).split(" ", 1)
+    assert (len(time), time[10], time[-1]) == (24, "T", "Z")
+    assert rest == "WARNING unit a1 is down:\\x0aforged line\n"
+    configure("json")
+    log_line("info", "gate ready")
+    line = orjson.loads(written(capfd))
+    assert line == {"time": line["time"], "level": "info", "message": "gate ready"}
+
+
+def test_what_libraries_warn_about_comes_out_in_the_same_form(capfd: pytest.CaptureFixture[str]) -> None:
+    configure("json")
+    logging.getLogger("asyncio").info("chatter")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logging.getLogger("asyncio").exception("a task failed")
+    line = orjson.loads(written(capfd))
+    assert (line["level"], line["message"]) == ("error", "asyncio: a task failed")
+    assert line["exception"].endswith("ValueError: boom")
+
+
+def test_warnings_and_what_ends_a_thread_come_out_in_the_same_form(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        configure("json")
+        warnings.warn("an old way", UserWarning, stacklevel=1)
+    thread = threading.Thread(target=lambda: next(iter(())), name="t")
+    thread.start()
+    thread.join()
+    one, other = map(orjson.loads, written(capfd).splitlines())
+    assert "an old way" in one["message"]
+    assert (other["message"], other["exception"][-13:]) == ("a thread ended by an exception", "StopIteration")
+
+
+def test_an_output_that_takes_nothing_costs_the_oldest_lines_and_is_told_of_later() -> None:
+    sink, counted = Stuck(), REACHED["log_lines"]
+    writer = LogWriter(sink, logging.Formatter("%(message)s"))
+    total = LIMITS.log_lines + 10
+    for number in range(total):
+        writer.handle(logging.LogRecord("x", logging.ERROR, "", 0, f"line {number}", (), None))
+    sink.let_go.set()
+    writer.flush()
+    lost, taken = REACHED["log_lines"] - counted, sink.getvalue().splitlines()
+    # The writer may hold one line in its hands.
+    assert lost in (9, 10)
+    assert sum(line.startswith(b"line ") for line in taken) == total - lost
+    assert taken[-1] == b"line %d" % (total - 1)
+    assert sum(b"%d lines of this log are lost" % lost in line for line in taken) == 1
+
+
+def test_a_line_that_cannot_be_made_does_not_hurt_who_logs() -> None:
+    sink = io.BytesIO()
+    writer = LogWriter(sink, logging.Formatter("%(message)s"))
+    writer.handle(logging.LogRecord("x", logging.ERROR, "", 0, "%d", ("no number",), None))
+    writer.handle(logging.LogRecord("x", logging.ERROR, "", 0, "\ud800", (), None))
+    writer.flush()
+    one, *_, other = sink.getvalue().splitlines()
+    assert b"could not be made" in one
+    assert other == b"\\ud800"
+
+
+_STUCK = """
+import asyncio, logging, os, sys, warnings
+from cellgate.proxy.observe.log import configure, log_line
+configure("console")
+log_line("info", "before the fork")
+if pid := os.fork():
+    os.waitpid(pid, 0)
+async def main():
+    asyncio.get_running_loop().call_exception_handler({"message": "y" * 200, "exception": ValueError("boom")})
+for number in range(1000):
+    log_line("warning", "x" * 200)
+    warnings.warn("z" * 200 + str(number))
+    asyncio.run(main()) if number % 100 == 0 else None
+os.write(1, b"served\\n")
+"""
+
+
+def test_nothing_waits_for_a_pipe_that_nobody_reads() -> None:
+    """Also after a fork, and at the end of the process."""
+    nobody, pipe = os.pipe()
+    try:
+        done = subprocess.run([sys.executable, "-c", _STUCK], stdout=subprocess.PIPE, stderr=pipe, timeout=30)
+    finally:
+        os.close(pipe)
+        os.close(nobody)
+    assert done.stdout == b"served\n" * 2
