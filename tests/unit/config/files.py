@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,19 @@ continue_across_builds: true
 """
 
 
-def read(tmp_path: Path, text: str | bytes, **flags: Any) -> Settings:
+def read(
+    tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = os.environ, **flags: Any
+) -> Settings:
     path = tmp_path / "gate.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load(str(path), Overrides(**flags))
+    return load(str(path), Overrides(**flags), environ)
 
 
-def problems(tmp_path: Path, text: str | bytes, **flags: Any) -> list[str]:
+def problems(
+    tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = os.environ, **flags: Any
+) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path, text, **flags)
+        read(tmp_path, text, environ, **flags)
     assert str(caught.value) == "\n".join(caught.value.problems)
     return [line.removeprefix(f"{tmp_path}/") for line in caught.value.problems]
 

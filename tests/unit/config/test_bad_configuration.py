@@ -188,11 +188,45 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "place"), [("name: a, units: [{name: a}]", "units[0].url"), ("name: a", "units")]
+    ("cell", "problem"),
+    [
+        ("units: [{name: a}]", "units[0].url: required key is missing"),
+        ("weight: 2", "units: required key is missing…"),
+        ("discover: [dns]", "discover: expected a mapping, found a list"),
+        ("discover: {from: lsw}", "discover.from: expected a source: dns, ecs, …; did you mean 'lws'?"),
+        ("discover: {from: lws, port: 8000}", "discover: from: lws requires name"),
+        (
+            "discover: {from: lws, name: big, port: 8000, cluster: c}",
+            "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "
+            "kubeconfig, places, unit",
+        ),
+        (
+            "discover: {from: file, path: x, unit: {weight: 2}}",
+            "discover: from: file does not take unit; it takes path",
+        ),
+        (
+            "discover: {from: dns, host: a}",
+            "discover: from: dns requires port, except with record: SRV",
+        ),
+        (
+            "discover: {from: dns, host: a, record: SRV, port: 80}",
+            "discover: record: SRV does not take port: each record has its own",
+        ),
+        ("discover: {from: dns, host: a, record: srv}", "discover.record: expected a record type: A, …"),
+    ],
 )
-def test_a_key_left_out_gets_one_line(tmp_path: Path, cell: str, place: str) -> None:
-    (line,) = problems(tmp_path, f"cells: [{{{cell}}}]")
-    assert line.startswith(f"gate.yaml: cells[0].{place}: required key is missing")
+def test_a_bad_cell_gets_one_line(tmp_path: Path, cell: str, problem: str) -> None:
+    (line,) = problems(tmp_path, f"cells: [{{name: a, {cell}}}]")
+    assert same(line, f"gate.yaml: cells[0].{problem}")
+
+
+def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (line,) = problems(tmp_path, "cells: [{name: a, discover: {from: lws, name: big, port: 8000}}]")
+    assert line == (
+        "gate.yaml: cells[0].discover: from: lws requires a package that is not installed: "
+        "pip install 'cellgate[k8s]'"
+    )
 
 
 # What is wrong with a file, a URL, a fleet or a flag gets one line. `…` stands for any words.

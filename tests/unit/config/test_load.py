@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,11 @@ from cellgate.proxy.config.settings import (
     LwsSource,
     Peers,
     RedisAccess,
-    Settings,
 )
 from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
-from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, read
+from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, problems, read, same
 
 
 def test_a_full_file_is_read_as_it_says(tmp_path: Path) -> None:
@@ -81,12 +79,11 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 def test_tokens_come_from_the_environment_before_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
-    (tmp_path / "gate.yaml").write_text(CELLS + f"admin_token_file: {tmp_path}/token")
-    path = str(tmp_path / "gate.yaml")
-    settings = load(path, Overrides(), {})
+    text = CELLS + f"admin_token_file: {tmp_path}/token"
+    settings = read(tmp_path, text, {})
     assert (settings.admin_token, settings.agent_token) == ("from-file", None)
     environ = {"CELLGATE_ADMIN_TOKEN": "from-env", "CELLGATE_AGENT_TOKEN": "s3cret"}
-    settings = load(path, Overrides(), environ)
+    settings = read(tmp_path, text, environ)
     assert (settings.admin_token, settings.agent_token) == ("from-env", "s3cret")
     assert not any(secret in repr(settings) for secret in environ.values())
 
@@ -110,10 +107,8 @@ def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(
 def test_a_units_key_comes_from_its_file_before_the_environment(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-file\n")
     one = f"{{name: a1, url: 'http://x:1', api_key_file: {tmp_path}/key}}"
-    (tmp_path / "gate.yaml").write_text(
-        f"cells: [{{name: a, units: [{one}, {{name: a2, url: 'http://x:2'}}]}}]"
-    )
-    settings = load(str(tmp_path / "gate.yaml"), Overrides(), {"CELLGATE_UNIT_API_KEY": "from-env"})
+    text = f"cells: [{{name: a, units: [{one}, {{name: a2, url: 'http://x:2'}}]}}]"
+    settings = read(tmp_path, text, {"CELLGATE_UNIT_API_KEY": "from-env"})
     assert [unit.api_key for unit in settings.fleet.units] == ["from-file", "from-env"]
     assert "from-" not in repr(settings) + fleet_table(settings.fleet)
 
@@ -178,19 +173,6 @@ def test_every_preset_can_be_named(tmp_path: Path) -> None:
 # `discover` of a cell: what it makes, and what is said of one that is wrong.
 
 
-def read_discover(tmp_path: Path, discover: str, environ: Mapping[str, str]) -> Settings:
-    path = tmp_path / "cellgate.yaml"
-    path.write_text(f"cells:\n- name: c\n  weight: 2\n  discover: {discover}\n")
-    return load(str(path), Overrides(), environ)
-
-
-def problem(tmp_path: Path, discover: str) -> str:
-    with pytest.raises(ConfigError) as refused:
-        read_discover(tmp_path, discover, {})
-    (line,) = refused.value.problems
-    return line.removeprefix(f"{tmp_path}/cellgate.yaml: cells[0].")
-
-
 def like(**keys: object) -> Unit:
     return Unit("", "c", "", **keys)  # type: ignore[arg-type]
 
@@ -216,50 +198,10 @@ def like(**keys: object) -> Unit:
 )
 def test_a_cell_may_be_discovered(tmp_path: Path, discover: str, source: object) -> None:
     environ = {"CELLGATE_UNIT_API_KEY": "s3cret"} if "file" in discover else {}
-    settings = read_discover(tmp_path, discover, environ)
+    settings = read(tmp_path, f"cells:\n- name: c\n  weight: 2\n  discover: {discover}\n", environ)
     assert settings.sources == (source,)
     assert "s3cret" not in repr(settings)
     assert (settings.fleet.units, [cell.name for cell in settings.fleet.cells]) == ((), ["c"])
-
-
-@pytest.mark.parametrize(
-    ("discover", "says"),
-    [
-        (
-            "{from: lsw, name: x}",
-            "discover.from: expected a source: dns, ecs, file, lws, found 'lsw'; did you mean 'lws'?",
-        ),
-        ("{from: lws, port: 8000}", "discover: from: lws requires name"),
-        (
-            "{from: lws, name: big, port: 8000, cluster: c}",
-            "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "
-            "kubeconfig, places, unit",
-        ),
-        (
-            "{from: file, path: x, unit: {weight: 2}}",
-            "discover: from: file does not take unit; it takes path",
-        ),
-        ("{from: dns, host: a}", "discover: from: dns requires port, except with record: SRV"),
-        (
-            "{from: dns, host: a, record: SRV, port: 80}",
-            "discover: record: SRV does not take port: each record has its own",
-        ),
-        (
-            "{from: dns, host: a, record: srv}",
-            "discover.record: expected a record type: A, AAAA, SRV, found 'srv'",
-        ),
-        ("[dns]", "discover: expected a mapping, found a list"),
-    ],
-)
-def test_what_is_wrong_is_said_with_the_nearest_right(tmp_path: Path, discover: str, says: str) -> None:
-    assert problem(tmp_path, discover) == says
-
-
-def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert problem(tmp_path, "{from: lws, name: big, port: 8000}") == (
-        "discover: from: lws requires a package that is not installed: pip install 'cellgate[k8s]'"
-    )
 
 
 # `${NAME}` in a configuration: what it becomes, where it is left, and one line for what is not set.
@@ -290,8 +232,7 @@ def test_what_is_no_reference_is_said(text: str) -> None:
 
 
 def test_values_of_a_file_come_from_the_environment(tmp_path: Path) -> None:
-    file = tmp_path / "gate.yaml"
-    file.write_text("""
+    text = """
 listen: ${HOST}:${PORT:-80}
 redis: ${TRICK}
 cells:
@@ -299,8 +240,8 @@ cells:
     weight: ${WEIGHT}
     units:
       - {name: a1, url: "http://${HOST}:8000", max_in_flight: 3}
-""")
-    settings = load(str(file), Overrides(), ENVIRON)
+"""
+    settings = read(tmp_path, text, ENVIRON)
     assert settings.redis is not None
     assert str(settings.admin) == "127.0.0.1:9901", "a variable cannot add a key"
     assert str(settings.listen) == "10.0.0.7:80"
@@ -310,22 +251,14 @@ cells:
 
 
 def test_each_variable_that_is_not_set_is_one_line_with_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "gate.yaml"
-    file.write_text("listen: ${LISTEN}\nworkers: &n ${N}\nadvertise: *n\nredis: 'x${'\n")
-    with pytest.raises(ConfigError) as caught:
-        load(str(file), Overrides(), ENVIRON)
-    assert [line.removeprefix(f"{file}:") for line in caught.value.problems] == [
-        "1:9: the variable LISTEN is not set; set it, or write ${LISTEN:-DEFAULT}",
-        "2:10: the variable N is not set; set it, or write ${N:-DEFAULT}",
-        "4:8: expected ${NAME} or ${NAME:-DEFAULT}, found 'x${'; write $${ for ${ itself",
+    text = "listen: ${LISTEN}\nworkers: &n ${N}\nadvertise: *n\nredis: 'x${'\n"
+    assert problems(tmp_path, text, ENVIRON) == [
+        "gate.yaml:1:9: the variable LISTEN is not set; set it, or write ${LISTEN:-DEFAULT}",
+        "gate.yaml:2:10: the variable N is not set; set it, or write ${N:-DEFAULT}",
+        "gate.yaml:4:8: expected ${NAME} or ${NAME:-DEFAULT}, found 'x${'; write $${ for ${ itself",
     ]
-
-
-def test_within_braces_a_reference_needs_quotes_and_the_line_says_so(tmp_path: Path) -> None:
-    file = tmp_path / "gate.yaml"
-    file.write_text("cells: [{name: ${NO}, units: []}]\n")
-    with pytest.raises(ConfigError, match=r"gate.yaml:1:\d+: expected YAML, .*; put \$\{…\} in quotes"):
-        load(str(file), Overrides(), ENVIRON)
+    (line,) = problems(tmp_path, "cells: [{name: ${NO}, units: []}]\n", ENVIRON)
+    assert same(line, "gate.yaml:1:…: expected YAML, …; put ${…} in quotes…"), "within braces it needs them"
 
 
 # The configuration read in a process of its own: the same settings and problems, no word when it is late.
