@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from email.utils import parsedate
 from typing import Any
 
 import pytest
@@ -111,15 +113,6 @@ async def test_a_body_that_does_not_come_is_given_up_and_so_is_the_wait_for_othe
             writer.close()
 
 
-async def test_a_line_that_is_too_long_is_refused() -> None:
-    async with served(page(1)) as port:
-        reader, writer = await port.dial(GET[:-2] + b"x: " + b"a" * 10_000 + b"\r\n\r\n")
-        answer = await reader.read()
-        assert answer.split()[1] == b"431"
-        assert b'"code":"head_too_large"' in answer
-        writer.close()
-
-
 async def test_a_page_that_nobody_reads_is_cut_off_and_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT_S", 0.05)
 
@@ -205,3 +198,94 @@ async def test_of_too_many_connections_the_one_that_is_silent_for_longest_goes(
         await reader.readuntil(b"page")
         for each in (following, silence, writer, late):
             each.close()
+
+
+# HTTP of the admin port: what ends a response, what a connection may ask, what is too much.
+
+PATH = b"GET %b HTTP/1.%d\r\nHost: gate\r\n\r\n"
+
+
+async def _answer(request: web.BaseRequest) -> web.StreamResponse:
+    if request.path == "/defect":
+        raise ZeroDivisionError("boom")
+    if request.path == "/stream":
+        return Stream(_parts(), "text/plain")
+    body = f"{request.method} {request.path} {dict(request.query)}".encode()
+    return reply(body, content_type="text/plain")
+
+
+async def _parts() -> AsyncGenerator[bytes, None]:
+    for part in (b"one", b"two"):
+        await asyncio.sleep(0)
+        yield part
+
+
+async def talk(*sent: bytes, tick_at_s: float | None = None) -> bytes:
+    """All that comes back on one connection, until the server ends it."""
+    async with served(_answer) as port:
+        reader, writer = await port.dial()
+        for data in sent:
+            writer.write(data)
+            await asyncio.sleep(0.01)
+        if tick_at_s is not None:
+            port.server.tick(port.server.now() + tick_at_s)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+        return answer
+
+
+def plain(answer: bytes) -> bytes:
+    """The same bytes, but for what may differ: the order of the lines of a head, the case of their names, and
+    the two lines that are in every head.
+    """
+    parts = []
+    for part in re.split(rb"(?=HTTP/1\.[01] \d)", answer)[1:]:
+        head, _, body = part.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        fields = dict(line.split(b": ", 1) for line in lines)
+        assert fields.pop(b"Server") == b"cellgate"
+        assert parsedate(fields.pop(b"Date").decode())
+        named = sorted(b"%b: %b\r\n" % (name.lower(), value) for name, value in fields.items())
+        parts.append(first + b"\r\n" + b"".join(named) + b"\r\n" + body)
+    return b"".join(parts)
+
+
+async def test_requests_of_one_connection_are_answered_in_order() -> None:
+    answer = await talk(PATH % (b"/a%20b?x=1", 1) + PATH % (b"/stream", 1), PATH % (b"/last", 0))
+    assert plain(answer) == (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 19\r\ncontent-type: text/plain\r\n\r\nGET /a b {'x': '1'}"
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        b"HTTP/1.0 200 OK\r\nconnection: close\r\ncontent-length: 12\r\ncontent-type: text/plain\r\n\r\n"
+        b"GET /last {}"
+    )
+    # A stream to an old client ends with its connection; a head has the length of what it does not carry.
+    assert plain(await talk(PATH % (b"/stream", 0))) == (
+        b"HTTP/1.0 200 OK\r\nconnection: close\r\ncontent-type: text/plain\r\n\r\nonetwo"
+    )
+    assert plain(await talk(b"HEAD /a HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n")) == (
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 10\r\ncontent-type: text/plain\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "tick_at_s", "status", "code"),
+    [
+        (PATH % (b"/defect", 1), None, b"500", b"internal"),
+        (POST % b"Content-Length: 1048577\r\n", None, b"413", b"body_too_large"),
+        (GET[:-2] + b"x: " + b"a" * 10_000 + b"\r\n\r\n", None, b"431", b"head_too_large"),
+        (b"nonsense\r\n\r\n", None, b"400", b"bad_request"),
+        (b"GET / HTTP/1.1\r\n\r\n", None, b"400", b"bad_request"),
+        (b"GET / HT", 11.0, b"408", b"head_timeout"),
+    ],
+)
+async def test_what_fails_is_answered_and_ends_the_connection(
+    sent: bytes, tick_at_s: float | None, status: bytes, code: bytes
+) -> None:
+    answer = await talk(sent, tick_at_s=tick_at_s)
+    assert re.match(rb"HTTP/1\.[01] " + status, answer)
+    assert b'"code":"%b"' % code in answer
+
+
+async def test_who_is_silent_for_too_long_is_sent_away() -> None:
+    assert await talk(tick_at_s=76.0) == b""

@@ -361,7 +361,7 @@ _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 
 def unencrypted(path: str, peer: str | None) -> tuple[HTTPStatus, str] | None:
     """Why a port with TLS refuses a request that came without: a token must not travel like that."""
-    if path in OPEN_PATHS or _is_loopback(peer or ""):
+    if path in OPEN_PATHS or _LOOPBACK.trusts(peer or ""):
         return None
     return HTTPStatus.FORBIDDEN, "this port speaks TLS with callers of other machines: use https://"
 
@@ -426,11 +426,10 @@ def _asks_for_here(peer: str, headers: Mapping[str, str]) -> bool:
     """
     host = headers.get("Host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return not _is_loopback(peer) or name in ("", "localhost") or _is_address(name)
+    return not _LOOPBACK.trusts(peer) or name in ("", "localhost") or _is_address(name)
 
 
-def _is_loopback(peer: str) -> bool:
-    return _is_address(peer) and ipaddress.ip_address(peer).is_loopback
+_LOOPBACK = Peers()
 
 
 def _is_address(name: str) -> bool:
