@@ -26,7 +26,6 @@ from cellgate.proxy.orchestrators import ApiError, ask, connected
 from cellgate.proxy.process.tls import LiveTls
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 from tests.wire.process import eventually
-from tests.wire.stage import live
 
 PEM = Path(__file__).parents[1] / "wire" / "localhost.pem"
 ABOUT = {
@@ -92,27 +91,21 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
     assert (told, told_and_pwd[end:]) == (ABOUT, os.getcwd())
 
 
-async def test_what_is_no_shell_is_not_read_as_one() -> None:
-    report = await run(("echo", "$HOME; exit 1", "`id`"))
-    assert (report.result, report.output) == (RecoveryResult.OK, "$HOME; exit 1 `id`\n")
-
-
 @pytest.mark.parametrize(
-    ("script", "detail"),
-    [("echo why >&2; exit 7", "it exited with 7"), ("echo why; kill -TERM $$", "it was killed by signal 15")],
+    ("words", "result", "detail", "output"),
+    [
+        (("echo", "$HOME; exit 1", "`id`"), RecoveryResult.OK, "it exited with 0", "$HOME; exit 1 `id`\n"),
+        (("sh", "-c", "echo why >&2; exit 7"), RecoveryResult.FAILED, "it exited with 7", "why\n"),
+        (("sh", "-c", "echo why; kill -TERM $$"), RecoveryResult.FAILED, "killed by signal 15", "why\n"),
+        (("/no/such/program",), RecoveryResult.FAILED, "/no/such/program could not be started", ""),
+    ],
 )
-def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
-    @live
-    async def test() -> None:
-        assert await shell(script) == RecoveryReport(RecoveryResult.FAILED, detail, "why\n")
-
-    test()
-
-
-async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
-    report = await run(("/no/such/program",))
-    assert report.result is RecoveryResult.FAILED
-    assert "/no/such/program could not be started" in report.detail
+async def test_a_command_says_how_it_ended(
+    words: tuple[str, ...], result: RecoveryResult, detail: str, output: str
+) -> None:
+    report = await run(words)
+    assert (report.result, report.output) == (result, output)
+    assert detail in report.detail
 
 
 async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
@@ -125,14 +118,9 @@ async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> Non
     report = await shell("yes")
     assert report.result is RecoveryResult.FLOODED
     assert report.output == "y\n" * (OUTPUT_KEPT // 2)
-
-
-async def test_a_command_may_be_wordy() -> None:
-    size = FLOOD_BYTES // 2
-    report = await shell(f"head -c {size} /dev/zero | tr '\\0' x; echo end")
-    assert report.result is RecoveryResult.OK
+    report = await shell(f"head -c {FLOOD_BYTES // 2} /dev/zero | tr '\\0' x; echo end")
+    assert (report.result, len(report.output)) == (RecoveryResult.OK, OUTPUT_KEPT), "it may be wordy"
     assert report.output.endswith("xxend\n")
-    assert len(report.output) == OUTPUT_KEPT
 
 
 async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for() -> None:
@@ -218,35 +206,37 @@ async def test_a_webhook_over_https_is_verified() -> None:
     assert "certificate" in refused.detail.lower()
 
 
-async def test_a_webhook_that_never_answers_is_bounded() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        await asyncio.sleep(60.0)
-        raise AssertionError
+async def never(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60.0)
+    raise AssertionError
 
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    reply = web.StreamResponse(status=500)
+    await reply.prepare(request)
+    for _ in range(10_000):
+        await reply.write(b"x" * 65536)
+    return reply
+
+
+async def elsewhere(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("answer", "result", "detail", "kept"),
+    [
+        (never, RecoveryResult.TIMEOUT, "no answer within 0.3 s", 0),
+        (endless, RecoveryResult.FAILED, "it answered 500", actions.ANSWER_KEPT),
+        (elsewhere, RecoveryResult.FAILED, "it answered 307", len("307: Temporary Redirect")),
+    ],
+)
+async def test_a_webhook_that_does_not_answer_well_is_bounded_and_followed_nowhere(
+    answer: Answer, result: RecoveryResult, detail: str, kept: int
+) -> None:
     async with hook(answer) as url:
-        assert await post(url, 0.3) == RecoveryReport(RecoveryResult.TIMEOUT, "no answer within 0.3 s")
-
-
-async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_needed() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        reply = web.StreamResponse(status=500)
-        await reply.prepare(request)
-        for _ in range(10_000):
-            await reply.write(b"x" * 65536)
-        return reply
-
-    async with hook(answer) as url:
-        report = await post(url)
-    assert (report.result, len(report.output)) == (RecoveryResult.FAILED, actions.ANSWER_KEPT)
-
-
-async def test_a_webhook_is_called_where_it_was_configured_and_nowhere_else() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/elsewhere")
-
-    async with hook(answer) as url:
-        report = await post(url)
-    assert (report.result, report.detail) == (RecoveryResult.FAILED, "it answered 307")
+        report = await post(url, 0.3 if answer is never else 5.0)
+    assert (report.result, report.detail, len(report.output)) == (result, detail, kept)
 
 
 async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
@@ -258,16 +248,7 @@ async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
 # The log.
 
 
-async def test_the_log_has_a_line_for_each_entry_and_is_only_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    path.write_text("what was there\n")
-    await asyncio.gather(*(plan.record(str(path), {"n": n, "text": "x" * 5000}) for n in range(20)))
-    first, *lines = path.read_text().splitlines()
-    assert first == "what was there"
-    assert sorted(json.loads(line)["n"] for line in lines) == list(range(20))
-
-
-async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
+async def test_the_log_has_a_line_for_each_entry_on_the_disk_before_it_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
@@ -279,9 +260,13 @@ async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
 
     monkeypatch.setattr("cellgate.proxy.extras.operator.plan.os.fsync", note)
     path = tmp_path / "audit.jsonl"
-    await plan.record(str(path), {"n": 1})
+    await plan.record(str(path), {"n": -1})
     assert path.stat().st_size == synced[0]
     assert len(synced) == 2, "the folder as well, for a new file"
+    await asyncio.gather(*(plan.record(str(path), {"n": n, "text": "x" * 5000}) for n in range(20)))
+    first, *lines = path.read_text().splitlines()
+    assert json.loads(first)["n"] == -1
+    assert sorted(json.loads(line)["n"] for line in lines) == list(range(20))
 
 
 async def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
@@ -389,14 +374,6 @@ async def test_pods_may_be_chosen_by_their_labels_and_deleted(tmp_path: Path) ->
         assert api.objects.all("events")[0]["involvedObject"]["name"] == "x-1"
 
 
-async def test_a_cordoned_node_is_said_and_keeps_nothing_from_being_done(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (api, replace):
-        api.objects.put("nodes", "", {"metadata": {"name": "node-1"}, "spec": {"unschedulable": True}})
-        report = await replace()
-        assert report.result is RecoveryResult.OK
-        assert "node node-1 is cordoned, so its pod is placed elsewhere if there is room" in report.detail
-
-
 @pytest.mark.parametrize("right", [("create", "pods/eviction"), ("list", "pods")])
 async def test_a_right_that_is_missing_is_named(tmp_path: Path, right: tuple[str, str]) -> None:
     async with cluster(tmp_path) as (api, replace):
@@ -408,13 +385,18 @@ async def test_a_right_that_is_missing_is_named(tmp_path: Path, right: tuple[str
         assert going(api) == []
 
 
-async def test_rights_to_tell_things_are_not_needed_to_do_them(tmp_path: Path) -> None:
+async def test_what_is_only_told_needs_no_rights_and_a_cordoned_node_is_said(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, replace):
         api.lacks = {("patch", "pods"), ("create", "events"), ("get", "nodes"), ("get", "leaderworkersets")}
         report = await replace()
         assert report.result is RecoveryResult.OK
         assert report.detail.count("lacks a right") == 3, "each once"
         assert going(api) == ["big-1", "big-1-1"]
+    async with cluster(tmp_path) as (api, replace):
+        api.objects.put("nodes", "", {"metadata": {"name": "node-1"}, "spec": {"unschedulable": True}})
+        report = await replace()
+        assert report.result is RecoveryResult.OK
+        assert "node node-1 is cordoned, so its pod is placed elsewhere if there is room" in report.detail
 
 
 async def test_a_disruption_budget_is_heeded_and_quoted(tmp_path: Path) -> None:
@@ -455,19 +437,15 @@ async def test_a_pod_that_was_made_anew_meanwhile_is_left_alone(tmp_path: Path) 
         assert going(api) == []
 
 
-async def test_an_api_server_that_is_gone_is_said(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (api, replace):
-        await api.stop()
-        report = await replace()
-        assert report.result is RecoveryResult.REFUSED
-        assert report.detail.startswith("the API server cannot be reached: ")
-
-
 async def test_the_rights_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, replace):
         await replace()
         await replace({**UNIT, "unit": "big-0"}, evict=False)
         assert rights_used(api) == rights_given(REPLACE_RULES)
+        await api.stop()
+        report = await replace()
+        assert report.result is RecoveryResult.REFUSED
+        assert report.detail.startswith("the API server cannot be reached: ")
 
 
 # Groups of a LeaderWorkerSet get another image, by the official client, from the highest group down.
@@ -544,6 +522,10 @@ async def test_groups_get_the_image_one_by_one_from_the_highest_down_and_back(tm
         assert (images(sets), sets.partition) == ([OLD, NEW, OLD], 2)
         await sets.roll(1, OLD)
         assert images(sets) == [OLD, OLD, OLD]
+        assert rights_used(sets.api) == rights_given(ROLL_RULES)
+        sets.api.lacks = {("update", "leaderworkersets")}
+        rule = '{apiGroups: ["leaderworkerset.x-k8s.io"], resources: [leaderworkersets], verbs: [update]}'
+        assert rule in (await sets.roll(2)).detail
 
 
 @pytest.mark.parametrize(
@@ -583,13 +565,3 @@ async def test_a_set_that_was_changed_meanwhile_is_left_as_it_is(
         assert report.result is RecoveryResult.REFUSED
         assert "409 Operation cannot be fulfilled" in report.detail
         assert sets.spec["replicas"] == 4
-
-
-async def test_the_rights_to_roll_in_deploy_are_exactly_those_that_are_used(tmp_path: Path) -> None:
-    async with in_cluster(tmp_path) as sets:
-        await sets.roll(2)
-        assert rights_used(sets.api) == rights_given(ROLL_RULES)
-        sets.api.lacks = {("update", "leaderworkersets")}
-        report = await sets.roll(1)
-        rule = '{apiGroups: ["leaderworkerset.x-k8s.io"], resources: [leaderworkersets], verbs: [update]}'
-        assert rule in report.detail
