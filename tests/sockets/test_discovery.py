@@ -72,28 +72,20 @@ async def told(follow: AsyncGenerator[Found, None]) -> dict[str, tuple[str, floa
     return {unit.name: (unit.url, unit.weight) for unit in found.units}
 
 
-@pytest.mark.parametrize(
-    ("record", "rows", "units"),
-    [
-        ("A", ["127.0.0.2", "127.0.0.1"], ["http://127.0.0.1:8000", "http://127.0.0.2:8000"]),
-        ("AAAA", ["fd00::1"], ["http://[fd00::1]:8000"]),
-    ],
-)
-async def test_each_address_is_a_unit(record: str, rows: list[str], units: list[str]) -> None:
+async def test_each_address_is_a_unit_and_one_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None:
     async with name_server() as (server, at):
-        server.records[record] = rows
-        async with aclosing(sources.follow_dns(DnsSource(LIKE, NAME, record, 8000, server=at))) as follow:
-            assert [url for url, _ in (await told(follow)).values()] == units
-
-
-async def test_a_record_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None:
-    async with name_server() as (server, at):
-        server.records["A"] = ["127.0.0.1"]
+        server.records |= {"A": ["127.0.0.2", "127.0.0.1"], "AAAA": ["fd00::1"]}
         source = DnsSource(LIKE, NAME, "A", 8000, server=at, period_s=0.01)
         async with aclosing(sources.follow_dns(source)) as follow:
-            assert list(await told(follow)) == ["127.0.0.1-8000"]
+            found = await told(follow)
+            assert {name: url for name, (url, _) in found.items()} == {
+                "127.0.0.1-8000": "http://127.0.0.1:8000",
+                "127.0.0.2-8000": "http://127.0.0.2:8000",
+            }
             server.records["A"] = ["127.0.0.3", "127.0.0.2"]
             assert list(await told(follow)) == ["127.0.0.2-8000", "127.0.0.3-8000"]
+        async with aclosing(sources.follow_dns(DnsSource(LIKE, NAME, "AAAA", 8000, server=at))) as follow:
+            assert [url for url, _ in (await told(follow)).values()] == ["http://[fd00::1]:8000"]
 
 
 async def test_srv_records_have_ports_and_weights_of_their_own() -> None:
@@ -109,18 +101,13 @@ async def test_srv_records_have_ports_and_weights_of_their_own() -> None:
             }
 
 
-async def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
-    async with name_server() as (_, at):
-        with pytest.raises(SourceError, match="not resolved: The DNS query name does not exist"):
-            await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
-
-
-async def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_record_and_no_answer_are_losses_not_an_empty_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PATIENCE_S", 0.2)
     async with name_server() as (server, at):
-        server.silent = True
-        with pytest.raises(SourceError, match="not resolved: The resolution lifetime expired"):
-            await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
+        for silent, why in ((False, "The DNS query name does not exist"), (True, "The resolution lifetime")):
+            server.silent = silent
+            with pytest.raises(SourceError, match=f"not resolved: {why}"):
+                await told(sources.follow_dns(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
 
 def test_shares_are_by_weight_within_a_priority() -> None:
@@ -244,7 +231,7 @@ async def test_a_version_that_is_gone_is_answered_with_a_new_list(
         assert api.lists == 2
 
 
-async def test_a_watch_that_is_cut_off_goes_on_where_it_was(
+async def test_a_watch_that_is_cut_goes_on_where_it_was_and_events_of_any_length_are_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
@@ -255,26 +242,20 @@ async def test_a_watch_that_is_cut_off_goes_on_where_it_was(
             change = asyncio.create_task(told_of_set(follow))
             await api.until_watched(1)
             api.cut()
-            await api.delete("big-0-1")
-            assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
-        assert (api.watched, api.lists) == (["2", "2"], 1)
-
-
-async def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
-    async with kubernetes_api() as api:
-        await add_group(api, 0)
-        async with aclosing(lws.follow_lws(source(api, tmp_path))) as follow:
-            await told_of_set(follow)
-            change = asyncio.create_task(told_of_set(follow))
-            await api.until_watched(1)
+            await api.until_watched(2)
             long = group_pod("big", 0, 1, size=2, uid="again", ip="127.0.0.3")
             long["metadata"]["annotations"]["long"] = "x" * 3_000_000
             await api.put(long)
             assert (await change).units[0].nodes[1].agent == "127.0.0.3:9902"
+        assert (api.watched, api.lists) == (["2", "2"], 1)
 
 
 async def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
     async with kubernetes_api() as api:
+        (tmp_path / "empty").write_text("")
+        nowhere = LwsSource(LIKE_SET, "big", 8000, kubeconfig=str(tmp_path / "empty"))
+        with pytest.raises(SourceError, match="no way to the API server is configured"):
+            await told_of_set(lws.follow_lws(nowhere))
         the_set = source(api, tmp_path)
         api.refuse_with = 403
         with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
@@ -305,13 +286,6 @@ async def test_in_a_cluster_the_pods_own_account_is_used(
     finally:
         await api.stop()
     assert api.callers == {("prod", "Bearer of-the-pod")}
-
-
-async def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
-    (tmp_path / "empty").write_text("")
-    the_set = LwsSource(LIKE_SET, "big", 8000, kubeconfig=str(tmp_path / "empty"))
-    with pytest.raises(SourceError, match="no way to the API server is configured"):
-        await told_of_set(lws.follow_lws(the_set))
 
 
 def on_nodes(api: FakeKubernetes, first: int = 0) -> None:

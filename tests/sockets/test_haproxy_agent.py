@@ -14,7 +14,6 @@ from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
-from tests.wire.stage import live
 
 GATE_UP = b"up ready 100% maxconn:32\n"
 UNIT_UP = b"up ready 100% maxconn:16\n"
@@ -76,27 +75,24 @@ async def test_a_line_asks_for_a_unit_or_the_gate() -> None:
         assert await here.ask(b"u", b"1", b"\n", pause_s=0.01) == UNIT_UP
         here.board.drain("u1", drained=True)
         assert await here.ask(b"u1\n") == b"drain\n"
-        assert here.agent.counts["up"] == 4
-
-
-async def test_a_unit_nobody_knows_is_drained_as_on_its_health_url() -> None:
-    async with port() as here:
+        # A unit that nobody knows is drained, as on its health URL.
         assert await here.ask(b"u9\n") == b"drain\n"
-        assert here.agent.counts["unknown"] == 1
+        assert (here.agent.counts["up"], here.agent.counts["unknown"]) == (4, 1)
+        # A gate that stops drains itself, and says of its units what is so.
+        here.stopping = True
+        assert await here.ask(b"gate\n") == b"drain\n"
+        assert await here.ask(b"u2\n") == UNIT_UP
 
 
-@pytest.mark.parametrize(
-    "question",
-    [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"u1 u2 u3\n", b"\x16\x03\x01\n", b"u1\nu2\n", b"x" * 5000, b"-\n"],
-)
-def test_what_is_no_question_gets_no_answer_least_of_all_down(question: bytes) -> None:
-    @live
-    async def run() -> None:
-        async with port() as here:
-            assert await here.ask(question) == b""
-            assert here.agent.counts["malformed"] == 1
-
-    run()
+async def test_strangers_and_what_is_no_question_get_no_answer_least_of_all_down() -> None:
+    async with port() as here:
+        questions = [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"u1 u2 u3\n", b"\x16\x03\x01\n", b"u1\nu2\n"]
+        for question in (*questions, b"x" * 5000, b"-\n"):
+            assert await here.ask(question) == b"", question
+        assert here.agent.counts["malformed"] == 7
+        here.welcome = False
+        assert await here.ask(b"u1\n") == b""
+        assert here.agent.counts["refused"] == 1
 
 
 async def test_who_says_nothing_is_told_of_the_gate_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,20 +107,6 @@ async def test_who_ends_without_a_line_end_has_asked_who_ends_without_a_word_has
         assert await here.ask(b"u1", eof=True) == UNIT_UP
         assert await here.ask(eof=True) == b""
         assert sum(here.agent.counts.values()) == 1
-
-
-async def test_strangers_get_no_answer() -> None:
-    async with port() as here:
-        here.welcome = False
-        assert await here.ask(b"u1\n") == b""
-        assert here.agent.counts["refused"] == 1
-
-
-async def test_a_gate_that_stops_drains_itself_and_says_of_its_units_what_is_so() -> None:
-    async with port() as here:
-        here.stopping = True
-        assert await here.ask(b"gate\n") == b"drain\n"
-        assert await here.ask(b"u1\n") == UNIT_UP
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,22 +210,21 @@ async def test_a_client_that_leaves_ends_its_spans() -> None:
     assert (request.is_error, attempt.is_error) == (False, False)
 
 
-async def test_a_refusal_of_the_gate_is_a_span_without_attempts() -> None:
+async def test_refusals_and_failures_are_spans_and_what_the_gate_answers_of_its_own_is_none() -> None:
     async with traced(BROKEN) as (here, collector), here.client() as client:
+        assert (await client.ask(get("/health", SAMPLED))).status == 200
         assert (await client.ask(chat(model="nobody", head=SAMPLED))).status == 404
         assert (await client.ask(get("/pause?why=secret", SAMPLED))).status == 403
-    unknown, denied = collector.spans
+        assert (await client.ask(post(b"{}", SAMPLED, "/v1/" + "x" * 5000))).status == 404
+        assert (await client.ask(chat(head=SAMPLED))).status == 500
+    unknown, denied, long = sorted(collector.spans, key=lambda span: span.start_ns)[:3]
     assert (unknown.name, unknown.about["http.response.status_code"]) == ("POST /v1/chat/completions", 404)
     assert (denied.name, denied.about["url.path"]) == ("GET", "/pause")
+    assert len(str(long.about["url.path"])) == 256, "texts that clients choose are cut"
     assert not unknown.is_error
     assert b"secret" not in collector.raw
-
-
-async def test_a_failure_that_the_client_sees_is_an_error() -> None:
-    async with traced(BROKEN) as (here, collector), here.client() as client:
-        assert (await client.ask(chat(head=SAMPLED))).status == 500
-    [request] = collector.named("POST /v1/chat/completions")
-    assert (request.is_error, request.about["error.type"]) == (True, "500")
+    [failed] = [each for each in collector.named("POST /v1/chat/completions") if each.is_error]
+    assert failed.about["error.type"] == "500"
 
 
 async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> None:
@@ -235,19 +234,6 @@ async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> 
         assert reply.get("x-cellgate-explain")
     assert collector.named("attempt")[0].about["cellgate.unit"] == "u1"
     assert len(collector.named("POST /v1/chat/completions")) == 2
-
-
-async def test_what_the_gate_answers_of_its_own_is_not_traced() -> None:
-    async with traced(STREAM) as (here, collector), here.client() as client:
-        assert (await client.ask(get("/health", SAMPLED))).status == 200
-    assert collector.spans == []
-
-
-async def test_a_request_that_its_client_does_not_trace_is_not_traced_here() -> None:
-    async with traced(STREAM) as (here, collector), here.client() as client:
-        assert (await client.ask(chat(head=NOT_SAMPLED))).status == 200
-    assert collector.spans == []
-    assert told(here.unit.requests[0]) == (TRACE, PARENT, False)
 
 
 @pytest.mark.parametrize("head", ["", "traceparent: 00-xyz-01\r\n", SAMPLED + SAMPLED.replace("b7", "b8")])
@@ -261,30 +247,26 @@ async def test_a_request_without_a_parent_that_makes_sense_begins_a_trace(head: 
     assert here.unit.requests[0].get("tracestate") is None
 
 
-async def test_of_requests_without_a_parent_a_share_is_traced() -> None:
+async def test_of_requests_without_a_parent_a_share_is_traced_and_of_others_what_clients_trace() -> (
+    None
+):
     async with traced(STREAM, sample_ratio=0.0) as (here, collector), here.client() as client:
-        assert (await client.ask(chat())).status == 200
-        assert (await client.ask(chat(head=SAMPLED))).status == 200
-    alone, followed = here.unit.requests
+        for head in ("", SAMPLED, NOT_SAMPLED):
+            assert (await client.ask(chat(head=head))).status == 200
+    alone, followed, not_sampled = here.unit.requests
     assert not told(alone)[2]
     assert (told(followed)[0], told(followed)[2]) == (TRACE, True)
+    assert told(not_sampled) == (TRACE, PARENT, False)
     assert {span.trace_id for span in collector.spans} == {TRACE}
 
 
-async def test_texts_that_clients_choose_are_cut() -> None:
+async def test_a_tracestate_that_makes_no_sense_harms_nothing() -> None:
     async with traced(STREAM) as (here, collector), here.client() as client:
-        assert (await client.ask(post(b"{}", SAMPLED, "/v1/" + "x" * 5000))).status == 404
-    [request] = collector.spans
-    assert len(str(request.about["url.path"])) == 256
-
-
-@pytest.mark.parametrize("state", [",=,bad key=1", "a=1,a=2", "x" * 3000, "\xff=\xfe", "a=" + "v" * 300])
-async def test_a_tracestate_that_makes_no_sense_harms_nothing(state: str) -> None:
-    async with traced(STREAM) as (here, collector), here.client() as client:
-        head = f"{SAMPLED}tracestate: {state}\r\ntracestate: b=2\r\n"
-        assert (await client.ask(chat(head=head))).status == 200
+        for state in (",=,bad key=1", "a=1,a=2", "x" * 3000, "\xff=\xfe", "a=" + "v" * 300):
+            head = f"{SAMPLED}tracestate: {state}\r\ntracestate: b=2\r\n"
+            assert (await client.ask(chat(head=head))).status == 200
     assert {span.trace_id for span in collector.spans} == {TRACE}
-    assert told(here.unit.requests[0])[0] == TRACE
+    assert {told(request)[0] for request in here.unit.requests} == {TRACE}
 
 
 async def test_the_tokens_that_a_unit_tells_are_attributes_of_the_request() -> None:

@@ -39,47 +39,32 @@ async def test_the_whole_reply_is_brought() -> None:
         request = here.unit.requests[0]
         assert (request.method, request.target, request.body) == ("GET", "/health?x=1", b"")
         assert (request.get("user-agent"), request.get("x-request-id")) == ("cellgate", None)
-
-
-@simulated
-async def test_a_body_and_an_id_are_sent() -> None:
-    async with stage(PLAIN_CHUNKED + chunk(b"a") + chunk(b"b") + LAST_CHUNK) as here:
+        # A body and an id are sent.
+        here.unit.script = PLAIN_CHUNKED + chunk(b"a") + chunk(b"b") + LAST_CHUNK
         reply = await fetch_of(here)("POST", "/x", body=b"{}", request_id="canary-1", timeout_s=TIMEOUT_S)
         assert reply.body == b"ab"
-        request = here.unit.requests[0]
+        request = here.unit.requests[1]
         assert (request.body, request.get("content-type")) == (b"{}", "application/json")
         assert request.get("x-request-id") == "canary-1"
 
 
+@pytest.mark.parametrize(
+    ("method", "every_s", "requests", "on_each"),
+    [("GET", FRESH_S / 10, 21, [10, 10, 1]), ("POST", FRESH_POST_S / 5, 11, [5, 5, 1])],
+)
 @simulated
-async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one() -> None:
-    """A unit that lets nobody in any more must not pass for well."""
+async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one(
+    method: str, every_s: float, requests: int, on_each: list[int]
+) -> None:
+    """A unit that lets nobody in any more must not pass for well; what proves most tries it more often."""
     async with stage(whole()) as here:
         fetch = fetch_of(here)
-        for _ in range(21):
-            await fetch("GET", "/health", timeout_s=TIMEOUT_S)
-            await asyncio.sleep(FRESH_S / 10)
-        assert [connection.requests for connection in here.unit.connections] == [10, 10, 1]
-
-
-@simulated
-async def test_a_new_connection_is_used_where_it_is_asked_for() -> None:
-    async with stage(whole()) as here:
-        fetch = fetch_of(here)
-        for _ in range(2):
-            await fetch("GET", "/health", timeout_s=TIMEOUT_S)
-            await fetch("POST", "/x", body=b"{}", fresh=True, timeout_s=TIMEOUT_S)
-        assert sorted(connection.requests for connection in here.unit.connections) == [1, 1, 2]
-
-
-@simulated
-async def test_what_proves_most_tries_a_new_connection_more_often() -> None:
-    async with stage(whole()) as here:
-        fetch = fetch_of(here)
-        for _ in range(11):
-            await fetch("POST", "/x", body=b"{}", timeout_s=TIMEOUT_S)
-            await asyncio.sleep(FRESH_POST_S / 5)
-        assert [connection.requests for connection in here.unit.connections] == [5, 5, 1]
+        for _ in range(requests):
+            await fetch(method, "/x", body=b"{}" * (method == "POST"), timeout_s=TIMEOUT_S)
+            await asyncio.sleep(every_s)
+        assert [connection.requests for connection in here.unit.connections] == on_each
+        await fetch("POST", "/x", body=b"{}", fresh=True, timeout_s=TIMEOUT_S)
+        assert len(here.unit.connections) == len(on_each) + 1
 
 
 @simulated

