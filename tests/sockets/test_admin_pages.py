@@ -14,17 +14,13 @@ from cellgate.router.poison import Ban
 from tests.sockets.admin_stage import RELAYED, admin_port
 
 
-async def test_livez_says_ok_and_metrics_are_in_prometheus_format() -> None:
-    async with admin_port() as port:
+async def test_some_pages_are_for_everyone_and_what_the_status_page_shows_is_not() -> None:
+    async with admin_port(token="t0ken") as port:
         async with port.client.get(port.url + "/livez") as reply:
             assert (reply.status, await reply.text()) == (200, "ok\n")
         async with port.client.get(port.url + "/metrics") as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=")
             assert 'cellgate_in_flight{unit="a1"} 0.0\n' in await reply.text()
-
-
-async def test_the_status_page_is_for_everyone_and_what_it_shows_is_not() -> None:
-    async with admin_port(token="t0ken") as port:
         async with port.client.get(port.url + "/", headers=RELAYED) as reply:
             assert (reply.status, reply.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
             assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
@@ -69,16 +65,21 @@ async def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> Non
             {**ready(False), "usable_units": 0, "units": {"a1": starting, "a2": starting}},
         )
         port.observe("a2", Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
+        assert await port.get("/healthz/unit/a2") == (
+            200,
+            {"unit": "a2", "reason": "one token in 40 ms (source canary)"},
+        )
         up = {"usable": True, "verdict": "up", "reason": "one token in 40 ms (source canary)"}
         assert await port.get("/readyz") == (
             200,
             {**ready(True), "usable_units": 1, "units": {"a1": starting, "a2": up}},
         )
-
-
-async def test_a_stopping_gate_is_not_ready_but_alive() -> None:
-    async with admin_port() as port:
-        port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
+        # Health of one unit is 200, 503 or 404.
+        assert (await port.get("/healthz/unit/a1"))[0] == 503
+        await port.post("/units/a1/drain")
+        for name, why in (("a1", "drained by an operator"), ("b7", "no unit is named 'b7'")):
+            assert await port.get(f"/healthz/unit/{name}") == (404, {"unit": name, "reason": why})
+        # A stopping gate is not ready, but alive.
         port.stopping = True
         status, body = await port.get("/readyz")
         assert (status, body["ready"], body["stopping"], body["usable_units"]) == (503, False, True, 1)
@@ -167,16 +168,6 @@ async def test_the_deciding_evidence_stays_in_sight_when_newer_pieces_come() -> 
         _, unit = await port.get("/units/a1")
         reasons = [piece["reason"] for piece in unit["evidence"]]
         assert reasons == ["no answer 8", "no answer 7", "no answer 6", "no answer 5", "connection refused"]
-
-
-async def test_health_of_one_unit_is_200_503_or_404() -> None:
-    async with admin_port() as port:
-        assert (await port.get("/healthz/unit/a1"))[0] == 503
-        port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
-        assert await port.get("/healthz/unit/a1") == (200, {"unit": "a1", "reason": "token (source canary)"})
-        await port.post("/units/a1/drain")
-        assert await port.get("/healthz/unit/a1") == (404, {"unit": "a1", "reason": "drained by an operator"})
-        assert await port.get("/healthz/unit/b7") == (404, {"unit": "b7", "reason": "no unit is named 'b7'"})
 
 
 # Signals for autoscalers on the admin port.

@@ -260,19 +260,6 @@ async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch:
         assert rest.endswith(b"".join(TOKENS) + b"\r\n" + LAST_CHUNK)
 
 
-async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
-
-    async def silent(request: Received) -> None:
-        await asyncio.sleep(60.0)
-
-    async with stage(silent, STREAM, timeouts=Timeouts(answer_s=PAUSE_S)) as here, here.client() as client:
-        assert (await client.ask(chat())).body == EVENTS
-        await here.units[0].connections[0].until_gone()
-
-
 async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +268,11 @@ async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(
     async def silent(request: Received) -> None:
         await asyncio.sleep(60.0)
 
-    async with stage(silent, STREAM, timeouts=Timeouts(answer_s=PAUSE_S)) as here, here.client() as client:
+    limits = Timeouts(answer_s=PAUSE_S)
+    async with stage(silent, STREAM, timeouts=limits) as here, here.client() as client:
+        assert (await client.ask(chat())).body == EVENTS, "a stream is"
+        await here.units[0].connections[0].until_gone()
+    async with stage(silent, STREAM, timeouts=limits) as here, here.client() as client:
         reply = await client.ask(chat(stream=False))
         assert (reply.status, reply.error["code"]) == (504, "answer_timeout")
         assert (reply.get("x-should-retry"), reply.get("retry-after")) == ("false", None)

@@ -247,9 +247,7 @@ async def test_a_request_without_a_parent_that_makes_sense_begins_a_trace(head: 
     assert here.unit.requests[0].get("tracestate") is None
 
 
-async def test_of_requests_without_a_parent_a_share_is_traced_and_of_others_what_clients_trace() -> (
-    None
-):
+async def test_of_requests_without_a_parent_a_share_is_traced_and_of_others_what_clients_trace() -> None:
     async with traced(STREAM, sample_ratio=0.0) as (here, collector), here.client() as client:
         for head in ("", SAMPLED, NOT_SAMPLED):
             assert (await client.ask(chat(head=head))).status == 200
