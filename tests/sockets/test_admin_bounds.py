@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from email.utils import parsedate
 from typing import Any
@@ -15,6 +15,7 @@ from aiohttp import web
 
 from cellgate.proxy.admin import http
 from cellgate.proxy.admin.http import BODY_BYTES, AdminServer, Bodies, Handler, Stream, reply
+from tests.wire.stage import until
 
 GET = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: gate\r\n%b\r\n"
@@ -72,12 +73,6 @@ def echo() -> Handler:
         return reply(await read(request))
 
     return answer
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.001)
 
 
 async def test_who_waits_to_be_asked_for_the_body_is_asked() -> None:
