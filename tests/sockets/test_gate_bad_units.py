@@ -396,9 +396,9 @@ async def test_one_error_event_with_a_code_and_the_reason_then_the_end(name: str
 @pytest.mark.parametrize("code", BREAKS)
 async def test_what_goes_wrong_behind_the_end_is_nothing_to_the_client(code: str) -> None:
     shown = [*ONCE_UPON, b"data: [DONE]\n\n"]
-    for fields in ({}, {"tools": [TOOL]}):
+    for tools in ([], [TOOL]):
         async with stage(broken(shown, code), STREAM) as here, here.client() as client:
-            reply = await client.ask(chat(**{"messages": MESSAGES} | fields))
+            reply = await client.ask(chat(messages=MESSAGES, tools=tools))
             assert (reply.status, reply.whole, reply.body) == (200, True, b"".join(shown))
 
 
