@@ -84,21 +84,15 @@ def test_token_ids_are_of_use_where_more_than_text_may_come_and_the_same_tokens_
     assert ways_of(CHAT | {"logprobs": True, "presence_penalty": 0.1}, chat=True) == 0
     assert ways_of(COMPLETION | {"logprobs": 1}, chat=False) == 0
     assert why_ineligible(CHAT | {"logprobs": True}, chat=True, has_ids=True) == ""
-
-
-def test_plain_text_goes_both_ways_if_it_comes_out_the_same() -> None:
+    # Plain text goes both ways if it comes out the same.
     assert ways_of(CHAT, chat=True) == OPEN
     assert ways_of(CHAT | {"temperature": 0.0}, chat=True) == OPEN | AGAIN
     assert ways_of(COMPLETION | {"prompt": [1, 2], "temperature": 0}, chat=False) == AGAIN
-
-
-@pytest.mark.parametrize(
-    "name", ["n", "best_of", "use_beam_search", "kv_transfer_params", "a_field_of_next_year"]
-)
-def test_what_nobody_could_join_is_not_computed_again(name: str) -> None:
-    assert ways_of(CHAT | {name: HARMFUL[name], "temperature": 0}, chat=True) == 0
-    both = CHAT | {name: HARMFUL[name], "logprobs": True}
-    assert f"the request has {name}" in why_ineligible(both, chat=True)
+    # What nobody could join is not computed again.
+    for name in ("n", "best_of", "use_beam_search", "kv_transfer_params", "a_field_of_next_year"):
+        assert ways_of(CHAT | {name: HARMFUL[name], "temperature": 0}, chat=True) == 0
+        both = CHAT | {name: HARMFUL[name], "logprobs": True}
+        assert f"the request has {name}" in why_ineligible(both, chat=True)
 
 
 def test_a_prompt_that_is_not_one_text_and_messages_that_are_none_may_not() -> None:
@@ -184,19 +178,13 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("more", "ways"),
-    [
-        ({}, OPEN),
-        ({"temperature": 0}, OPEN | AGAIN),
-        ({"tool_choice": {"type": "any"}}, 0),
-        ({"temperature": 0, "tool_choice": {"type": "any"}, "thinking": {"type": "enabled"}}, AGAIN),
-        ({"temperature": 0, "kv_transfer_params": {"a": 1}}, 0),
-        ({"temperature": 0, "a_field_of_next_year": 1}, 0),
-    ],
-)
-def test_the_ways_that_a_request_of_messages_leaves_open(more: dict[str, Any], ways: int) -> None:
-    assert messages_request.FIELDS.ways_of({"model": "m", "messages": [], "max_tokens": 1, **more}) == ways
+def test_the_ways_that_a_request_of_messages_leaves_open() -> None:
+    body, greedy = {"model": "m", "messages": [], "max_tokens": 1}, {"temperature": 0}
+    tools = {"tool_choice": {"type": "any"}}
+    ways = messages_request.FIELDS.ways_of
+    assert (ways(body), ways(body | greedy), ways(body | tools)) == (OPEN, OPEN | AGAIN, 0)
+    assert ways(body | greedy | tools | {"thinking": {"type": "enabled"}}) == AGAIN
+    assert ways(body | greedy | {"a_field_of_next_year": 1}) == 0
 
 
 def test_what_only_one_unit_has_is_not_resumed_by_another() -> None:
