@@ -40,19 +40,15 @@ async def test_connecting_tells_both_ends_before_the_caller_and_names_the_addres
         assert far("peername") == near("sockname")
 
 
-async def test_connecting_where_nobody_listens_is_refused() -> None:
-    async with listening(Recorder) as port:
-        pass
-    with pytest.raises(ConnectionRefusedError) as refused:
-        await asyncio.get_running_loop().create_connection(Recorder, LOCALHOST, port)
-    assert refused.value.errno == errno.ECONNREFUSED
-
-
-async def test_listening_on_an_address_in_use_fails() -> None:
+async def test_connecting_where_nobody_listens_and_listening_on_an_address_in_use_fail() -> None:
+    loop = asyncio.get_running_loop()
     async with listening(Recorder) as port:
         with pytest.raises(OSError, match="in use") as in_use:
-            await asyncio.get_running_loop().create_server(Recorder, LOCALHOST, port)
+            await loop.create_server(Recorder, LOCALHOST, port)
         assert in_use.value.errno == errno.EADDRINUSE
+    with pytest.raises(ConnectionRefusedError) as refused:
+        await loop.create_connection(Recorder, LOCALHOST, port)
+    assert refused.value.errno == errno.ECONNREFUSED
 
 
 async def test_closing_a_server_leaves_its_connections_alone() -> None:
@@ -203,16 +199,22 @@ async def test_the_water_marks_have_uvloops_defaults_and_rules() -> None:
 # What a transport does with an exception that a protocol raises.
 
 
-async def test_an_exception_in_data_received_closes_the_connection_with_it() -> None:
-    fragile = failing("data_received", ValueError("cannot read this"))
+@pytest.mark.parametrize("told", ["data_received", "eof_received", "connection_lost"])
+async def test_an_exception_of_a_protocol_is_reported_and_closes_the_connection_with_it(told: str) -> None:
+    error = ValueError("cannot read this")
     with problems() as caught:
-        async with joined(server=fragile) as (client, server):
-            client.transport.write(b"x")
-            await server.until_lost()
+        async with joined(server=failing(told, error)) as (client, server):
+            if told == "connection_lost":
+                server.transport.close()
+            elif told == "eof_received":
+                client.transport.write_eof()
+            else:
+                client.transport.write(b"x")
             await client.until_lost()
-    assert repr(server.error) == "ValueError('cannot read this')"
-    assert [problem["exception"] for problem in caught] == [server.error]
-    assert (server.story, client.story) == (["made", "data", "lost"], ["made", "eof", "lost"])
+            await server.until_lost()
+    assert [problem["exception"] for problem in caught] == [error]
+    assert server.error is (None if told == "connection_lost" else error)
+    assert (server.log.count("lost"), client.log.count("lost")) == (1, 1)
 
 
 async def test_an_os_error_in_data_received_closes_the_connection_in_silence() -> None:
@@ -245,24 +247,6 @@ async def test_an_exception_in_connection_made_leaves_the_connection_open_and_de
             assert (server.log, server.transport.is_reading()) == (["made"], False)
             assert not server.transport.is_closing()
     assert len(caught) == 1
-
-
-async def test_an_exception_in_eof_received_closes_the_connection_with_it() -> None:
-    with problems() as caught:
-        async with joined(server=failing("eof_received", ValueError("no end"))) as (client, server):
-            client.transport.write_eof()
-            await server.until_lost()
-    assert repr(server.error) == "ValueError('no end')"
-    assert len(caught) == 1
-
-
-async def test_an_exception_in_connection_lost_is_reported_and_the_connection_is_closed() -> None:
-    fragile = failing("connection_lost", ValueError("bad end"))
-    with problems() as caught:
-        async with joined(server=fragile) as (client, server):
-            server.transport.close()
-            await client.until_lost()
-    assert (len(caught), server.log.count("lost")) == (1, 1)
 
 
 # What a transport promises of `abort`, of resets, and of peers that have left.
