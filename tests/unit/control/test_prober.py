@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cellgate.probes.base import FetchError, Net, Reply, Trouble
-from cellgate.probes.runner import GAP_S, JITTER
+from cellgate.probes.runner import GAP_S
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.http.fetch import ProbeTransport
@@ -186,51 +186,6 @@ def unit(name: str, engine: str = "") -> Unit:
 
 
 @played(Scene)
-async def test_units_that_are_well_come_up_by_a_canary_and_never_flip(scene: Scene) -> None:
-    """Then they are known. An idle one is asked for a token every few seconds, a working one for none."""
-    scene.engines["b"].tokens_per_s = 100.0
-    await scene.until("a", UP, within_s=0.5)
-    state = scene.board.units["a"]
-    assert scene.engines["a"].canaries
-    assert state.models == {"m"}
-    assert state.load is not None
-    assert (state.load.running, state.load.epoch) == (3, "1")
-    await asyncio.sleep(600.0)
-    assert [consequence.flip is not None for consequence in scene.consequences] == [True, True]
-    assert (scene.flips("a"), scene.flips("b")) == ([UP], [UP])
-    assert len(scene.engines["a"].canaries) > 600.0 / ((1.0 + JITTER) * RULES.canary_idle_s + 1.0)
-    assert [at for at in scene.engines["b"].canaries if at > 1003.0] == []
-
-
-@played(Scene)
-async def test_a_unit_that_refuses_is_down_at_once_and_comes_back_by_two_canaries(scene: Scene) -> None:
-    """Readiness sees it within its period; leases there are evicted."""
-    await scene.until("a", UP, within_s=1.0)
-    lease = scene.board.open("a", Ask(), scene.now, retry=False)
-    scene.engines["a"].refuses = True
-    await scene.until("a", DOWN, within_s=1.0 + JITTER + 2 * LATENCY_S)
-    assert scene.consequences[-1].evicted == (lease,)
-    scene.board.close(lease, scene.now)
-    await asyncio.sleep(100.0)
-    scene.engines["a"].refuses = False
-    await scene.until("a", UP, within_s=2.5)
-    assert (scene.flips("a"), scene.flips("b")) == ([UP, DOWN, PROBATION, UP], [UP])
-
-
-@played(Scene)
-async def test_a_wedged_idle_unit_is_found_out_though_its_health_lies(scene: Scene) -> None:
-    """Two canaries without life; and it comes back when the engine goes on."""
-    await asyncio.sleep(10.0)
-    scene.engines["a"].frozen = True
-    expected_s = RULES.canary_idle_s + 2 * RULES.canary_timeout_s
-    await scene.until("a", DOWN, within_s=(1.0 + JITTER) * expected_s + 1.0)
-    await asyncio.sleep(200.0)
-    scene.engines["a"].thaw()
-    await scene.until("a", UP, within_s=1.0)
-    assert (scene.flips("a"), scene.flips("b")) == ([UP, SUSPECT, DOWN, PROBATION, UP], [UP])
-
-
-@played(Scene)
 async def test_a_suspicion_asks_for_a_canary_now(scene: Scene) -> None:
     """It clears the unit before the period is over. A busy unit that leaves it waiting goes neither down nor,
     without an answer, up; and it is asked again.
@@ -335,24 +290,6 @@ async def test_a_unit_removed_while_its_probes_are_in_the_air_does_no_harm(scene
     for name in ("nobody", "a", "b", "b"):
         scene.watch.stop(name)
     scene.watch.close()
-
-
-@played(Scene)
-async def test_what_was_found_about_a_replaced_unit_is_not_held_against_its_successor(scene: Scene) -> None:
-    """The name is the same, the address is another: the old probes' findings are dropped. As are those of a
-    unit that has left the board until somebody stops the watch.
-    """
-    await scene.until("a", UP, within_s=1.0)
-    scene.engines["a"].refuses = True
-    scene.board.configure(Fleet((Cell("c"),), (unit("b"),)), scene.now)
-    await asyncio.sleep(5.0)
-    assert scene.flips("a") == [UP]
-    scene.board.configure(Fleet((Cell("c"),), (unit("a", engine="b"), unit("b"))), scene.now)
-    await asyncio.sleep(5.0)
-    assert scene.verdict("a") is STARTING
-    scene.watch.start(scene.board.units["a"].unit)
-    await scene.until("a", UP, within_s=1.0)
-    assert scene.flips("a") == [UP, UP]
 
 
 @played(Scene)
