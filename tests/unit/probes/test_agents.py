@@ -6,9 +6,10 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -61,9 +62,10 @@ def says(state: str, reason: str = "so it is", epoch: str = "e1", open_files: An
 class PlayedAgent(asyncio.Protocol):
     """One connection at the agent's end: greets, then beats each 250 ms for as long as it is alive."""
 
+    transport: asyncio.Transport
+
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.transport: asyncio.Transport
         self.request = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,12 +118,13 @@ class Place:
 
 @dataclass
 class LinkPatient(FakePatient):
-    """A patient on the loop's time, with a network."""
+    """A patient on the loop's time (or `at` one), with a network."""
 
     ways: Any = None
+    at: float | None = None
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() if self.at is None else self.at
 
     @property
     def net(self) -> Net:
@@ -214,6 +217,8 @@ def test_another_process_gone_is_news_but_not_what_was_told_already_after_a_reco
 
 
 def test_how_it_stands_with_an_agent_is_known() -> None:
+    """The gate's own exhaustion is held against nobody."""
+
     async def scenario(place: Place) -> None:
         assert not is_connected(place.notes)
         place.listen()
@@ -232,7 +237,17 @@ def test_how_it_stands_with_an_agent_is_known() -> None:
         await asyncio.sleep(5.0)
         assert not is_connected(place.notes)
 
+    async def exhausted(place: Place) -> None:
+        place.listen()
+        place.world.net.exhaust_files("gate")
+        await asyncio.sleep(5.0)
+        assert not is_connected(place.notes)
+        assert set(place.take()) == {NEUTRAL}
+        place.world.net.heal()
+        await asyncio.sleep(3.0)
+
     play(scenario)
+    assert play(exhausted).weights() == [GOOD]
 
 
 def test_full_file_tables_are_weak_news_once_a_second_and_words_of_a_newer_agent_are_neutral() -> None:
@@ -300,19 +315,6 @@ def test_an_agent_that_is_gone_is_told_once_and_found_again() -> None:
     assert play(scenario).weights() == [STRONG]
 
 
-def test_the_gates_own_exhaustion_is_held_against_nobody() -> None:
-    async def scenario(place: Place) -> None:
-        place.listen()
-        place.world.net.exhaust_files("gate")
-        await asyncio.sleep(5.0)
-        assert not is_connected(place.notes)
-        assert set(place.take()) == {NEUTRAL}
-        place.world.net.heal()
-        await asyncio.sleep(3.0)
-
-    assert play(scenario).weights() == [GOOD]
-
-
 def test_reconnects_back_off_to_two_seconds() -> None:
     async def scenario(place: Place) -> None:
         await asyncio.sleep(60.0)
@@ -347,20 +349,13 @@ def test_a_gate_that_stood_still_does_not_blame_the_agent() -> None:
 def test_no_trouble_of_the_connection_is_good_news(trouble: Trouble) -> None:
     """As the laws of probes want it."""
 
-    class Refusing:
-        def follow(self, *_: Any, **__: Any) -> AbstractAsyncContextManager[None]:
-            raise FetchError(trouble, "so it was said")
+    def follow(*_: Any, **__: Any) -> None:
+        raise FetchError(trouble, "so it was said")
 
-    @dataclass
-    class Refused(FakePatient):
-        @property
-        def net(self) -> Net:
-            return cast("Net", Refusing())
-
-    patient = Refused(lambda _: reply(200))
+    patient = LinkPatient(lambda _: reply(200), ways=SimpleNamespace(follow=follow), at=100.0)
     (found,) = look(AgentLink("node:1"), patient)
     assert isinstance(found, Evidence)
-    assert (found.source, found.unit, found.at) == ("agent", "u", patient.now_s)
+    assert (found.source, found.unit, found.at) == ("agent", "u", 100.0)
     assert found.sign is (Sign.NEUTRAL if trouble is Trouble.OWN else Sign.BAD)
     assert found.strength < Strength.FATAL
 
@@ -375,12 +370,6 @@ def said(**told: Any) -> Answer:
     return reply(200, orjson.dumps({"cellgate_agent": 1, **told}))
 
 
-def facts_of(answer: Answer) -> NodeFacts | None:
-    found = look(PROBE, FakePatient(lambda _: answer, node=REPORTED))
-    assert all(isinstance(finding, NodeFacts) for finding in found)
-    return found[0] if found else None  # type: ignore[return-value]
-
-
 def test_a_report_is_asked_for_with_the_token() -> None:
     """An older agent is asked rarely."""
     patient = FakePatient(lambda _: said(stack={"image": "sha256:1"}), node=REPORTED)
@@ -390,6 +379,13 @@ def test_a_report_is_asked_for_with_the_token() -> None:
     patient = FakePatient(lambda _: reply(404), node=REPORTED)
     assert look(PROBE, patient) == []
     assert PROBE.due_at(patient, 100.0) == 700.0
+
+
+def facts_of(answer: Answer) -> dict[str, str] | None:
+    found = look(PROBE, FakePatient(lambda _: answer, node=REPORTED))
+    facts = [finding for finding in found if isinstance(finding, NodeFacts)]
+    assert len(facts) == len(found)
+    return dict(facts[0].stack) if facts else None
 
 
 @pytest.mark.parametrize(
@@ -403,13 +399,11 @@ def test_a_report_of_any_kind_is_bounded_text() -> None:
     stack: dict[str, Any] = {f"flag --{n}": "x" * 200 for n in range(600)}
     facts = facts_of(said(stack={"image": 7, "driver\n": "1\x1b[0m", **stack}))
     assert facts is not None
-    assert facts.stack["driver?"] == "1?[0m"
-    assert "image" not in facts.stack
-    assert len(facts.stack) <= NAMES_MAX
-    assert max(len(value) for value in facts.stack.values()) == TEXT_MAX
-    odd = facts_of(said(stack=["no", "mapping"]))
-    assert odd is not None
-    assert odd.stack == {}
+    assert facts["driver?"] == "1?[0m"
+    assert "image" not in facts
+    assert len(facts) <= NAMES_MAX
+    assert max(map(len, facts.values())) == TEXT_MAX
+    assert facts_of(said(stack=["no", "mapping"])) == {}
 
 
 NO_AGENT = "not a cellgate agent: it "
