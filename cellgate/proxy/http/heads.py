@@ -93,7 +93,7 @@ MEANINGS: dict[bytes, Said] = {
     b"access-control-request-headers": Said.BY_CLIENTS,
 }
 """All fields of requests that the gate gives a meaning to, beside those of HTTP's framing, by their default
-names. The files in deploy/ingress do what this table says (tests/unit/ingress/test_ingress_reports.py).
+names. The files in deploy/ingress do what this table says (tests/unit/ingress/test_ingress.py).
 """
 
 REQUEST_FIELDS = (
