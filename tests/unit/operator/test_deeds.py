@@ -33,7 +33,7 @@ from cellgate.proxy.extras.operator.kubernetes import rolled
 from cellgate.proxy.extras.operator.leases import CLAIMS, CLAIMS_MAX
 from cellgate.proxy.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
 from tests.sockets.test_recovery_deeds import ABOUT
-from tests.unit.discovery.test_ecs import cluster, start
+from tests.unit.discovery.test_sources import cluster, start
 
 
 def act(remedy: Remedy) -> RecoveryReport:
