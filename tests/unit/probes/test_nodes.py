@@ -1,19 +1,37 @@
-"""Probes of nodes: HTTP, TCP and gRPC without a network."""
+"""Probes of nodes: HTTP, TCP and gRPC without a network; the exporter: presets, rules, samples on pages."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
+import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes.base import FetchError, Reply, Trouble
+from cellgate.probes.exporter import (
+    PRESETS,
+    ExporterProbe,
+    Rule,
+    RuleError,
+    Sample,
+    TooLargeError,
+    broken,
+    growth,
+    labels_of,
+    parse,
+    scan,
+)
 from cellgate.probes.grpc_health import HealthCall
 from cellgate.probes.nodes import HttpProbe, NodeReport, NodeState, TcpProbe, page_name, split_url
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
@@ -256,3 +274,297 @@ def test_an_answer_that_was_complete_stays_valid() -> None:
     server.call.data_received(server.http2.data_to_send())
     server.call.connection_lost(None)
     assert server.call.said() == NodeReport(NodeState.BAD, "NOT_SERVING")
+
+
+GOOD = (Sign.GOOD, Strength.WEAK)
+DOUBT = (Sign.BAD, Strength.WEAK)
+FIRST, SECOND = (Sign.BAD, Strength.STRONG), (Sign.BAD, Strength.FATAL)
+NOTHING = (Sign.NEUTRAL, Strength.WEAK)
+RANGES = "ranges in brackets are not supported: increase is the growth since the last probe"
+
+DCGM = """# HELP DCGM_FI_DEV_XID_ERRORS Value of the last XID error encountered.
+# TYPE DCGM_FI_DEV_XID_ERRORS gauge
+DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1",device="nvidia0",err_msg="No Error"} 0
+DCGM_FI_DEV_XID_ERRORS{gpu="1",UUID="GPU-2",device="nvidia1",err_msg="of GPU 1"} %d
+DCGM_FI_DEV_GPU_TEMP{gpu="0"} 79
+"""
+XID_COUNT = 'DCGM_EXP_XID_ERRORS_COUNT{gpu="1",window_size_in_ms="300000",xid="%d"} 2\n'
+NEURON = """execution_errors_total{error_type="hardware",runtime_tag="9"} %s
+execution_errors_total{error_type="numerical",runtime_tag="9"} %s
+hardware_ecc_events_total{event_type="mem_ecc_uncorrected",neuron_device_index="0"} 4.0
+"""
+NODE_PAGE = """node_filesystem_readonly{device="/dev/root",fstype="ext4",mountpoint="/"} %s
+node_vmstat_oom_kill 3
+node_memory_MemAvailable_bytes %s
+"""
+
+
+class Looks:
+    """One probe that looks at page after page."""
+
+    def __init__(self, *, rule: str = "", preset: str = "") -> None:
+        self._answer: Answer = Trouble.OWN
+        self.patient = FakePatient(lambda _: self._answer, node=NODE)
+        self.probe = ExporterProbe("http://n1:9400/metrics", rule, preset)
+        self.reason = ""
+
+    def __call__(self, answer: Answer | str) -> tuple[Sign, Strength]:
+        self._answer = reply(200, answer.encode()) if isinstance(answer, str) else answer
+        (evidence,) = look(self.probe, self.patient)
+        assert isinstance(evidence, Evidence)
+        self.reason = evidence.reason
+        return evidence.sign, evidence.strength
+
+
+@pytest.mark.parametrize("xid", [48, 64, 74, 79, 95])
+def test_an_xid_that_needs_a_reset_is_fatal_when_it_stays(xid: int) -> None:
+    looks = Looks(preset="dcgm")
+    assert [looks(DCGM % 0), looks(DCGM % xid), looks(DCGM % xid)] == [GOOD, FIRST, SECOND]
+    assert looks.reason.startswith(f'DCGM_FI_DEV_XID_ERRORS == {xid}: DCGM_FI_DEV_XID_ERRORS{{gpu="1",')
+    assert looks.reason.endswith(f"is {xid}")
+    assert looks(DCGM % 0) == GOOD
+
+
+def weights(preset: str, *answers: Answer | str) -> list[tuple[Sign, Strength]]:
+    return [*map(Looks(preset=preset), answers)]
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 94])
+def test_an_xid_of_an_application_or_a_repair_is_none_and_hides_no_fatal_one(xid: int) -> None:
+    assert weights("dcgm", DCGM % xid, DCGM % 0 + XID_COUNT % xid) == [GOOD, GOOD]
+    assert weights("dcgm", DCGM % xid + XID_COUNT % 95) == [FIRST]
+
+
+def test_growth_counts_from_the_second_look() -> None:
+    """A counter that began anew grew by what it has; a failed look does not forget the last values."""
+    pages = [NEURON % each for each in ((7, 0), (7, 5), (8, 5), (9, 5), (9, 5))]
+    assert weights("neuron", *pages) == [GOOD, GOOD, FIRST, SECOND, GOOD]
+    assert weights("neuron", NEURON % (7, 0), NEURON % (0, 0), NEURON % (2, 0)) == [GOOD, GOOD, FIRST]
+    assert weights("neuron", NEURON % (7, 0), Trouble.TIMEOUT, NEURON % (8, 0)) == [GOOD, DOUBT, FIRST]
+
+
+def test_a_file_system_is_bad_when_it_becomes_read_only_and_a_machine_while_it_lacks_memory() -> None:
+    read_only = [NODE_PAGE % (is_so, 8e9) for is_so in (1, 0, 1, 1)]
+    assert weights("node", *read_only) == [GOOD, GOOD, FIRST, GOOD]
+    assert weights("node", *(NODE_PAGE % (0, left) for left in (1e6, 1e6, 8e9))) == [FIRST, SECOND, GOOD]
+
+
+@pytest.mark.parametrize("answer", [Trouble.REFUSED, Trouble.TIMEOUT, Trouble.BROKEN, reply(500), reply(404)])
+def test_an_exporter_that_is_gone_is_no_node_that_is_gone(answer: Answer) -> None:
+    assert weights("dcgm", *[answer] * 3) == [DOUBT] * 3
+
+
+def test_a_rule_of_ones_own() -> None:
+    looks = Looks(rule='load{cpu="0"} > 100')
+    assert looks('load{cpu="0"} 100\nload{cpu="1"} 900\n') == GOOD
+    assert looks('load{cpu="0"} 101\n') == FIRST
+    assert looks.probe.name == 'exporter n1:9400/metrics load{cpu="0"} > 100'
+
+
+def test_a_page_without_the_samples_says_nothing_but_takes_a_bad_word_back() -> None:
+    looks = Looks(rule="x > 0")
+    assert looks("<html>\n") == NOTHING
+    assert looks.reason == "the page has no sample of x; check the URL and the rule"
+    assert [looks("x 1"), looks("y 1"), looks("y 1")] == [FIRST, GOOD, NOTHING]
+
+
+def test_ten_megabytes_and_too_many_lines_of_a_metric_are_too_much() -> None:
+    looks = Looks(rule="x > 0")
+    assert looks("y 1\n" * (10 << 18)) == DOUBT
+    assert looks.reason == "more than 4194304 bytes"
+    assert looks("x 1\n" * 100_000) == DOUBT
+    assert looks.reason == "more than 262144 bytes of lines that begin with x"
+
+
+@pytest.mark.parametrize(("rule", "preset"), [("", ""), ("x > 0", "dcgm"), ("x", "")])
+def test_it_goes_by_one_rule_or_one_preset(rule: str, preset: str) -> None:
+    with pytest.raises(RuleError):
+        ExporterProbe("http://n/metrics", rule, preset)
+
+
+# Rules on exporters' samples: what they mean, what is none, and how the samples are found on a page.
+
+metric_names = st.builds(str.__add__, st.sampled_from("aZ_:"), st.text("zA_:90", max_size=12))
+label_names = st.builds(str.__add__, st.sampled_from("aZ_"), st.text("zA_90", max_size=8))
+label_values = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=8)
+label_sets = st.dictionaries(label_names, label_values, max_size=3)
+blanks = st.text(" \t", max_size=2)
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def written(labels: dict[str, str], blank: str = "") -> str:
+    """Labels in braces; none for no label."""
+    inside = f",{blank}".join(
+        f'{name}{blank}={blank}"{escaped(value)}"{blank}' for name, value in labels.items()
+    )
+    return f"{{{blank}{inside}}}" if labels else ""
+
+
+# Rules.
+
+
+@fuzz
+@given(
+    metric_names,
+    label_sets,
+    st.booleans(),
+    st.sampled_from(["==", "!=", ">", ">=", "<", "<="]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    blanks,
+)
+def test_a_rule_means_what_it_says(
+    metric: str, labels: dict[str, str], grows: bool, compare: str, limit: float, blank: str
+) -> None:
+    sample = f"{metric}{blank}{written(labels, blank)}"
+    text = f"increase{blank}({blank}{sample}{blank})" if grows else sample
+    rule = parse(f"{blank}{text}{blank}{compare}{blank}{limit!r}{blank}")
+    assert (rule.metric, rule.labels, rule.grows) == (metric, tuple(labels.items()), grows)
+    assert (rule.compare, rule.limit) == (compare, limit)
+    assert parse(rule.text) == rule
+
+
+@fuzz
+@given(st.text(max_size=40) | st.lists(st.sampled_from('x_1{}()=!<>~",\\ \n[]'), max_size=30).map("".join))
+@example("x{" + 'a="b" ' * 70 + "> 1")
+@example("x{" + "\\" * 400)
+@example("x" * 501)
+def test_what_is_no_rule_is_refused_and_nothing_else_happens(text: str) -> None:
+    with suppress(RuleError):
+        assert math.isfinite(parse(text).limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("x", "a comparison is missing, such as > 0"),
+        ("", "a comparison is missing, such as > 0"),
+        ("x = 1", "did you mean '=='?"),
+        ("x => 1", "did you mean '>='?"),
+        ("x ~ 1", "known comparisons: == != >= <= > <"),
+        ("x > y", "it must end with a number"),
+        ("x > inf", "it must end with a number"),
+        ("rate(x) > 1", "function rate() is not supported; did you mean 'increase(x)'?"),
+        ("increase(x > 1", "a parenthesis is missing"),
+        ("increase(x[5m]) > 1", RANGES),
+        ("x > 1 and y > 2", "only one comparison is allowed; use one probe for each"),
+        ("x{a=b} > 1", 'label values must be in double quotes: {label="value"}'),
+        ('x{a!="b"} > 1', 'labels can only be compared by label="value"'),
+        ('x{a=~"b"} > 1', 'labels can only be compared by label="value"'),
+        ("x" * 500 + " > 1", "it is longer than 500 characters"),
+    ],
+)
+def test_the_near_miss_is_named(text: str, hint: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        parse(text)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ("x == 79", 79.0, True),
+        ("x == 79", 45.0, False),
+        ("x != 0", 1.0, True),
+        ("x >= 2", 2.0, True),
+        ("x <= 2", 3.0, False),
+        ("x > 100", math.inf, True),
+        ("x < 5e3", 4999.0, True),
+    ],
+)
+def test_a_rule_compares_the_value(text: str, value: float, holds: bool) -> None:
+    assert (broken([parse(text)], [Sample("x", b"", value)], {}) is not None) is holds
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "grown"),
+    [(None, 7.0, 0.0), (5.0, 5.0, 0.0), (5.0, 8.0, 3.0), (5.0, 2.0, 2.0), (5.0, 0.0, 0.0)],
+    ids=["just met", "still", "grown", "reset and grown", "reset"],
+)
+def test_growth_is_that_of_a_counter(last: float | None, now: float, grown: float) -> None:
+    assert growth(now, last) == grown
+    known = {} if last is None else {("x", b""): last}
+    assert bool(broken([parse("increase(x) > 0")], [Sample("x", b"", now)], known)) is (grown > 0)
+
+
+def test_labels_narrow_a_rule_and_a_missing_one_is_empty() -> None:
+    samples = list(scan(b'x{a="1",b="2"} 5\nx{a="2"} 7\nx 9', ["x"]))
+    for rule, values in (('x{a="1"}', [5.0]), ('x{b=""}', [7.0, 9.0]), ("x", [5.0, 7.0, 9.0])):
+        assert [sample.value for sample in samples if parse(f"{rule} > 0").is_about(sample)] == values
+    assert all(isinstance(parse(text), Rule) for rules in PRESETS.values() for text in rules)
+
+
+# Samples.
+
+
+@fuzz
+@given(
+    st.lists(st.tuples(metric_names, label_sets, st.floats(allow_nan=False)), max_size=8),
+    st.lists(st.binary(max_size=12).filter(lambda noise: b"\n" not in noise), min_size=1, max_size=3),
+    blanks,
+)
+def test_the_samples_of_a_page_are_found_among_noise(
+    samples: list[tuple[str, dict[str, str], float]], noise: list[bytes], blank: str
+) -> None:
+    page = b"\n".join(
+        line
+        for metric, labels, value in samples
+        for line in (f"{metric}{written(labels, blank)} {blank}{value!r} 12345".encode(), b"# " + noise[0])
+    )
+    for wanted in {metric for metric, _, _ in samples}:
+        found = [(sample.value, labels_of(sample)) for sample in scan(page, [wanted])]
+        assert found == [(value, labels) for metric, labels, value in samples if metric == wanted]
+
+
+@fuzz
+@given(
+    st.binary(max_size=300), st.lists(st.sampled_from([b'x{a="b"} ', b"x", b"\n", b"{", b'"', b"\\", b" 1"]))
+)
+def test_no_page_is_too_strange(garbage: bytes, pieces: list[bytes]) -> None:
+    page = garbage + b"".join(pieces)
+    assume(b"\n" in page)
+    for sample in scan(page, ["x", "xx"]):
+        assert not math.isnan(sample.value)
+        labels_of(sample)
+        str(sample)
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (b"x 1", [1.0]),
+        (b"x\t1\r", [1.0]),
+        (b'x{a="}"} 3 # {trace="1"} 9', [3.0]),
+        (b'x{a="\\"}",} 4', [4.0]),
+        (b"x{} 5", [5.0]),
+        (b"x +Inf", [math.inf]),
+        (b"x NaN", []),
+        (b"x", []),
+        (b"x{", []),
+        (b"xy 1", []),
+        (b" x 1", []),
+        (b"# x 1", []),
+        (b"x{a=b} 1", []),
+        (b'x{a="' + b"v" * 5000 + b'"} 1', []),
+    ],
+)
+def test_a_line_is_a_sample_or_nothing(line: bytes, values: list[float]) -> None:
+    assert [sample.value for sample in scan(b"y 1\n" + line + b"\nz 1", ["x"])] == values
+
+
+@pytest.mark.parametrize(
+    "line", [b"x", b"x 1", b'x{a="b" ', b'x{a="' + b"\\a" * 1900, b'x{a="b"' + b" " * 4000], ids=range(5)
+)
+def test_a_page_made_to_cost_much_is_given_up_soon(line: bytes) -> None:
+    """After some 0.1 s; a collection of all other tests' garbage meanwhile would not be its own cost."""
+    page = (line + b"\n") * ((4 << 20) // (len(line) + 1))
+    began = time.thread_time()
+    gc.disable()
+    try:
+        with pytest.raises(TooLargeError):
+            deque(scan(page, ["x"]), maxlen=0)
+    finally:
+        gc.enable()
+    assert time.thread_time() - began < 1.0
