@@ -72,14 +72,6 @@ class GatesStage(Stage):
     def all_up(self) -> bool:
         return all(state.case.verdict.value == "up" for gate in self.alive.values() for state in gate.board)
 
-    def continuations(self) -> dict[str, int]:
-        """What became of the streams that were broken, at all gates there have been."""
-        counts: dict[str, int] = {}
-        for gate in self.gates:
-            for (_, result), number in gate.metrics.continuations.items():
-                counts[result.value] = counts.get(result.value, 0) + number
-        return counts
-
     # -- inside --------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:

@@ -294,22 +294,33 @@ class Stage:
     def all_up(self) -> bool:
         return all(state.case.verdict is Verdict.UP for state in self.gate.board)
 
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind."""
+        return [event for event in self.gate.events.last() if event["kind"] == kind]
+
     def flips(self, name: str) -> list[str]:
         """The verdicts that a unit has come to, in order."""
-        events = self.gate.events.last()
-        return [event["after"] for event in events if event["kind"] == "flip" and event["unit"] == name]
+        return [event["after"] for event in self.told("flip") if event["unit"] == name]
 
     def shots(self) -> list[str]:
         """The verdicts that were not UP."""
         return [
             f"{event['unit']}: {event['before']} -> {event['after']}, {event['reason']}"
-            for event in self.gate.events.last()
-            if event.get("after") not in (None, "up")
+            for event in self.told("flip")
+            if event["after"] != "up"
         ]
 
     def picks(self, name: str, since: float = 0.0) -> list[float]:
         """When the unit was picked."""
         return [pick.at for pick in self.gate.router.picks if pick.unit == name and pick.at >= since]
+
+    def continuations(self) -> Counter[str]:
+        """What became of the streams that were broken, at all gates there have been."""
+        counts: Counter[str] = Counter()
+        for gate in self.gates:
+            for (_, result), number in gate.metrics.continuations.items():
+                counts[result.value] += number
+        return +counts
 
     # -- clients -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.engine import PORT
 from tests.sim.tcp import Link
-from tests.sim.timing import Timing
 from tests.sim.world import played
 
 # -- connections that fail ---------------------------------------------------------------------------------
@@ -57,19 +56,6 @@ async def test_connects_that_are_never_answered_move_on_once_the_unit_is_found_o
     stage.world.net.heal()
     await stage.until(stage.all_up, BACK_S)
     assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
-
-
-@played(Stage, timing=Timing(prefill_s=1.0))
-async def test_a_partition_is_found_out_and_ends_when_it_heals(stage: Stage) -> None:
-    crowd = stage.crowd(16)
-    await asyncio.sleep(0.5)
-    stage.world.net.partition(stage.engines["a"].address)
-    assert all(visit.is_answered for visit in await crowd)
-    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
-    await asyncio.sleep(30.0)
-    stage.world.net.heal()
-    await stage.until(stage.all_up, BACK_S)
-    assert stage.flips("b") == ["up"]
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL])
@@ -199,17 +185,6 @@ async def test_a_defect_of_the_gate_s_own_is_loud_and_not_held_against_the_unit(
     stage.world.loop.forgive()
     assert (await stage.ask()).is_answered
     assert stage.flips("a") == ["up"]
-
-
-@pytest.mark.parametrize("busy", [False, True])
-@played(Stage, timing=Timing(prefill_s=0.5))
-async def test_a_gate_that_stood_still_does_not_hold_it_against_its_units(stage: Stage, busy: bool) -> None:
-    for _ in range(20):
-        crowd = stage.crowd(8 if busy else 0, max_tokens=4)
-        await asyncio.sleep(stage.rng.uniform(0.0, 3.0))
-        stage.stand_still(5.0)
-        assert all(visit.is_answered for visit in await crowd)
-    assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
 @played(Stage, units=1)

@@ -6,12 +6,12 @@ That each answer is byte for byte that of one unit alone is looked at after ever
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
@@ -22,6 +22,7 @@ from tests.scenarios.harness import BACK_S, CHAT, COMPLETIONS, LATENCY_S, MESSAG
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
+from tests.sim.agent_speech import AGENT
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.chaos import STRIKES, Chaos
 from tests.sim.client import Manner
@@ -72,22 +73,14 @@ def _behave(engine: Engine, behaviour: Behaviour) -> None:
     engine.behaviour = behaviour
 
 
-def results(stage: Stage) -> Counter[str]:
-    """What became of the streams that were broken."""
-    counts: Counter[str] = Counter()
-    for (_, result), number in stage.gate.metrics.continuations.items():
-        counts[result.value] += number
-    return +counts
-
-
 def on(unit: str, visits: list[Visit]) -> list[Visit]:
     """Those that the unit began."""
     return [visit for visit in visits if visit.unit == unit]
 
 
-async def when_a_dies(stage: Stage, size: int = 8, **fields: Any) -> list[Visit]:
+async def when_a_dies(stage: Stage, path: str = CHAT, **fields: Any) -> list[Visit]:
     """Streams that are under way when a unit dies; what came of them."""
-    crowd = stage.crowd(size, **LONG, **fields)
+    crowd = stage.crowd(8, path=path, **long(path), **fields)
     await asyncio.sleep(0.5)
     stage.engines["a"].die()
     return await crowd
@@ -106,7 +99,7 @@ async def test_whatever_breaks_a_stream_another_unit_goes_on(
     assert [visit.reply.error for visit in visits if not visit.is_answered] == []
     assert len(on("a", visits)) == 8
     assert stage.gate.metrics.continuations[KINDS[path], ContinuationResult.CONTINUED] == 8
-    assert results(stage) == {"continued": 8}
+    assert stage.continuations() == {"continued": 8}
     records = [record for record in stage.gate.records if record.continued]
     assert len(records) == 8
     assert {record.unit for record in records} == {"b"}
@@ -122,7 +115,7 @@ async def test_what_an_agent_reports_breaks_streams_within_half_a_second(
     breaks(stage.engines["a"], 1)
     visits = on("a", await crowd)
     assert all(visit.is_answered for visit in visits)
-    assert results(stage) == {"continued": len(visits)}
+    assert stage.continuations() == {"continued": len(visits)}
     times = [visit.reply.event_times_s for visit in visits]
     assert max(after - before for each in times for before, after in pairwise(each)) < 0.6
 
@@ -134,7 +127,7 @@ async def test_completions_are_continued_as_well(stage: Stage) -> None:
         visit = await stage.ask(path=COMPLETIONS, **LONG)
         assert visit.is_answered
         await asyncio.sleep(1.0)
-    assert results(stage)["continued"] >= 1
+    assert stage.continuations()["continued"] >= 1
 
 
 @pytest.mark.parametrize("path", KINDS)
@@ -148,7 +141,7 @@ async def test_it_may_break_at_any_token_the_first_and_the_last_too(
     assert all(visit.is_answered for visit in visits)
     if after == 0:
         # What comes before anything was computed is not shown: another unit answers from the beginning.
-        assert results(stage) == {}
+        assert stage.continuations() == {}
 
 
 @pytest.mark.parametrize("path", KINDS)
@@ -183,9 +176,9 @@ async def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(
         assert visit.reply.error is not None
         assert name in visit.reply.error["message"]
         assert sum(b'"error"' in event for event in visit.reply.events) == 1
-    assert results(stage) == {"not_continuable": 4}
+    assert stage.continuations() == {"not_continuable": 4}
     await asyncio.sleep(2.0)
-    (told,) = [event for event in stage.gate.events.last() if event["kind"] == "broken_streams"]
+    (told,) = stage.told("broken_streams")
     assert told["unit"] == "a"
     assert f"4 not continuable (the request has {name}" in told["line"]
 
@@ -204,28 +197,37 @@ async def test_what_comes_out_the_same_is_computed_again_and_what_was_shown_is_n
 ) -> None:
     visits = await when_a_dies(stage, **NOT_CONTINUABLE[name], **sampling)
     assert all(visit.is_answered for visit in visits)
-    assert results(stage) == {"continued": len(on("a", visits))} == {"continued": 4}
+    assert stage.continuations() == {"continued": len(on("a", visits))} == {"continued": 4}
 
 
 @played(Stage, units=2)
 async def test_text_shown_under_tools_is_continued_as_text(stage: Stage) -> None:
     assert all(visit.is_answered for visit in await when_a_dies(stage, tools=TOOLS, tool_choice="auto"))
     assert any(asked.get("tools") == TOOLS for asked in stage.engines["b"].counted)
-    assert results(stage) == {"continued": 4}
+    assert stage.continuations() == {"continued": 4}
 
 
+TEMPLATES: dict[str, Callable[[str], str]] = {
+    CHAT: lambda text: text.replace("<assistant> ", "<assistant>"),
+    MESSAGES: lambda text: text + " more",
+    RESPONSES: lambda text: text + " more",
+}
+
+
+@pytest.mark.parametrize("path", TEMPLATES)
 @pytest.mark.parametrize(("sampling", "result"), [({"temperature": 0}, "continued"), ({}, "refused")])
 @played(Stage, units=2)
 async def test_what_a_template_does_not_give_back_is_computed_again_if_it_comes_out_the_same(
-    stage: Stage, sampling: dict[str, Any], result: str
+    stage: Stage, sampling: dict[str, Any], result: str, path: str
 ) -> None:
     for engine in stage.engines.values():
-        engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
-    for visit in on("a", await when_a_dies(stage, **sampling)):
+        engine.behaviour = Behaviour(template=TEMPLATES[path])
+    for visit in on("a", await when_a_dies(stage, path, **sampling)):
         assert visit.is_answered is (result == "continued")
-        assert visit.is_answered or visit.code == "truncated"
-        assert visit.is_answered or "does not reproduce the text" in (visit.reply.error or {})["message"]
-    assert results(stage) == {result: 4}
+        if not visit.is_answered:
+            assert (visit.code, visit.reply.end) == ("truncated", End.TRUNCATED)
+            assert path != CHAT or "does not reproduce the text" in (visit.reply.error or {})["message"]
+    assert stage.continuations() == {result: 4}
 
 
 @played(Stage, units=1)
@@ -234,7 +236,7 @@ async def test_without_another_unit_a_stream_ends_in_an_error_and_says_so(stage:
     visit = await stage.ask(**LONG)
     assert visit.code == "stream_error"
     assert "no other unit could take it" in (visit.reply.error or {})["message"]
-    assert results(stage) == {"no_unit": 1}
+    assert stage.continuations() == {"no_unit": 1}
 
 
 def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
@@ -256,7 +258,7 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
     stage.play(scenario())
     assert stage.gate.metrics.continuations[ContinuationKind.TEXT, ContinuationResult.NO_UNIT] == 4
     assert stage.gate.metrics.tallies["a"].broken == 4
-    assert results(stage) == {"no_unit": 4}
+    assert stage.continuations() == {"no_unit": 4}
     assert not any(record.continued for record in stage.gate.records)
 
 
@@ -271,7 +273,7 @@ async def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_wa
     visits = await crowd
     assert all(visit.is_answered for visit in visits)
     assert all(visit.reply.comments for visit in visits)
-    assert results(stage) == {"continued": 4}
+    assert stage.continuations() == {"continued": 4}
 
 
 @played(Stage, units=2)
@@ -282,7 +284,7 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(stage: Stage
     await asyncio.sleep(1.0)
     stage.engines["a"].die()
     await crowd
-    await stage.until(lambda: results(stage) == {"client_left": 4}, LATENCY_S)
+    await stage.until(lambda: stage.continuations() == {"client_left": 4}, LATENCY_S)
 
 
 @played(Stage, units=2)
@@ -291,7 +293,7 @@ async def test_slow_clients_are_not_written_to_faster_by_the_unit_that_goes_on(s
     await asyncio.sleep(4.0)
     stage.engines["a"].die()
     assert all(visit.is_answered for visit in await crowd)
-    assert results(stage)["continued"] > 0
+    assert stage.continuations()["continued"] > 0
 
 
 @played(Stage, units=2)
@@ -325,7 +327,7 @@ def test_a_stream_that_goes_on_with_events_without_a_token_is_continued_elsewher
     # Their answers have events without a word between the words of both.
     stage.liars.update(stage.engines)
     stage.play(scenario())
-    assert results(stage)["continued"] > 0
+    assert stage.continuations()["continued"] > 0
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ async def test_a_unit_that_refuses_to_resume_a_stream_or_says_nothing_is_not_the
     stage.engines["b"].behaviour = behaviour
     stage.engines["a"].die()
     assert all(visit.is_answered and visit.dishonesty() is None for visit in await crowd)
-    assert results(stage)["continued"] > 0
+    assert stage.continuations()["continued"] > 0
 
 
 @pytest.mark.parametrize("by", ["header", "model", "all"])
@@ -363,7 +365,7 @@ def test_it_can_be_switched_off(by: str) -> None:
         assert {visit.code for visit in on("a", await crowd)} == {"truncated"}
 
     stage.play(scenario())
-    assert results(stage) == {"not_continuable": 4}
+    assert stage.continuations() == {"not_continuable": 4}
 
 
 @pytest.mark.parametrize("seed", seeds(range(300, 308)))
@@ -384,3 +386,52 @@ def test_whatever_strikes_one_unit_after_the_other_every_stream_comes_whole(seed
         await stage.until(stage.all_up, BACK_S + RULES.slow_start_s)
 
     stage.play(scenario())
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@played(Stage, units=1)
+async def test_errors_have_the_shape_of_their_api(stage: Stage, path: str) -> None:
+    crowd = stage.crowd(2, max_tokens=40, path=path)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    for visit in await crowd:
+        last = orjson.loads(visit.reply.events[-1])
+        numbers = [orjson.loads(event).get("sequence_number") for event in visit.reply.events]
+        assert (last["type"], last["error"]["code"]) == ("error", "truncated")
+        if path == RESPONSES:
+            assert numbers == list(range(len(numbers)))
+            assert (last["code"], last["param"]) == ("truncated", None)
+        else:
+            assert last["error"]["type"] == "api_error"
+    refused = await stage.ask(path=path)
+    assert refused.reply.status in (502, 503, 504)
+    assert refused.reply.json.get("type") == ("error" if path == MESSAGES else None)
+
+
+AGENTS: dict[str, dict[str, Any]] = {
+    "tools": {"tools": TOOLS, "tool_choice": "auto"},
+    "tools, greedy": {"tools": TOOLS, "temperature": 0},
+    "reasoning": {"reasoning_effort": "low"},
+    "reasoning, greedy": {"temperature": 0},
+}
+
+
+@pytest.mark.parametrize("after", [1, 2, 4, 6, 9, 12])
+@pytest.mark.parametrize("kind", AGENTS)
+@played(Stage, units=3, version="0.32.0")
+async def test_reasoning_and_tool_calls_are_continued_wherever_they_break(
+    stage: Stage, kind: str, after: int
+) -> None:
+    # By then all versions are known.
+    await asyncio.sleep(3.0)
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+    fields = LONG | {"max_tokens": 400} | AGENTS[kind]
+    visits = await asyncio.gather(
+        *(
+            stage.ask(messages=[{"role": "user", "content": f"{AGENT} {number}"}], **fields)
+            for number in range(12)
+        )
+    )
+    assert [(visit.code, visit.reply.error) for visit in visits if not visit.is_answered] == []
+    # Behind the first event nothing is shown yet: another unit answers from the beginning.
+    assert stage.continuations()["continued"] > 0 or after == 1

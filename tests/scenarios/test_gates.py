@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cellgate.probes.canary import YIELD_S
-from tests.scenarios.gates import GatesStage, roll_gates
+from tests.scenarios.gates import GatesStage
 from tests.scenarios.users import Users
 from tests.sim.engine import Engine
 from tests.sim.hurt import stop, stop_core
@@ -31,16 +31,6 @@ async def test_a_frozen_unit_is_found_by_two_gates_as_soon_as_by_one(
 
 def _uses(stage: GatesStage, unit: str) -> list[bool]:
     return [gate.board.units[unit].is_usable() for gate in stage.alive.values()]
-
-
-@played(GatesStage, 1, 2)
-async def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it(stage: GatesStage) -> None:
-    crowd = Users(stage, 8)
-    await asyncio.sleep(2.0)
-    await roll_gates(stage)
-    await crowd.leave()
-    assert all(visit.is_answered for visit in crowd.visits)
-    assert len(stage.gates) == 4
 
 
 @pytest.mark.parametrize("units", [1, pytest.param(3, marks=pytest.mark.nightly)])

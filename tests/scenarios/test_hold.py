@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
 from cellgate.router.nouns import Rules, Verdict
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
-from tests.scenarios.test_continuation import results
 from tests.scenarios.test_recovered import Medic
 from tests.sim.hurt import stop
 from tests.sim.world import played
@@ -24,13 +22,6 @@ IDLE_S = Rules().canary_idle_s + 2.0
 def is_held(stage: Stage, name: str) -> bool:
     state = stage.gate.board.units[name]
     return state.hold is not None and not state.hold.ended_at
-
-
-def kinds(stage: Stage, name: str) -> Counter[str]:
-    """The events about a unit, flips apart."""
-    return Counter(
-        e["kind"] for e in stage.gate.events.last() if e.get("unit") == name and e["kind"] != "flip"
-    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -56,9 +47,9 @@ async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage
     assert len(engine.canaries) <= canaries + 2
     assert stage.flips("a") == ["up"]
     assert medic.deeds == []
-    assert results(stage)["not_continuable"] == results(stage)["refused"] == 0
-    assert (results(stage)["continued"] > 0) is (mode == "abort")
-    assert kinds(stage, "a")["hold"] == kinds(stage, "a")["hold_over"] == 1
+    assert stage.continuations()["not_continuable"] == stage.continuations()["refused"] == 0
+    assert (stage.continuations()["continued"] > 0) is (mode == "abort")
+    assert len(stage.told("hold")) == len(stage.told("hold_over")) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -110,7 +101,7 @@ async def test_an_engine_is_believed_no_longer_than_the_limit(stage: Stage) -> N
     stage.engines["a"].behaviour.wedged = False
     await stage.until(stage.all_up, BACK_S)
     assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
-    assert "the limit" in next(e["line"] for e in stage.gate.events.last() if e["kind"] == "hold_over")
+    assert "the limit" in stage.told("hold_over")[0]["line"]
 
 
 @pytest.mark.parametrize("says", [False, None], ids=["says no", "does not answer"])
@@ -161,4 +152,4 @@ async def test_what_an_engine_aborts_without_a_pause_is_continued_and_the_unit_s
     assert all(visit.is_answered for visit in await crowd)
     await asyncio.sleep(LATENCY_S)
     assert stage.flips("a") == ["up"]
-    assert results(stage)["continued"] == 8
+    assert stage.continuations()["continued"] == 8

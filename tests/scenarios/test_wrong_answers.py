@@ -11,7 +11,7 @@ from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds
-from tests.scenarios.test_continuation import LONG, results
+from tests.scenarios.test_continuation import LONG
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.world import played
@@ -28,7 +28,7 @@ def down(stage: Stage) -> list[str]:
 
 def told(stage: Stage, kind: str) -> list[str]:
     """The units of the events of a kind."""
-    return [event["unit"] for event in stage.gate.events.last() if event["kind"] == kind]
+    return [event["unit"] for event in stage.told(kind)]
 
 
 def test_of_three_units_the_one_with_other_weights_goes_within_three_answers_and_does_not_return() -> None:
@@ -169,5 +169,5 @@ def test_a_stream_is_resumed_only_by_its_own_build_unless_it_is_configured(
 
     stage.play(scenario())
     is_resumed = across or builds[0] == builds[1]
-    assert set(results(stage)) == {"continued" if is_resumed else "no_unit"}
-    assert bool([e for e in stage.gate.events.last() if e["kind"] == "drift"]) is (set(builds) == {"x", "y"})
+    assert set(stage.continuations()) == {"continued" if is_resumed else "no_unit"}
+    assert bool(stage.told("drift")) is (set(builds) == {"x", "y"})
