@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -158,72 +160,49 @@ def test_of_gates_that_saw_it_at_once_the_first_by_name_does(other: str, is_othe
 
 def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
     gate = Gate()
-    gate.hears(age_s=0.0, life_age_s=3.0)
-    gate.sharing.tick(10.0)
     state = gate.board.units["u1"]
-    assert state.progress_at == 7.0
-    # Its own last sign of life was at 1.
-    assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
-    # The same sign of life, by way of a slower writing.
-    gate.hears(age_s=0.0, life_age_s=2.9, gate="g3")
-    gate.sharing.tick(10.0)
-    assert state.progress_at == 7.0
+    # The second is the same sign of life, by way of a slower writing.
+    for other, life_age_s in (("g2", 3.0), ("g3", 2.9)):
+        gate.hears(age_s=0.0, life_age_s=life_age_s, gate=other)
+        gate.sharing.tick(10.0)
+        assert state.progress_at == 7.0
+        # Its own last sign of life was at 1.
+        assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
     state.progress_at = 8.5
     assert next(gate.sharing.reports()).life_age_s == 1.5
 
 
-def test_others_requests_add_up() -> None:
+def test_others_requests_add_up_and_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
     gate = Gate()
     gate.hears(in_flight=3, prefilling=1, uncached_tokens=200)
     gate.hears(in_flight=4, prefilling=9, uncached_tokens=50, gate="g3")
     gate.hears(in_flight=9, unit="u9")
     assert gate.sharing.tick(10.0) == {"u1": RemoteLoad(7, 5, 250)}, "never more prompts than requests"
     assert gate.sharing.tick(11.0) == {}
+    gate = Gate()
+    gate.hears(in_flight=0, errors=0.75, itl_s=0.75)
+    gate.hears(in_flight=0, degraded=0.4, gate="g3", drained=True)
+    assert gate.roster.elsewhere("u1", 10.1) == RemoteLoad(
+        errors=0.75, degraded=0.4, itl_s=0.75, drained=True
+    )
 
 
 def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_turns() -> None:
-    gate = Gate()
-    asked: list[str] = []
-
-    def count(name: str) -> Callable[[float], float]:
-        def gap_s(_share: float) -> float:
-            asked.append(name)
-            return 0.02
-
-        return gap_s
-
+    gate, asked = Gate(), Counter[str]()
     for name, state in gate.board.units.items():
-        state.step_times = _Pace(count(name))  # type: ignore[assignment]
+        gap_s = partial(asked.update, [name])
+        state.step_times = Mock(
+            gap_s=lambda _, gap_s=gap_s: gap_s() or 0.02, prefill_s=lambda tokens: tokens / 2e3
+        )
         state.batch = 1.0
     for _ in range(PACE_BEATS):
         reports = list(gate.sharing.reports())
     gate.board.units["u2"].batch = 0.0
     for _ in range(PACE_BEATS):
         reports = list(gate.sharing.reports())
-    assert [(report.unit, report.gate, report.itl_s) for report in reports] == [
-        ("u1", "g1", 0.02),
-        ("u2", "g1", 0.02),
-    ]
-    assert [report.ttft_s for report in reports] == [0.25, None]
-    assert sorted(asked) == ["u1", "u1", "u2"]
-
-
-class _Pace:
-    def __init__(self, gap_s: Callable[[float], float]) -> None:
-        self.gap_s = gap_s
-
-    def prefill_s(self, tokens: int) -> float:
-        return tokens / 2000.0
-
-
-def test_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
-    roster = Roster("g0")
-    for gate, errors, degraded in (("g1", 0.75, 0.0), ("g2", 0.0, 0.4)):
-        report = UnitReport(
-            "u1", "c", gate, Verdict.UP, errors=errors, degraded=degraded, itl_s=errors, drained=gate == "g2"
-        )
-        roster.update(("u1", gate), Seen(report, 0.0), 10.0)
-    assert roster.elsewhere("u1", 10.1) == RemoteLoad(errors=0.75, degraded=0.4, itl_s=0.75, drained=True)
+    told = [(report.unit, report.gate, report.itl_s, report.ttft_s) for report in reports]
+    assert told == [("u1", "g1", 0.02, 0.25), ("u2", "g1", 0.02, None)]
+    assert asked == {"u1": 2, "u2": 1}
 
 
 # What gates tell each other of prefix caches: what counts, what changes nothing, and what it is good for.
@@ -338,7 +317,7 @@ def test_a_unit_that_starts_anew_or_comes_back_holds_nothing_of_what_was_told(is
     if is_configured:
         other.start(unit, "2")
     else:
-        fleet = [Unit(u, "c", f"http://{u}") for u in UNITS]
+        fleet = [state.unit for state in other.board]
         for units in ([each for each in fleet if each.name != unit], fleet):
             other.board.configure(Fleet(units=tuple(units)), NOW)
     assert other.board.held(other.board.units[unit], prompt(1)) == 0
@@ -495,11 +474,11 @@ def test_no_other_gate_can_have_a_prompt_refused_for_longer_than_this_one_would(
 
 
 def test_bans_are_bounded_and_the_one_that_ends_first_goes() -> None:
-    full: list[int] = []
-    bans = Bans(3, lambda: full.append(1))
+    full = Mock()
+    bans = Bans(3, full)
     for number in range(5):
         assert bans.add(Ban(number, "", NOW, NOW + 100.0 + number))
     assert [ban.fingerprint for ban in bans.all()] == [2, 3, 4]
-    assert len(full) == 2
+    assert full.call_count == 2
     bans.tick(NOW + 200.0)
     assert len(bans) == 0
