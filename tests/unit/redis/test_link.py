@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
-from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -47,24 +47,15 @@ def test_sentinels_are_a_list_with_the_name_of_the_primary_and_a_cluster_is_one_
     assert url.hosts == (Address("n1", 6379), Address("n2", 7001))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "redis+sentinel://h:1",
-        "redis+sentinel://h:1/main/none",
-        "redis+sentinel://me:secret@h:1/main",
-        "redis+sentinel://h:1,,h:2/main",
-        "redis+cluster://",
-        "redis+cluster://h:1/0",
-        "redis+cluster://h:70000",
-        "redis+cluster://me:secret@h:1",
-        "redis://h1,h2",
-    ],
-)
-def test_what_names_no_redis_is_refused_without_a_password(text: str) -> None:
-    with pytest.raises(ValueError, match=r"redis\+cluster://HOST:PORT,HOST:PORT") as caught:
-        read_url(text)
-    assert "secret" not in str(caught.value)
+def test_what_names_no_redis_is_refused_without_a_password() -> None:
+    for scheme, rests in (
+        ("sentinel", ("h:1", "h:1/main/none", "me:secret@h:1/main", "h:1,,h:2/main")),
+        ("cluster", ("", "h:1/0", "h:70000", "me:secret@h:1")),
+    ):
+        for text in (*(f"redis+{scheme}://{rest}" for rest in rests), "redis://h1,h2"):
+            with pytest.raises(ValueError, match=r"redis\+cluster://HOST:PORT,HOST:PORT") as caught:
+                read_url(text)
+            assert "secret" not in str(caught.value)
 
 
 # Where a gate says that it can be reached.
@@ -271,19 +262,9 @@ class Lost:
 
 
 def link(connect: Callable[[], RedisClient]) -> RedisLink:
-    now = asyncio.get_running_loop().time
-    return RedisLink(
-        connect,
-        "g1",
-        list,
-        Roster("g1", 0.25),
-        now=now,
-        rng=random.Random(1),
-        on_flip=lambda _: None,
-        tell=lambda _: None,
-        names=Names(),
-        all_cells=True,
-    )
+    roster, now, rng = Roster("g1", 0.25), asyncio.get_running_loop().time, random.Random(1)
+    done: dict[str, Any] = {"on_flip": lambda _: None, "tell": lambda _: None}
+    return RedisLink(connect, "g1", list, roster, now=now, rng=rng, names=Names(), all_cells=True, **done)
 
 
 def limits(connect: Callable[[], RedisClient]) -> SharedLimits:
@@ -292,40 +273,27 @@ def limits(connect: Callable[[], RedisClient]) -> SharedLimits:
 
 
 @pytest.mark.parametrize("make", [link, limits])
-def test_who_ends_while_a_lost_server_is_left_closes_all_connections(make: Callable[..., Any]) -> None:
+async def test_who_ends_while_a_lost_server_is_left_closes_all_connections(make: Callable[..., Any]) -> None:
     clients: list[Lost] = []
 
     def connect() -> RedisClient:
         clients.append(Lost())
         return cast("RedisClient", clients[-1])
 
-    async def scenario() -> None:
-        user = make(connect)
-        user.start()
-        await asyncio.sleep(0)
-        await clients[0].closing.wait()
-        await user.close()
-        assert all(client.is_closed for client in clients)
-
-    asyncio.run(asyncio.wait_for(scenario(), 5.0))
+    user = make(connect)
+    user.start()
+    await asyncio.sleep(0)
+    await clients[0].closing.wait()
+    await user.close()
+    assert all(client.is_closed for client in clients)
 
 
-def test_one_server_that_cannot_be_left_keeps_no_connection_to_others_open() -> None:
-    closed: list[str] = []
-
-    async def refuse() -> None:
-        raise ConnectionError("it does not close")
-
-    async def close() -> None:
-        closed.append("sentinel")
-
-    def redis(disconnect: Callable[[], Any]) -> Any:
-        return SimpleNamespace(connection_pool=SimpleNamespace(disconnect=disconnect))
-
-    client = ServerClient(redis(refuse), [redis(close)])
+async def test_one_server_that_cannot_be_left_keeps_no_connection_to_others_open() -> None:
+    close, refuse = AsyncMock(), AsyncMock(side_effect=ConnectionError("it does not close"))
+    redis, sentinel = (Mock(connection_pool=Mock(disconnect=way)) for way in (refuse, close))
     with pytest.raises(ConnectionError, match="it does not close"):
-        asyncio.run(client.disconnect())
-    assert closed == ["sentinel"]
+        await ServerClient(redis, [sentinel]).disconnect()
+    close.assert_awaited_once()
 
 
 # Which counters a gate asks Redis about, and for which window it takes of them.

@@ -102,11 +102,9 @@ def test_an_ask_waits_until_there_is_a_place_and_nobody_overtakes_it() -> None:
 
 def test_a_unit_with_a_long_backlog_of_prompts_gets_no_more() -> None:
     scene = Scene()
-    costs = scene.board.units["a"].costs
-    tokens_s = costs.rates.prefill_tokens_s.value
+    tokens_s = scene.board.units["a"].costs.rates.prefill_tokens_s.value
     large = Ask("m", stream=True, prompt_bytes=int(4 * 3 * tokens_s))
-    first = scene.router.pick(large, NOW + 1)
-    second = scene.router.pick(large, NOW + 1)
+    first, second = scene.router.pick(large, NOW + 1), scene.router.pick(large, NOW + 1)
     assert isinstance(first, Lease)
     assert isinstance(second, Lease)
     assert {first.unit, second.unit} == {"a", "b"}
@@ -119,16 +117,21 @@ def test_a_unit_with_a_long_backlog_of_prompts_gets_no_more() -> None:
     assert scene.told == [("x", first.unit)]
 
 
-def test_an_ask_waits_for_the_unit_that_has_its_prompt_rather_than_compute_it_again() -> None:
+def held_by_one(blocks: int) -> tuple[Scene, Ask, Lease]:
+    """A prompt that one of two units has computed."""
     scene = Scene()
-    blocks = tuple(range(1, 800))
-    long = Ask("m", stream=True, prompt_bytes=512 * len(blocks), blocks=blocks)
-    first = scene.router.pick(long, NOW + 1)
-    assert isinstance(first, Lease)
-    first.commit(NOW + 2)
+    ask = Ask("m", stream=True, prompt_bytes=512 * blocks, blocks=tuple(range(1, blocks + 1)))
+    lease = scene.router.pick(ask, NOW + 1)
+    assert isinstance(lease, Lease)
+    lease.commit(NOW + 2)
+    return scene, ask, lease
+
+
+def test_an_ask_waits_for_the_unit_that_has_its_prompt_rather_than_compute_it_again() -> None:
+    scene, long, first = held_by_one(799)
     scene.board.close(first, NOW + 2)
-    tokens = 6000
-    other = scene.board.open(first.unit, Ask("m", stream=True, prompt_bytes=4 * tokens), NOW + 2, retry=False)
+    ahead = Ask("m", stream=True, prompt_bytes=24_000)
+    other = scene.board.open(first.unit, ahead, NOW + 2, retry=False)
     assert scene.router.pick(long, NOW + 2) is Refusal.FULL, "the other is idle, but has to compute it all"
     scene.wait("x", long)
     scene.router.serve_waiting(NOW + 2)
@@ -139,12 +142,7 @@ def test_an_ask_waits_for_the_unit_that_has_its_prompt_rather_than_compute_it_ag
 
 
 def test_nobody_waits_for_a_place_while_another_unit_has_one() -> None:
-    scene = Scene()
-    blocks = tuple(range(1, 200))
-    long = Ask("m", stream=True, prompt_bytes=512 * len(blocks), blocks=blocks)
-    first = scene.router.pick(long, NOW + 1)
-    assert isinstance(first, Lease)
-    first.commit(NOW + 2)
+    scene, long, first = held_by_one(199)
     scene.fill(first.unit, places=1)
     second = scene.router.pick(long, NOW + 2)
     assert isinstance(second, Lease)
@@ -398,7 +396,6 @@ def test_who_has_no_unit_for_a_while_saves_nothing_up() -> None:
     line = Line(quantum_tokens=100)
     for number in range(50):
         line.add(f"a{number}", tenant="a", tokens=100, group="there")
-    for number in range(20):
         line.add(f"b{number}", tenant="b", tokens=100, group="gone")
     assert [line.serve(blocked=("gone",)) for _ in range(30)] == [f"a{number}" for number in range(30)]
     served = [line.serve() for _ in range(10)]
