@@ -221,26 +221,20 @@ def test_what_was_stored_is_held_and_what_was_removed_is_not() -> None:
     assert unit.known.match(late.blocks) == 2, "it is computed now"
 
 
-def test_a_prompt_that_another_unit_has_taught_is_known_here() -> None:
-    lessons, prompt = Lessons(), Prompt(1, 2, 3, 4)
-    proven(lessons).compute(prompt)
-    other = proven(lessons)
-    assert other.known.match(prompt.blocks) == 0
-    other.store(prompt)
-    assert other.known.match(prompt.blocks) == 4
-
-
-def test_a_beginning_that_prompts_share_is_known_wherever_one_of_them_is() -> None:
-    """The second half of this prompt has twice as many tokens for its bytes: evenly spread, the first half
+def test_a_prompt_that_another_unit_has_taught_is_known_here_and_a_beginning_that_prompts_share() -> None:
+    """The second half of the dense one has twice as many tokens for its bytes: evenly spread, the first half
     seems to end in the middle of the second.
     """
-    lessons = Lessons()
-    unit = proven(lessons)
+    lessons, prompt = Lessons(), Prompt(11, 12, 13, 14)
+    unit, third = proven(lessons), proven(lessons)
+    unit.compute(prompt)
+    assert third.known.match(prompt.blocks) == 0
+    third.store(prompt)
+    assert third.known.match(prompt.blocks) == 4
     dense, other = Prompt(1, 2, 3, 4, 5, 6), Prompt(1, 2, 9)
     del dense.blocks[4:]
     unit.compute(dense)
     unit.compute(other, held=2 * PER_BYTES)
-    third = proven(lessons)
     third.store(other)
     assert third.known.match(dense.blocks) == 2
     assert third.known.match(other.blocks) == 3

@@ -84,16 +84,12 @@ def test_a_long_prompt_beside_many_answers_is_split_and_a_short_or_cached_one_is
     assert picked(router, ask_of(8000, 2), 3.2).split is None, "its prefiller is not in rotation"
 
 
-def test_an_idle_decoder_computes_its_prompts_itself() -> None:
+def test_an_idle_decoder_computes_its_prompts_itself_and_a_prefiller_gets_no_whole_request() -> None:
     router = router_of("p1", "d1")
     assert picked(router, ask_of(8000)).split is None
     assert router.board.pairs.not_paying == 1
-
-
-def test_a_prefiller_gets_no_whole_request_but_when_it_is_named() -> None:
-    router = router_of("p1")
-    assert router.pick(ask_of(100), 2.0) is Refusal.NO_UNIT
-    assert picked(router, ask_of(100)._replace(unit="p1")).unit == "p1"
+    assert picked(router, ask_of(100)._replace(unit="p1")).unit == "p1", "but when it is named"
+    assert router_of("p1").pick(ask_of(100), 2.0) is Refusal.NO_UNIT
     router = router_of("b1", "b2")
     router.board.configure(Fleet((Cell("c"),), tuple(state.unit for state in router.board)), 2.0)
     assert router.board.pairs.decoders is router.board.units, "without roles all are candidates"
@@ -151,14 +147,13 @@ def test_a_split_says_whether_its_decoder_may_be_full() -> None:
     router = router_of("p1", "d1")
     busy(router)
     router.board.pairs.link("p1", "d1").learn(4000, 0.0, 2.0)
-    full = picked(router, ask_of(8000))
-    assert full.split is not None
-    assert full.split.may_wait
+    full = picked(router, ask_of(8000)).split
     for lease in [*router.board.units["d1"].leases][:2]:
         router.board.close(lease, 4.0)
-    roomy = picked(router, ask_of(8000, 1), 5.0)
-    assert roomy.split is not None
-    assert not roomy.split.may_wait
+    roomy = picked(router, ask_of(8000, 1), 5.0).split
+    assert full is not None
+    assert roomy is not None
+    assert (full.may_wait, roomy.may_wait) == (True, False)
 
 
 def test_a_unit_that_answers_as_well_computes_one_prompt_at_a_time_for_others() -> None:
