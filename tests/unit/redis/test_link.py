@@ -103,27 +103,26 @@ class Nodes:
 
 
 class _Node:
+    """A node, and the one pipeline that it has at a time."""
+
     def __init__(self, nodes: Nodes, host: str) -> None:
         self.nodes, self.host, self.connection_pool = nodes, host, self
+        self.commands: list[tuple[Any, ...]] = []
 
-    def pipeline(self, *, transaction: bool) -> _Batch:
+    def pipeline(self, *, transaction: bool) -> _Node:
         assert not transaction
-        return _Batch(self)
+        self.commands = []
+        return self
 
     async def disconnect(self) -> None:
         """Nothing to do."""
-
-
-class _Batch:
-    def __init__(self, node: _Node) -> None:
-        self.node, self.commands = node, list[tuple[Any, ...]]()
 
     def execute_command(self, *words: Any) -> None:
         self.commands.append(words)
 
     async def execute(self, *, raise_on_error: bool) -> list[Any]:
         assert not raise_on_error
-        answers = [self.node.nodes.answer(self.node.host, command) for command in self.commands]
+        answers = [self.nodes.answer(self.host, command) for command in self.commands]
         if isinstance(answers[0], RedisConnectionError):
             raise answers[0]
         return answers

@@ -72,10 +72,26 @@ def test_a_unit_that_came_up_gets_its_share_by_and_by_and_a_degraded_one_as_much
 
 
 def test_a_suspicion_that_came_to_nothing_is_no_new_start() -> None:
-    later = [replace(FAILED, at=NOW + 60.0), replace(PASSED, at=NOW + 61.0)]
-    unit = state_of(PASSED, *later)
+    unit = state_of(PASSED, replace(FAILED, at=NOW + 60.0), replace(PASSED, at=NOW + 61.0))
     assert unit.case.verdict is Verdict.UP
     assert unit.share(NOW + 61.0, RULES) == 2.0
+
+
+def test_a_doubted_unit_gets_nothing_until_it_shows_life_or_the_doubt_ends() -> None:
+    made = board(PASSED)
+    assert made.suspect_restart("a", NOW + 1.0)
+    assert not made.suspect_restart("a", NOW + 1.1), "it has been asked already"
+    assert find_candidates(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
+    made.observe(Evidence("a", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", NOW + 1.2))
+    made.tick(NOW + 1.0 + RESTART_SUSPECTED_S)
+    assert made.units["a"].is_restart_suspected(), "an answer to a health check settles nothing"
+    silent = board(PASSED)
+    silent.suspect_restart("a", NOW + 1.0)
+    silent.tick(NOW + 1.1 + RESTART_SUSPECTED_S)
+    made.observe(replace(PASSED, at=NOW + 1.3))
+    for each in (made, silent):
+        rows = find_candidates(each, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
+        assert [row.unit for row in rows] == ["a"]
 
 
 # Restarts.
@@ -97,26 +113,6 @@ def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
 
 
 # Doubt.
-
-
-def test_a_doubted_unit_gets_nothing_until_it_shows_life() -> None:
-    made = board(PASSED)
-    assert made.suspect_restart("a", NOW + 1.0)
-    assert not made.suspect_restart("a", NOW + 1.1), "it has been asked already"
-    assert find_candidates(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
-    made.observe(replace(PASSED, at=NOW + 1.3))
-    rows = find_candidates(made, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
-    assert [row.unit for row in rows] == ["a"]
-
-
-def test_a_doubt_that_nothing_settles_ends_and_an_answer_to_a_health_check_settles_nothing() -> None:
-    made = board(PASSED)
-    made.suspect_restart("a", NOW + 1.0)
-    made.observe(Evidence("a", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", NOW + 2.0))
-    made.tick(NOW + 1.0 + RESTART_SUSPECTED_S)
-    assert made.units["a"].is_restart_suspected()
-    made.tick(NOW + 1.1 + RESTART_SUSPECTED_S)
-    assert not made.units["a"].is_restart_suspected()
 
 
 # Proofs of life.
