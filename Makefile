@@ -24,7 +24,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n 2 --dist worksteal
-PROCESSES_SIDE_BY_SIDE := -n 3 --dist worksteal
+PROCESSES_SIDE_BY_SIDE := -n 5 --dist worksteal
 # Tests of processes wait more than they compute.
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory

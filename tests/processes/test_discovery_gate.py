@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import yaml
 
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import GateProcess, eventually
+from tests.wire.process import GateProcess, Stream, eventually, metrics
 
 
 @pytest.fixture(scope="module")
@@ -36,60 +34,37 @@ def discovered(path: Path, **cell: Any) -> list[dict[str, Any]]:
 
 
 def is_up(gate: GateProcess, title: str) -> bool:
-    connection = gate.connect(admin=True)
-    try:
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    (line,) = (line for line in page.splitlines() if line.startswith("cellgate_discovery_up{"))
+    (line,) = (line for line in metrics(gate).splitlines() if line.startswith("cellgate_discovery_up{"))
     assert f'source="{title}"' in line
     return line.endswith(" 1.0")
 
 
-def stream(gate: GateProcess, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = gate.connect()
-    body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    return connection, connection.getresponse()
-
-
-def test_units_come_and_go_with_a_file_and_no_stream_notices(
+def test_units_come_and_go_with_a_file_and_with_a_reload_and_no_stream_notices(
     units: dict[str, SimUnit], tmp_path: Path
 ) -> None:
     path = tmp_path / "units.yaml"
     write(path, units["a"])
     with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
         gate.until_up("a")
-        connection, reply = stream(gate, 200)
-        assert reply.headers["x-cellgate-unit"] == "a"
+        assert is_up(gate, f"file {path}")
+        units["a"].hold()
+        stream = Stream(gate, tokens=20)
+        assert stream.unit == "a"
         write(path, units["b"])
         gate.until_up("b")
-        events = [line for line in reply.read().splitlines() if line.startswith(b"data: ")]
-        connection.close()
-        assert (len(events) >= 200, events[-1]) == (True, b"data: [DONE]")
-
-
-def test_a_broken_file_leaves_the_units_and_is_told_once(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    path = tmp_path / "units.yaml"
-    write(path, units["a"])
-    with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
-        gate.until_up("a")
-        assert is_up(gate, f"file {path}")
+        units["a"].release()
+        assert stream.is_whole()
+        # A broken file leaves the units, and is told once.
         path.write_text("units: [")
         assert eventually(lambda: not is_up(gate, f"file {path}"))
-        gate.until_up("a")
+        gate.until_up("b")
         write(path, units["a"], units["b"])
         gate.until_up("a", "b")
         assert is_up(gate, f"file {path}")
         assert gate.log.count("a source of units failed") == 1
         assert gate.log.count("a source of units works again") == 1
-
-
-def test_a_reload_goes_together_with_what_is_discovered(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    path = tmp_path / "units.yaml"
-    write(path, units["a"])
-    with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
+        # What is configured goes together with what is discovered.
+        write(path, units["a"])
         gate.until_up("a")
         row = {"name": "b", "url": units["b"].url}
         keys = {"cells": discovered(path, units=[row])}

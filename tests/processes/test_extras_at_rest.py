@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.simunit.process import sim_units
+from cellgate.proxy.extras.planner.capacity import LiveError, ask_cache
+from loadtests.simunit.process import SimUnit, sim_units
 from tests.wire.process import GateProcess, eventually
 
 EXTRAS = "cellgate.proxy.extras"
@@ -44,6 +45,13 @@ def test_what_the_operators_file_asks_for_is_imported(tmp_path: Path) -> None:
         assert f"{EXTRAS}.operator.roller" in found
         assert not any(module.startswith(f"{EXTRAS}.kv_events") for module in found)
         assert started.admin("POST", "/roll/start")[0] == 202
+
+
+def test_a_plan_asks_a_unit_for_the_size_of_its_cache() -> None:
+    with SimUnit.start("plan") as unit:
+        assert ask_cache(unit.url).tokens > 0
+        with pytest.raises(LiveError, match="answers 404"):
+            ask_cache(unit.url + "/v1")
 
 
 def test_kv_events_are_imported_with_the_first_unit_that_may_have_some(tmp_path: Path) -> None:

@@ -87,33 +87,29 @@ def test_sigterm_lets_streams_finish_and_says_not_ready_meanwhile(
         idle.close()
 
 
-def test_a_stream_that_does_not_finish_in_time_is_cut(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    timeouts = {"drain_delay_s": 0, "drain_s": 0.1}
+@pytest.mark.parametrize(
+    ("drain_s", "signals"),
+    [
+        (0.1, [signal.SIGTERM]),
+        (60, [signal.SIGINT]),
+        (60, [signal.SIGTERM, signal.SIGTERM]),
+    ],
+    ids=["not in time", "INT", "TERM twice"],
+)
+def test_who_does_not_finish_in_time_is_cut_and_so_is_all_by_who_is_in_a_hurry(
+    units: dict[str, SimUnit], tmp_path: Path, drain_s: float, signals: list[signal.Signals]
+) -> None:
+    timeouts = {"drain_delay_s": 0, "drain_s": drain_s}
     with GateProcess(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
         gate.until_up("a")
         stream = Stream(gate, LONG)
-        gate.signal(signal.SIGTERM)
+        for number, at in enumerate(signals):
+            assert not number or eventually(lambda: "stopping" in gate.log)
+            gate.signal(at)
         assert not stream.is_whole()
         assert gate.exit_code() == 0
         assert "Traceback" not in gate.log
     assert eventually(lambda: units["a"].state()["running"] == 0)
-
-
-@pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["INT", "TERM twice"]
-)
-def test_who_is_in_a_hurry_is_not_kept(
-    units: dict[str, SimUnit], tmp_path: Path, signals: list[signal.Signals]
-) -> None:
-    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
-        gate.until_up("a")
-        stream = Stream(gate, LONG)
-        for number, at in enumerate(signals):
-            gate.signal(at)
-            assert number or eventually(lambda: "stopping" in gate.log)
-        assert not stream.is_whole()
-        assert gate.exit_code() == 0
-        assert "Traceback" not in gate.log
 
 
 def test_sighup_takes_units_in_and_out_without_dropping_a_stream(

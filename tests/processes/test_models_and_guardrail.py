@@ -35,11 +35,11 @@ class NamingGate(GateProcess):
         self._keys["models"] = models
         self.configure({"a": unit.url})
 
-    def ask(self, model: str, text: str = "hello", **headers: str) -> tuple[int, str | None, Any]:
+    def ask(self, model: str, text: str = "hello") -> tuple[int, str | None, Any]:
         """Status, the model that served, and the answer."""
         body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 3}
         connection = self.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
         reply = connection.getresponse()
         told = reply.status, reply.getheader("x-cellgate-model"), json.loads(reply.read())
         connection.close()
@@ -67,27 +67,23 @@ def guardrail() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_names_are_reloaded(unit: SimUnit, tmp_path: Path, workers: int) -> None:
-    with NamingGate(tmp_path, {"a": unit.url}, workers=workers, models={"gpt": "sim"}) as gate:
-        gate.until_up("a")
-        assert gate.ask("gpt")[:2] == (200, "sim")
-        assert gate.admin("GET", "/explain?model=gpt")[1]["ask"]["model"] == "sim"
-        gate.name(unit, other="sim")
-        assert gate.admin("POST", "/reload")[0] == 200
-        assert eventually(lambda: gate.ask("other")[:2] == (200, "sim"))
-        assert gate.ask("gpt")[0] == 404
-        assert re.search(r'named_requests_total\{model="sim",name="gpt"\} 1', metrics(gate))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_example_removes_personal_data(unit: SimUnit, tmp_path: Path, workers: int) -> None:
+def test_names_are_reloaded_and_the_example_removes_personal_data(
+    unit: SimUnit, tmp_path: Path, workers: int
+) -> None:
     with guardrail() as port:
         keys = {"url": f"http://127.0.0.1:{port}/check", "answer": "windows", "timeout_s": 5}
-        with NamingGate(tmp_path, {"a": unit.url}, workers=workers, guardrail=keys) as gate:
+        more: dict[str, Any] = {"workers": workers, "guardrail": keys, "models": {"gpt": "sim"}}
+        with NamingGate(tmp_path, {"a": unit.url}, **more) as gate:
             gate.until_up("a")
-            assert gate.ask("sim", "my card is 4111 1111 1111 1111")[0] == 200
+            assert gate.ask("gpt", "my card is 4111 1111 1111 1111")[:2] == (200, "sim")
             assert gate.ask("sim")[0] == 200
             changed = re.compile(r'verdicts_total\{phase="request",result="changed"\} 1')
             assert eventually(lambda: changed.search(metrics(gate)))
             allowed = re.compile(r'verdicts_total\{phase="answer",result="allowed"\} 2')
             assert eventually(lambda: allowed.search(metrics(gate)))
+            assert gate.admin("GET", "/explain?model=gpt")[1]["ask"]["model"] == "sim"
+            gate.name(unit, other="sim")
+            assert gate.admin("POST", "/reload")[0] == 200
+            assert eventually(lambda: gate.ask("other")[:2] == (200, "sim"))
+            assert gate.ask("gpt")[0] == 404
+            assert re.search(r'named_requests_total\{model="sim",name="gpt"\} 1', metrics(gate))

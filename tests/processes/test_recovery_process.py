@@ -27,7 +27,8 @@ def cells(unit: SimUnit) -> list[dict[str, Any]]:
 
 
 def remedy(**recovery: Any) -> dict[str, Any]:
-    return {"recovery": [{"cell": "c", **recovery}]}
+    """For as often as a busy machine may need."""
+    return {"recovery": [{"cell": "c", "attempts": 1000, **recovery}]}
 
 
 def entries(audit: Path) -> list[dict[str, Any]]:

@@ -37,23 +37,17 @@ def is_drained(here: Haproxy, name: str) -> bool:
 
 
 @live
-async def test_a_gate_says_how_much_it_can_take(tmp_path: Path) -> None:
+async def test_a_gate_says_how_much_it_can_take_whether_it_has_units_and_is_ready(tmp_path: Path) -> None:
     one, other = TinyGate(), TinyGate()
     async with listening(one, other):
-        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
+        gates = {FIRST: one, SECOND: other}
+        with haproxy(tmp_path, gates) as here:
             await until_server(here, "gate1", status="UP", weight=100, places=10)
             one.board.units["u"].outlier = Outlier(0.4)
             await until_server(here, "gate1", status="UP", weight=60)
             one.board.units["u"].outlier = Outlier()
             await until_server(here, "gate1", weight=100)
-
-
-@live
-async def test_a_gate_without_units_is_down_with_a_reason_and_comes_back_by_itself(tmp_path: Path) -> None:
-    one, other = TinyGate(), TinyGate()
-    async with listening(one, other):
-        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
-            await until_server(here, "gate1", places=10)
+            # Without units it is down with a reason, and comes back by itself.
             one.tell(Sign.BAD, Strength.FATAL)
             server = await until_server(here, "gate1", agent_says="via agent : down (0/1 units usable)")
             assert server.status.startswith("DOWN")
@@ -62,10 +56,25 @@ async def test_a_gate_without_units_is_down_with_a_reason_and_comes_back_by_itse
             for _ in range(3):
                 one.tell(Sign.GOOD)
             await until_server(here, "gate1", status="UP", weight=100)
+            # Each load balancer gets its part of the places.
+            with haproxy(tmp_path, gates, node="lb2") as there:
+                await until_server(there, "gate1", places=5)
+                await until_server(here, "gate1", places=5)
+            # An operator's drain in HAProxy is undone by the gate's ready. This is why docs/ingress.md says:
+            # drain at the gate, or disable the agent first.
+            here.command("set server gates/gate1 state drain")
+            await until_server(here, "gate1", status="UP")
+            here.command("disable agent gates/gate1")
+            here.command("set server gates/gate1 state drain")
+            asked = one.agent.counts["up"]
+            await steadily(here.port, rps=50.0, seconds=0.5)
+            assert one.agent.counts["up"] <= asked + 1
+            assert here.servers()["gate1"].status == "DRAIN"
 
 
 @live
-async def test_a_stopping_gate_drains_and_its_successor_is_ready(tmp_path: Path) -> None:
+async def test_a_stopping_gate_drains_and_down_stays_until_up_is_said(tmp_path: Path) -> None:
+    """The trap: when the agent port is gone, its last word stands."""
     one, other = TinyGate(), TinyGate()
     async with listening(one, other):
         with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=NO_HEALTH_CHECK) as here:
@@ -74,17 +83,9 @@ async def test_a_stopping_gate_drains_and_its_successor_is_ready(tmp_path: Path)
             await until_server(here, "gate1", status="DRAIN (agent)")
             assert set(await steadily(here.port, rps=100.0, seconds=0.5)) == {200}
             assert one.served == 0
+            # Its successor is ready.
             one.stopping = False
             await until_server(here, "gate1", status="UP", weight=100)
-
-
-@live
-async def test_down_stays_until_up_is_said(tmp_path: Path) -> None:
-    """The trap: when the agent port is gone, its last word stands."""
-    one, other = TinyGate(), TinyGate()
-    async with listening(one, other):
-        with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=NO_HEALTH_CHECK) as here:
-            await until_server(here, "gate1", places=10)
             one.tell(Sign.BAD, Strength.FATAL)
             await until_server(here, "gate1", status="DOWN (agent)")
             await one.agent.close()
@@ -106,35 +107,6 @@ async def test_what_is_no_question_changes_nothing(tmp_path: Path) -> None:
             server = here.servers()["gate1"]
             assert (server.status, server.weight, server.places) == ("UP", 100, 512)
             assert await post(here.port) == 200
-
-
-@live
-async def test_an_operators_drain_in_haproxy_is_undone_by_the_gates_ready(tmp_path: Path) -> None:
-    """Why docs/ingress.md says: drain at the gate, or disable the agent first."""
-    one, other = TinyGate(), TinyGate()
-    async with listening(one, other):
-        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
-            await until_server(here, "gate1", places=10)
-            here.command("set server gates/gate1 state drain")
-            await until_server(here, "gate1", status="UP")
-            here.command("disable agent gates/gate1")
-            here.command("set server gates/gate1 state drain")
-            asked = one.agent.counts["up"]
-            await steadily(here.port, rps=50.0, seconds=0.5)
-            assert one.agent.counts["up"] <= asked + 1
-            assert here.servers()["gate1"].status == "DRAIN"
-
-
-@live
-async def test_each_load_balancer_gets_its_part_of_the_places(tmp_path: Path) -> None:
-    one, other = TinyGate(), TinyGate()
-    async with listening(one, other):
-        gates = {FIRST: one, SECOND: other}
-        with haproxy(tmp_path, gates) as here:
-            await until_server(here, "gate1", places=10)
-            with haproxy(tmp_path, gates, node="lb2") as there:
-                await until_server(there, "gate1", places=5)
-                await until_server(here, "gate1", places=5)
 
 
 @live

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ import yaml
 from deploy.render import CHART, RELEASES, configuration, files, rendered, values_schema
 from tests.documented import Typed, typed
 from tests.manifests import DEPLOY, Thing, containers, pod_templates, selects, validate
-from tests.real.programs import ROOT, find
+from tests.real.programs import ROOT, find, python_of
 
 EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
 OF_OTHERS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
@@ -261,3 +262,29 @@ def test_what_kustomize_takes_is_what_the_chart_makes(helm: str, example: str) -
     made = files(rendered(helm, example, RELEASES[example]), example)
     for name, text in made.items():
         assert (DEPLOY / "kubernetes" / example / name).read_text() == text, "run: python -m deploy.render"
+
+
+EXPLAINED = {
+    "CKV_K8S_11": "no CPU limits: a gate that is throttled delays every stream; its requests are set",
+    "CKV_K8S_15": "images are pulled if not present: a tag of a release never changes",
+    "CKV_K8S_21": "the namespace is that of `helm install --namespace`, or of kustomization.yaml",
+    "CKV_K8S_35": "tokens come from a Secret as variables, as the gate reads them; files work as well",
+    "CKV_K8S_38": "a gate that discovers pods needs its service account's token; others mount none",
+    "CKV_K8S_43": "the digest of an image is the operator's: `image.tag` takes TAG@sha256:DIGEST",
+}
+"""Rules of Checkov for Kubernetes that are broken, and why."""
+
+
+@pytest.mark.nightly
+def test_each_rule_of_checkov_is_kept_or_broken_for_a_reason(helm: str, tmp_path: Path) -> None:
+    python = python_of("checkov")
+    for example in CHART.glob("examples/*.yaml"):
+        (tmp_path / example.name).write_text(rendered(helm, example.stem))
+    command = [python, str(Path(python).with_name("checkov")), "-d", str(tmp_path)]
+    command += ["--framework", "kubernetes", "-o", "json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["summary"]["passed"] > 100
+    assert found["summary"]["parsing_errors"] == 0
+    broken = {each["check_id"]: each["check_name"] for each in found["results"]["failed_checks"]}
+    assert broken.keys() == EXPLAINED.keys(), broken

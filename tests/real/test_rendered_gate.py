@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import ssl
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -19,13 +19,14 @@ import pytest
 import yaml
 
 from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.config.load_process import ConfigError, Overrides
+from cellgate.proxy.config.settings import Settings
 from deploy.render import CHART, configuration, rendered
 from loadtests.simunit.process import sim_units
 from tests.manifests import Thing, containers
 from tests.real.certificates import Certificate, authority, signed_by
-from tests.real.programs import ROOT, find, free_port, running
-from tests.wire.process import eventually
+from tests.real.programs import find, free_port, running
+from tests.wire.process import PATIENCE_S, eventually
 
 EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
 FILES = {
@@ -46,12 +47,9 @@ class Pod(NamedTuple):
     config: Path
     environ: dict[str, str]
 
-    def check(self) -> subprocess.CompletedProcess[str]:
-        """`cellgate check` there."""
-        command = [sys.executable, "-m", "cellgate", "check", str(self.config)]
-        return subprocess.run(
-            command, cwd=ROOT, env=self.environ, capture_output=True, text=True, check=False
-        )
+    def settings(self) -> Settings:
+        """What `cellgate check` and `serve` read there. Raises ConfigError."""
+        return load(str(self.config), Overrides(), self.environ)
 
 
 @pytest.fixture(scope="module")
@@ -108,36 +106,26 @@ def test_a_gate_takes_the_configuration_with_what_is_mounted(
     example: str, tmp_path: Path, cluster: Path
 ) -> None:
     for number, flags in enumerate([[], [ALL_FILES]]):
-        root = tmp_path / str(number)
-        gate = pod(things(example, *flags), root, cluster)
-        done = gate.check()
-        assert done.returncode == 0, done.stderr
+        assert pod(things(example, *flags), tmp_path / str(number), cluster).settings()
 
 
-@pytest.mark.parametrize("missing", FILES)
-def test_each_file_is_mounted_where_the_configuration_looks_for_it(
-    missing: str, tmp_path: Path, cluster: Path
+def test_each_file_is_mounted_where_the_configuration_looks_and_the_engine_has_the_key_of_the_gate(
+    tmp_path: Path, cluster: Path
 ) -> None:
     found = things("sidecar", ALL_FILES)
-    [(container, _)] = [each for each in containers(found) if each[0]["name"] == "cellgate"]
-    container["volumeMounts"] = [
-        each
-        for each in container["volumeMounts"]
-        if not each["mountPath"].endswith("/log/cellgate" if missing == "usageLog" else f"/{missing}")
-    ]
-    gate = pod(found, tmp_path, cluster)
-    assert gate.check().returncode == 2
-    assert len(container["volumeMounts"]) == 1 + len(FILES)
-
-
-def test_the_engine_asks_for_the_key_that_the_gate_has(tmp_path: Path, cluster: Path) -> None:
-    found = things("sidecar", ALL_FILES)
-    gate = pod(found, tmp_path, cluster)
-    [unit] = load(str(gate.config), Overrides(), gate.environ).fleet.units
+    [unit] = pod(found, tmp_path / "all", cluster).settings().fleet.units
     assert unit.api_key == "key-of-the-engine"
     leader = next(each for each, _ in containers(found) if each["name"] == "engine")
     [asked] = [each for each in leader["env"] if each["name"] == "VLLM_API_KEY"]
     assert asked["valueFrom"]["secretKeyRef"] == {"name": "engine-key", "key": "api-key"}
+    [(container, _)] = [each for each in containers(found) if each[0]["name"] == "cellgate"]
+    mounts = container["volumeMounts"]
+    for missing in FILES:
+        place = "/log/cellgate" if missing == "usageLog" else f"/{missing}"
+        container["volumeMounts"] = [each for each in mounts if not each["mountPath"].endswith(place)]
+        assert len(container["volumeMounts"]) == len(mounts) - 1 == 1 + len(FILES)
+        with pytest.raises(ConfigError):
+            pod(found, tmp_path / missing, cluster).settings()
 
 
 @pytest.fixture
@@ -171,7 +159,7 @@ def test_a_rendered_gate_serves_keys_by_https_and_logs_their_use(
 
     log = tmp_path / "gate.log"
     words = " ".join(f"{name}={value}" for name, value in gate.environ.items() if " " not in value)
-    with running(["env", "-i", *words.split(), *command], log):
+    with running(["env", "-i", *words.split(), *command], log) as process:
         assert eventually(lambda: answer(f"https://127.0.0.1:{admin}/readyz") == 200), log.read_text()
         url = f"https://127.0.0.1:{port}/v1/chat/completions"
         body: dict[str, object] = {"model": "sim", "max_tokens": 5}
@@ -183,3 +171,6 @@ def test_a_rendered_gate_serves_keys_by_https_and_logs_their_use(
         assert eventually(usage.exists)
         assert eventually(lambda: usage.read_text().endswith("}\n"))
         assert json.loads(usage.read_text())["key"] == "alice"
+        # At once: nobody has a stream.
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0

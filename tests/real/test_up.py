@@ -1,4 +1,6 @@
-"""`make up`: real HAProxy, Redis and Prometheus around a gate, with the very files of deploy/compose."""
+"""`make up`, with the very files of deploy/compose, and the drills of alerts and upgrades: real HAProxy,
+Redis, Prometheus and Alertmanager around gates.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtests import last_release, upgrade
 from tests.real.programs import ROOT, find
 from tests.wire.process import eventually
 
@@ -107,6 +110,28 @@ def test_a_drill_that_is_told_to_end_leaves_nothing(folder: Path) -> None:
         until(lambda: "is frozen" in told.read_text(), told)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143, told.read_text()
+
+
+@pytest.mark.nightly
+def test_every_alert_fires_for_its_fault_alone_and_clears() -> None:
+    for program in ("prometheus", "prometheus-alertmanager", "redis-server"):
+        find(program)
+    command = [sys.executable, "-m", "loadtests.alerts"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=570, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 problems" in done.stdout
+
+
+@pytest.mark.nightly
+def test_gates_are_rolled_from_the_last_release_and_back_and_no_request_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On one Redis, under load."""
+    if not last_release.is_here():
+        pytest.skip(f"a shallow clone: {last_release.name()} is not in it; git fetch --unshallow --tags")
+    find("haproxy")
+    find("redis-server")
+    assert upgrade.main(["--between-s", "1"]) == 0, capsys.readouterr().out
 
 
 def command_lines() -> list[str]:
