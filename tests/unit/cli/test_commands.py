@@ -23,6 +23,7 @@ from cellgate.proxy.cli.main import main
 from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.observe.text import duration
+from cellgate.router.cost import Cost
 
 UNIT_A1 = {
     "name": "a1",
@@ -281,6 +282,7 @@ def test_the_gate_chooses_the_unit_that_is_missed_least(ask: Ask) -> None:
     assert told.out.startswith("a1: drained: no new")
 
 
+COST = Cost(0.75, 0.5, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.02, -0.02, 0.02, 0.01, 0.02, 0.0)
 CHOICE = {
     "policy": "prefix_affinity",
     "decision": "waits",
@@ -291,22 +293,7 @@ CHOICE = {
         {
             "unit": "a1",
             "cell": "a",
-            "cost": {
-                "total_s": 0.75,
-                "queue_s": 0.5,
-                "prefill_s": 0.1,
-                "decode_s": 0.1,
-                "beside_s": None,
-                "kv_s": 0.0,
-                "seat_s": 0.0,
-                "line_s": 0.0,
-                "evict_s": 0.02,
-                "shared_s": -0.02,
-                "error_s": 0.02,
-                "doubt_s": 0.01,
-                "far_s": 0.02,
-                "latency_s": 0.0,
-            },
+            "cost": COST._asdict() | {"beside_s": None},
             "in_flight": 8,
             "places": 8,
             "has_room": False,

@@ -33,8 +33,11 @@ cells:
         weight: 0.5
         max_in_flight: 64
         models: [llama]
+        engine: triton
+        canary: generate
+        metrics_url: http://X:2/metrics?a=b
         nodes:
-          - {name: a1-0, role: leader}
+          - {name: a1-0, role: leader, agent: "[::1]:9902"}
           - {name: a1-1, role: follower}
   - name: b
     units: []

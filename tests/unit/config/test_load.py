@@ -38,11 +38,10 @@ from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, problems, rea
 
 def test_a_full_file_is_read_as_it_says(tmp_path: Path) -> None:
     settings = read(tmp_path, FULL)
-    nodes = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
-    assert settings.fleet == Fleet(
-        cells=(Cell("a", 2.0), Cell("b")),
-        units=(Unit("a1", "a", "http://node-1:8000", ("llama",), 0.5, 64, nodes),),
-    )
+    nodes = (Node("a1-0", Role.LEADER, "[::1]:9902"), Node("a1-1", Role.FOLLOWER))
+    engine = ("triton", "generate", "http://x:2/metrics?a=b")
+    unit = Unit("a1", "a", "http://node-1:8000", ("llama",), 0.5, 64, nodes, *engine)
+    assert settings.fleet == Fleet(cells=(Cell("a", 2.0), Cell("b")), units=(unit,))
     assert (settings.listen, settings.admin) == (Address("0.0.0.0", 80), Address("::1", 9000))
     assert (settings.policy, settings.access_log, settings.pass_unlisted) == ("p2c", "console", True)
     assert settings.rules == Rules(canary_idle_s=3.0, attempts=4)
@@ -113,45 +112,19 @@ def test_a_units_key_comes_from_its_file_before_the_environment(tmp_path: Path) 
     assert "from-" not in repr(settings) + fleet_table(settings.fleet)
 
 
-def test_how_a_unit_is_probed_is_read_as_it_says(tmp_path: Path) -> None:
-    (unit,) = read(
-        tmp_path,
-        """
-cells:
-  - name: a
-    units:
-      - name: a1
-        url: http://x:1
-        engine: triton
-        canary: generate
-        metrics_url: http://X:2/metrics?a=b
-        nodes:
-          - {name: n0, role: leader, agent: "[::1]:9902"}
-          - name: n1
-            role: follower
-            probes:
-              - {probe: http, url: https://n1/}
-              - {probe: tcp, address: n1:29500}
-              - {probe: grpc, address: n1:9000, service: a.B}
-              - {probe: exporter, url: "http://n1:9400/metrics", preset: dcgm}
-              - {probe: exporter, url: "http://n1:9400/metrics", rule: 'x{a="b"} > 1'}
-""",
-    ).fleet.units
-    assert (unit.engine, unit.canary, unit.metrics_url) == ("triton", "generate", "http://x:2/metrics?a=b")
-    assert unit.nodes == (
-        Node("n0", Role.LEADER, "[::1]:9902"),
-        Node(
-            "n1",
-            Role.FOLLOWER,
-            probes=(
-                HttpProbe("https://n1/"),
-                TcpProbe("n1:29500"),
-                GrpcProbe("n1:9000", "a.B"),
-                ExporterProbe("http://n1:9400/metrics", preset="dcgm"),
-                ExporterProbe("http://n1:9400/metrics", 'x{a="b"} > 1'),
-            ),
+def test_how_a_node_is_probed_is_read_as_it_says(tmp_path: Path) -> None:
+    probes = {
+        "probe: http, url: https://n1/": HttpProbe("https://n1/"),
+        "probe: tcp, address: n1:29500": TcpProbe("n1:29500"),
+        "probe: grpc, address: n1:9000, service: a.B": GrpcProbe("n1:9000", "a.B"),
+        "probe: exporter, url: 'http://x/m', rule: 'x{a=\"b\"} > 1'": ExporterProbe(
+            "http://x/m", 'x{a="b"} > 1'
         ),
-    )
+    }
+    for preset in PRESETS:
+        text = f"probe: exporter, url: 'http://x/m', preset: {preset}"
+        probes[text] = ExporterProbe("http://x/m", preset=preset)
+    assert probes_of(tmp_path, *probes) == tuple(probes.values())
 
 
 @pytest.mark.parametrize(("key", "names"), [("engine", ENGINES), ("canary", CANARIES), ("", POLICIES)])
@@ -163,11 +136,6 @@ def test_every_engine_canary_and_policy_can_be_named(
         text = f"cells: [{{name: a, units: [{{name: u, url: 'http://x'{more}}}]}}]"
         settings = read(tmp_path, text, policy=None if key else name)
         assert getattr(settings.fleet.units[0], key) == name if key else settings.policy == name
-
-
-def test_every_preset_can_be_named(tmp_path: Path) -> None:
-    probes = [f"probe: exporter, url: 'http://x/m', preset: {preset}" for preset in PRESETS]
-    assert probes_of(tmp_path, *probes) == tuple(ExporterProbe("http://x/m", preset=each) for each in PRESETS)
 
 
 # `discover` of a cell: what it makes, and what is said of one that is wrong.
