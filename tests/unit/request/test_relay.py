@@ -122,16 +122,6 @@ def test_the_body_is_the_same_wherever_the_reply_is_cut_in_two_and_in_small_read
         relayed(case, reads, http10=False)
 
 
-@pytest.mark.parametrize("size", [20, 13])
-def test_the_body_is_the_same_wherever_the_reply_is_cut_in_three(size: int) -> None:
-    body = b"".join(TOKENS[1:3])
-    sent = pieces(body, size) + b"0\r\nX-A: b\r\n\r\n"
-    for one in range(len(sent)):
-        for two in range(one + 1, len(sent)):
-            reads = [SSE_HEAD, sent[:one], sent[one:two], sent[two:]]
-            relayed(Case(SSE_HEAD + sent, body, trailers=(("x-a", "b"),)), reads, http10=False)
-
-
 def test_what_looks_like_the_end_of_a_chunk_inside_of_one_is_not_taken_for_it() -> None:
     second = chunk(TOKENS[1] + b"\r\n" + TOKENS[2])
     at = second.index(b"\n\n\r\n") + 4
@@ -255,34 +245,12 @@ def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> No
     assert (rig.shown, rig.wire.closed) == (shown, True)
 
 
-def test_a_chunk_that_only_looks_like_a_tokens_is_not_taken_for_one() -> None:
-    good = chunk(TOKENS[2])
-    for bad in (good[:-1] + b"x", good.replace(b"14", b"13"), good.replace(b"\n\n", b"\nx")):
-        rig = Rig()
-        rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2])])
-        shown = rig.shown
-        rig.feed([bad])
-        assert rig.shown == shown
-
-
 def test_a_connection_that_is_to_be_closed_is_not_kept() -> None:
     for keep in (b"close", b"Close, x"):
         rig = Rig()
         rig.feed([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: %b\r\n\r\n{}" % keep])
         assert (rig.ends, rig.kept, rig.wire.closed) == (["committed", "done"], [], True)
         assert rig.reply().get("connection") is None
-
-
-def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
-    for reads in ([], [SSE_HEAD], [SSE_HEAD, chunk(TOKENS[0])]):
-        rig = Rig()
-        rig.feed(reads)
-        shown = rig.shown
-        rig.attempt.abandon()
-        assert rig.wire.closed
-        rig.conn.data_received(chunk(TOKENS[1]))
-        rig.conn.connection_lost(None)
-        assert (rig.shown, rig.failures) == (shown, [])
 
 
 @pytest.mark.parametrize(
