@@ -21,7 +21,6 @@ OTHER_RULES = frozenset({"alone", "nightly", "simulated"})
 """Decorators of a test, or marks of its file, with which it may do both."""
 
 SLEEPS_LEFT: dict[str, int] = {
-    "tests/processes/test_agent_reports.py": 2,
     "tests/processes/test_handover.py": 1,
     "tests/processes/test_keys_sdks.py": 1,
     "tests/processes/test_recovery_in_kubernetes.py": 1,

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from cellgate.proxy.cli import main as commands
 from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.patient import FakePatient, reply
+from tests.ras import communicator, rank, ras, status
+from tests.wire.process import eventually
 
 SCRIPT = str(Path(str(agent.__file__)).resolve())
 TOKEN = "s3cret"
@@ -59,9 +62,9 @@ def running(*flags: str, token: str = "") -> Iterator[int]:
 
 
 @contextmanager
-def worker(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker(mark: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose command line holds `mark`."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", mark])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *flags, "--name", mark])
     try:
         yield process
     finally:
@@ -215,30 +218,23 @@ def test_many_may_watch_up_to_a_bound(port: int) -> None:
         watching.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "status"),
-    [("/healthz", "GET", 503), ("/", "GET", 404), ("/watch", "POST", 405), ("/watch?x=1", "GET", 404)],
-)
-def test_other_requests_are_told_what_there_is(port: int, path: str, method: str, status: int) -> None:
-    answered, said = get(port, path, method)
-    assert answered == status
-    assert said.get("error") or said["reason"] == "no process matches 'no-process-has-this'"
-
-
-@pytest.mark.parametrize(
-    "data", [b"\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET /watch\r\n\r\n", b"a b c\r\n\r\n"]
-)
-def test_what_is_no_http_is_refused(port: int, data: bytes) -> None:
-    assert send(port, data).startswith(b"HTTP/1.1 400 Bad Request\r\n")
-
-
-@pytest.mark.parametrize(
-    "data", [b"x" * 65536, b"GET /watch HTTP/1.1\r\nX: " + b"x" * 65536, b"X: y\r\n" * 10000]
-)
-def test_endless_requests_are_cut(port: int, data: bytes) -> None:
-    """Ten megabytes of them; the agent is there as before."""
-    send(port, data, times=10_000_000 // len(data))
-    assert get(port, "/healthz")[0] == 503
+def test_other_requests_are_told_what_there_is_and_what_is_no_http_is_refused(port: int) -> None:
+    others = [
+        ("/healthz", "GET", 503),
+        ("/", "GET", 404),
+        ("/watch", "POST", 405),
+        ("/watch?x=1", "GET", 404),
+    ]
+    for path, method, expected in others:
+        answered, said = get(port, path, method)
+        assert answered == expected
+        assert said.get("error") or said["reason"] == "no process matches 'no-process-has-this'"
+    for data in (b"\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET /watch\r\n\r\n", b"a b c\r\n\r\n"):
+        assert send(port, data).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    # Ten megabytes of what never ends are cut; the agent is there as before.
+    for data in (b"x" * 65536, b"GET /watch HTTP/1.1\r\nX: " + b"x" * 65536, b"X: y\r\n" * 10000):
+        send(port, data, times=10_000_000 // len(data))
+        assert get(port, "/healthz")[0] == 503
 
 
 @pytest.mark.alone
@@ -325,6 +321,86 @@ def test_pressure_is_told_each_time_it_is_measured() -> None:
         watched._look()
     told = [json.loads(line.split(b"\r\n")[1])["open_files"] for line in transport.written]
     assert told == [0.95, 0.95, 0.2]
+
+
+# reports
+
+
+def test_a_report_has_the_flags_of_a_real_process_and_no_secret() -> None:
+    mark = f"reported-{os.getpid()}"
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    with running("--match", mark, token=TOKEN) as port, worker(mark, "--tp", "8", "--api-key", "sk-live"):
+        assert get(port, "/report")[0] == 401
+        assert eventually(lambda: "flag --tp" in get(port, "/report", **shown)[1]["stack"])
+        answered, said = get(port, "/report", **shown)
+        stack = cast("dict[str, str]", said["stack"])
+        assert (answered, stack["flag --tp"], stack["flag --api-key"]) == (200, "8", agent.SECRET)
+        assert mark not in json.dumps(said)
+        assert "sk-live" not in json.dumps(said)
+
+
+def test_a_report_that_never_comes_is_given_up_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "REPORT_S", 0.1)
+    hangs = threading.Event()
+
+    async def scenario() -> list[NotedTransport]:
+        watched = watched_by(NotedTransport(), agent.Status("ok", "", ""))[0]
+        monkeypatch.setattr(watched.reporter, "_compose", lambda of_ranks: {of_ranks: hangs.wait()})
+        transports = [NotedTransport() for _ in range(3)]
+        for transport in transports:
+            client = agent.Client(watched)
+            client.connection_made(transport)
+            client.data_received(b"GET /report HTTP/1.1\r\n\r\n")
+        before = threading.active_count()
+        async with asyncio.timeout(10.0):
+            while not all(transport.written for transport in transports):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert threading.active_count() <= before, "one thread for all"
+        hangs.set()
+        return transports
+
+    for transport in asyncio.run(scenario()):
+        assert b"".join(transport.written).startswith(b"HTTP/1.1 503 ")
+        assert len(transport.written) == 1
+
+
+def test_who_wants_to_know_of_ranks_gets_no_report_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    composed: list[bool] = []
+
+    def compose(of_ranks: bool) -> dict[str, Any]:
+        composed.append(of_ranks)
+        may_go_on.wait()
+        return {"ranks": []} if of_ranks else {}
+
+    async def scenario() -> list[bytes]:
+        watched = watched_by(NotedTransport(), agent.Status("ok", "", ""))[0]
+        monkeypatch.setattr(watched.reporter, "_compose", compose)
+        transports = [NotedTransport() for _ in range(4)]
+        for transport, query in zip(transports, (b"", b"?ranks", b"", b"?ranks"), strict=True):
+            client = agent.Client(watched)
+            client.connection_made(transport)
+            client.data_received(b"GET /report%b HTTP/1.1\r\n\r\n" % query)
+        may_go_on.set()
+        async with asyncio.timeout(10.0):
+            while not all(transport.written for transport in transports):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return [b"".join(transport.written) for transport in transports]
+
+    replies = asyncio.run(scenario())
+    assert [b'"ranks"' in reply for reply in replies] == [False, True, False, True]
+    assert composed == [False, True], "one at a time, and no more than are needed"
+
+
+def test_ranks_are_asked_only_by_who_wants_to_know() -> None:
+    ranks = [rank(n, "10.0.0.1", 10 - (n == 1)) for n in range(4)]
+    with ras(status(communicator(ranks))) as server:
+        flags = ("--match", "no-process-has-this", "--ras", "{}:{}".format(*server.address))
+        with running(*flags) as port:
+            assert "ranks" not in get(port, "/report")[1]
+            assert server.commands == []
+            said: Any = get(port, "/report?ranks")[1]["ranks"]
+    assert said[0]["behind"] == [[1, "10.0.0.1", 1001, "AllReduce", 9, 10]]
 
 
 # how it is started

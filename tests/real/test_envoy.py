@@ -44,7 +44,9 @@ async def test_envoy_weighs_gates_by_their_reports(tmp_path: Path, carrier: str)
 
 
 @live
-async def test_a_gate_whose_unit_is_suspected_comes_after_the_others(tmp_path: Path) -> None:
+async def test_a_gate_whose_unit_is_suspected_comes_after_the_others_and_without_units_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
     well, doubtful = TinyGate(), TinyGate()
     async with listening(well, doubtful):
         with envoy(tmp_path, [well.port, doubtful.port]) as here:
@@ -59,10 +61,17 @@ async def test_a_gate_whose_unit_is_suspected_comes_after_the_others(tmp_path: P
             assert hosts[doubtful.port].healthy
             assert not hosts[well.port].degraded
             statuses = await steadily(here.port, rps=250.0, seconds=2.0)
-    assert set(statuses) == {200}
-    # One healthy gate of two is 70 % healthy by Envoy's factor of 1.4; equal shares would be 50. Envoy draws
-    # lots for each request: of 500 the standard deviation is 2 %.
-    assert well.served / len(statuses) == pytest.approx(0.7, abs=0.1)
+            assert set(statuses) == {200}
+            # One healthy gate of two is 70 % healthy by Envoy's factor of 1.4; equal shares would be 50.
+            # Envoy draws lots for each request: of 500 the standard deviation is 2 %.
+            assert well.served / len(statuses) == pytest.approx(0.7, abs=0.1)
+            doubtful.tell(Sign.BAD, Strength.FATAL)
+            await until_healthy(here, 1)
+            # Its units may be back in a moment: it counts among those that should be there.
+            assert "excluded_via_immediate_hc_fail" not in (await here.hosts())[doubtful.port].status
+            for _ in range(3):
+                doubtful.tell(Sign.GOOD)
+            await until_healthy(here)
 
 
 @live
@@ -82,19 +91,3 @@ async def test_a_stopping_gate_is_left_with_its_next_answer_not_with_its_next_ch
     assert stopping.served == last
     assert not host.healthy
     assert host.status["excluded_via_immediate_hc_fail"] is True
-
-
-@live
-async def test_a_gate_without_units_is_not_ready_and_comes_back(tmp_path: Path) -> None:
-    staying, failing = TinyGate(), TinyGate()
-    async with listening(staying, failing):
-        with envoy(tmp_path, [staying.port, failing.port]) as here:
-            await until_healthy(here)
-            failing.tell(Sign.BAD, Strength.FATAL)
-            await until_healthy(here, 1)
-            status = (await here.hosts())[failing.port].status
-            # Its units may be back in a moment: it counts among those that should be there.
-            assert "excluded_via_immediate_hc_fail" not in status
-            for _ in range(3):
-                failing.tell(Sign.GOOD)
-            await until_healthy(here)

@@ -105,25 +105,32 @@ async def linked(*gates: Gate) -> AsyncIterator[None]:
             await gate.link.close()
 
 
-@live
-async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server:
+@asynccontextmanager
+async def pair(folder: Path) -> AsyncIterator[tuple[RedisServer, Gate, Gate]]:
+    """A Redis and two gates, once they hear of each other."""
+    with RedisServer(folder) as server:
         one, other = Gate("g1", server.url), Gate("g2", server.url)
         async with linked(one, other):
             await until(lambda: one.others() == 5 and other.others() == 5)
-            merged = one.roster.of("u1", one.now())
-            assert merged is not None
-            assert merged.report == other.views[0]
-            assert one.lines == ["Redis answers: this gate shares evidence with other gates"]
-            # As docs/redis.md shows it.
-            assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
-            assert b"u1:g1" in server.do("SMEMBERS", "cellgate:cell:a")
-            assert server.do("GET", "cellgate:unit:u1:g1").startswith(
-                b'{"v":1,"unit":"u1","cell":"a","gate":"g1"'
-            )
-            assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
-            assert server.do("GET", "cellgate:beat:g1").startswith(b'{"v":1,"gate":"g1","beat":')
-            assert 0 < server.do("PTTL", "cellgate:beat:g1") <= 1000 * EXPIRY_S
+            yield server, one, other
+
+
+@live
+async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (server, one, other):
+        merged = one.roster.of("u1", one.now())
+        assert merged is not None
+        assert merged.report == other.views[0]
+        assert one.lines == ["Redis answers: this gate shares evidence with other gates"]
+        # As docs/redis.md shows it.
+        assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
+        assert b"u1:g1" in server.do("SMEMBERS", "cellgate:cell:a")
+        assert server.do("GET", "cellgate:unit:u1:g1").startswith(
+            b'{"v":1,"unit":"u1","cell":"a","gate":"g1"'
+        )
+        assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
+        assert server.do("GET", "cellgate:beat:g1").startswith(b'{"v":1,"gate":"g1","beat":')
+        assert 0 < server.do("PTTL", "cellgate:beat:g1") <= 1000 * EXPIRY_S
 
 
 @live
@@ -153,37 +160,31 @@ async def test_a_flip_is_heard_at_once_and_once(tmp_path: Path) -> None:
 
 @live
 async def test_a_gate_that_dies_stops_counting_within_one_expiry(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server:
-        one, other = Gate("g1", server.url), Gate("g2", server.url)
-        async with linked(one, other):
-            await until(lambda: one.others() == 5)
-            await other.link.close()
-            assert await until(lambda: one.others() == 0) <= EXPIRY_S + BEAT_S + STALL_S
-            # What it said of its units' health holds until somebody has asked it.
-            await until(lambda: one.roster.missed(one.now()) == {"g2"})
-            assert one.roster.units() == {"u1", "u2"}
-            one.roster.not_ready({"g2"}, one.now())
-            assert one.roster.units() == set()
+    async with pair(tmp_path) as (_, one, other):
+        await other.link.close()
+        assert await until(lambda: one.others() == 0) <= EXPIRY_S + BEAT_S + STALL_S
+        # What it said of its units' health holds until somebody has asked it.
+        await until(lambda: one.roster.missed(one.now()) == {"g2"})
+        assert one.roster.units() == {"u1", "u2"}
+        one.roster.not_ready({"g2"}, one.now())
+        assert one.roster.units() == set()
 
 
 @live
 async def test_killed_and_back_empty_it_empties_no_fleet_and_views_heal_in_two_heartbeats(
     tmp_path: Path,
 ) -> None:
-    with RedisServer(tmp_path) as server:
-        one, other = Gate("g1", server.url), Gate("g2", server.url)
-        async with linked(one, other):
-            await until(lambda: one.others() == 5)
-            server.kill()
-            await until(lambda: one.link.state is other.link.state is LinkState.AWAY)
-            for _ in range(20):
-                await asyncio.sleep(0.02)
-                assert one.roster.units() == {"u1", "u2"}
-                assert one.roster.missed(one.now()) == set()
-            server.start()
-            healed_s = await until(lambda: one.others() == 5 and other.others() == 5)
+    async with pair(tmp_path) as (server, one, other):
+        server.kill()
+        await until(lambda: one.link.state is other.link.state is LinkState.AWAY)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            assert one.roster.units() == {"u1", "u2"}
             assert one.roster.missed(one.now()) == set()
-            assert len(one.lines) == 3
+        server.start()
+        healed_s = await until(lambda: one.others() == 5 and other.others() == 5)
+        assert one.roster.missed(one.now()) == set()
+        assert len(one.lines) == 3
     print(f"healed {1000 * healed_s:.0f} ms after the first answer of a Redis that came back")
     assert healed_s < 2 * BEAT_S + STALL_S
 
@@ -194,19 +195,17 @@ async def test_frozen_it_delays_nothing(tmp_path: Path) -> None:
     beside a Redis that is well, too: the best of three looks at both counts.
     """
     added_s: list[float] = []
-    with RedisServer(tmp_path) as server:
-        one, other = Gate("g1", server.url), Gate("g2", server.url)
-        async with linked(one, other):
-            while not added_s or (min(added_s) > 0.1 and len(added_s) < 3):
-                await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
-                beside_well_s = await lost_s(one)
-                server.freeze()
-                added_s.append(await lost_s(one) - beside_well_s)
-                await until(lambda: one.link.state is LinkState.AWAY)
-                assert one.lines[-1].startswith("Redis does not answer (no answer within 1 s)")
-                assert one.roster.units() == {"u1", "u2"}
-                server.thaw()
+    async with pair(tmp_path) as (server, one, _):
+        while not added_s or (min(added_s) > 0.1 and len(added_s) < 3):
             await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
+            beside_well_s = await lost_s(one)
+            server.freeze()
+            added_s.append(await lost_s(one) - beside_well_s)
+            await until(lambda: one.link.state is LinkState.AWAY)
+            assert one.lines[-1].startswith("Redis does not answer (no answer within 1 s)")
+            assert one.roster.units() == {"u1", "u2"}
+            server.thaw()
+        await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
     print(f"the loop lost {[f'{1000 * lost:.0f} ms' for lost in added_s]} more beside a frozen Redis")
     assert min(added_s) <= 0.1
 
@@ -223,51 +222,45 @@ async def lost_s(gate: Gate) -> float:
 
 @live
 async def test_full_it_is_still_read(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server:
-        one, other = Gate("g1", server.url), Gate("g2", server.url)
-        async with linked(one, other):
-            await until(lambda: one.others() == 5)
-            server.do("CONFIG", "SET", "maxmemory", "1")
-            await until(lambda: one.link.state is LinkState.FULL)
-            assert one.link.counts["writes_refused"]
-            assert one.lines[-1].startswith("Redis takes no writes (it is full, or read-only); ")
-            lines = len(one.lines)
-            await asyncio.sleep(3 * BEAT_S)
-            assert len(one.lines) == lines
-            server.do("CONFIG", "SET", "maxmemory", "0")
-            await until(lambda: one.link.state is LinkState.WELL and one.others() == 5)
+    async with pair(tmp_path) as (server, one, _):
+        server.do("CONFIG", "SET", "maxmemory", "1")
+        await until(lambda: one.link.state is LinkState.FULL)
+        assert one.link.counts["writes_refused"]
+        assert one.lines[-1].startswith("Redis takes no writes (it is full, or read-only); ")
+        lines = len(one.lines)
+        await asyncio.sleep(3 * BEAT_S)
+        assert len(one.lines) == lines
+        server.do("CONFIG", "SET", "maxmemory", "0")
+        await until(lambda: one.link.state is LinkState.WELL and one.others() == 5)
 
 
 @live
 async def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server:
-        one, other = Gate("g1", server.url), Gate("g2", server.url)
-        async with linked(one, other):
-            await until(lambda: one.others() == 5)
-            names = Names()
-            garbage = [b"", b"\xff" * 300, b"{}", b"[1]", b'{"v":1,"unit":"u1"}', b"9" * 100_000]
-            members = [f"u{number}:g9" for number in range(len(garbage))]
-            server.do("SADD", names.units_of("a"), *members, "no colon", ":::", "\xff:\xff", "u1:", ":g2")
-            for number, document in enumerate(garbage):
-                server.do("SET", names.unit(f"u{number}", "g9"), document, "PX", 60_000)
-                server.do("PUBLISH", names.flips, document)
-            server.do("PUBLISH", names.flips, written(replace(one.views[0], gate="g77")))
-            server.do("LPUSH", names.unit("u8", "g9"), "a list")
-            server.do("SADD", names.units_of("a"), "u8:g9", "u9:g9")
-            # One that pretends to be another gate's, and one that never expires.
-            server.do("SET", names.unit("u9", "g9"), server.do("GET", names.unit("u1", "g2")), "PX", 600)
-            refused = one.link.counts["documents_refused"]
-            await until(lambda: one.link.counts["documents_refused"] > refused + 3 * len(garbage))
-            assert one.roster.units() == {"u1", "u2"}
-            assert one.others() == 5
-            assert {seen.report.gate for _, seen in one.flips} == {"g2"}
-            assert len(one.lines) == 1
-            server.do("DEL", names.units_of("a"), names.cells)
-            server.do("SET", names.units_of("a"), "a text where the index was")
-            await asyncio.sleep(3 * BEAT_S)
-            server.do("DEL", names.units_of("a"))
-            await until(lambda: one.others() == 5)
-            assert len(one.lines) == 1
+    async with pair(tmp_path) as (server, one, _):
+        names = Names()
+        garbage = [b"", b"\xff" * 300, b"{}", b"[1]", b'{"v":1,"unit":"u1"}', b"9" * 100_000]
+        members = [f"u{number}:g9" for number in range(len(garbage))]
+        server.do("SADD", names.units_of("a"), *members, "no colon", ":::", "\xff:\xff", "u1:", ":g2")
+        for number, document in enumerate(garbage):
+            server.do("SET", names.unit(f"u{number}", "g9"), document, "PX", 60_000)
+            server.do("PUBLISH", names.flips, document)
+        server.do("PUBLISH", names.flips, written(replace(one.views[0], gate="g77")))
+        server.do("LPUSH", names.unit("u8", "g9"), "a list")
+        server.do("SADD", names.units_of("a"), "u8:g9", "u9:g9")
+        # One that pretends to be another gate's, and one that never expires.
+        server.do("SET", names.unit("u9", "g9"), server.do("GET", names.unit("u1", "g2")), "PX", 600)
+        refused = one.link.counts["documents_refused"]
+        await until(lambda: one.link.counts["documents_refused"] > refused + 3 * len(garbage))
+        assert one.roster.units() == {"u1", "u2"}
+        assert one.others() == 5
+        assert {seen.report.gate for _, seen in one.flips} == {"g2"}
+        assert len(one.lines) == 1
+        server.do("DEL", names.units_of("a"), names.cells)
+        server.do("SET", names.units_of("a"), "a text where the index was")
+        await asyncio.sleep(3 * BEAT_S)
+        server.do("DEL", names.units_of("a"))
+        await until(lambda: one.others() == 5)
+        assert len(one.lines) == 1
 
 
 @live
