@@ -63,7 +63,7 @@ def by_way_of(url: str) -> Callable[[dict[str, str]], set[str]]:
     return lambda urls: {name for name, way in urls.items() if way == url}
 
 
-def test_a_unit_is_reached_at_its_gate_under_its_own_name() -> None:
+def test_a_unit_is_reached_at_its_gate_under_its_own_name_and_in_two_cells_it_is_two() -> None:
     fleet = ToldFleet()
     fleet.tell(0.0, VIEW, replace(VIEW, unit="d1", role="decode"), replace(VIEW, unit="x", gate_url=""))
     decoder, unit = found(fleet.ways.refresh(0.0).values()).units
@@ -71,14 +71,15 @@ def test_a_unit_is_reached_at_its_gate_under_its_own_name() -> None:
     assert (unit.models, unit.weight, unit.max_in_flight, unit.engine) == (("m",), 2.0, 8, VIA_GATE)
     assert (decoder.name, decoder.role, unit.role) == ("d1", "decode", "both")
     assert found(fleet.ways.refresh(0.0).values()).cells == (Cell("east"),)
-
-
-def test_units_of_one_name_in_two_cells_are_two() -> None:
     fleet = ToldFleet()
     fleet.tell(0.0, VIEW, replace(VIEW, cell="west", gate="b", gate_url=B))
     fleet_units = fleet.ways.refresh(0.0)
     assert fleet.urls(0.0) == {"east.u1": A, "west.u1": B}
     assert {name_there(unit) for unit in found(fleet_units.values()).units} == {"u1"}
+    fleet = ToldFleet()
+    a, b = both()
+    fleet.tell(0.0, replace(a, in_flight=3), replace(b, in_flight=3, drained=True))
+    assert (fleet.one(0.0).in_flight, fleet.one(0.0).drained_by) == (6, "b")
 
 
 def test_gates_of_the_same_units_share_them_and_keep_them_and_who_has_just_come_settles_first() -> None:
@@ -93,13 +94,6 @@ def test_gates_of_the_same_units_share_them_and_keep_them_and_who_has_just_come_
     for now, least, most in ((100.0, 0, 0), (100.0 + SETTLE_S, 10, 30)):
         late.tell(now, *(report for pair in reports for report in pair))
         assert least <= len(by_way_of(B)(late.urls(now))) <= most
-
-
-def test_requests_of_all_gates_count_and_whoever_drains_it_drains_it() -> None:
-    fleet = ToldFleet()
-    a, b = both()
-    fleet.tell(0.0, replace(a, in_flight=3), replace(b, in_flight=3, drained=True))
-    assert (fleet.one(0.0).in_flight, fleet.one(0.0).drained_by) == (6, "b")
 
 
 def test_who_is_lost_stopping_or_does_not_know_the_unit_to_be_well_is_no_way_while_there_is_another() -> None:

@@ -217,7 +217,7 @@ class Gates:
         return {unit: said for (unit, _), said, _ in self.roster.everything()}
 
 
-def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed() -> None:
+def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed_by_more_than_its_grain() -> None:
     gates = Gates(*(report(f"u{number}") for number in range(200)))
     assert gates.write(WINDOW) == {}
     assert len(gates.text) < 70
@@ -225,9 +225,6 @@ def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed() -> None:
     for _ in range(WINDOW):
         assert gates.write() == {"u1": {"in_flight": 3}}
     assert gates.write() == {}
-
-
-def test_progress_is_told_when_it_is_new_by_more_than_its_grain() -> None:
     gates = Gates(report(life_age_s=0.0))
     for beat in range(1, WINDOW + 1):
         gates.reports["u1"] = report(life_age_s=beat * BEAT_S)

@@ -123,7 +123,7 @@ def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_p
 # -- each term ---------------------------------------------------------------------------------------------
 
 
-def test_prompts_ahead_are_waited_for_and_what_the_unit_does_not_hold_of_the_own_one_is_computed() -> None:
+def test_what_is_ahead_is_waited_for_and_what_the_unit_does_not_hold_is_computed() -> None:
     here = cost_of(Facts(rates(1000.0)), busy(2000, 1000), prompt=500)
     assert (here.queue_s, here.prefill_s) == pytest.approx((3.0, 0.5))
     assert here.ttft_s == pytest.approx(3.5)
@@ -131,6 +131,14 @@ def test_prompts_ahead_are_waited_for_and_what_the_unit_does_not_hold_of_the_own
     assert (here.queue_s, here.prefill_s) == pytest.approx((2.0, 0.1))
     everything = cost_of(Facts(rates(1000.0)), prompt=500, cached=600)
     assert everything.prefill_s == pytest.approx(0.001)
+    counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
+    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
+    told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
+    assert told.queue_s == pytest.approx(0.7)
+    unit = alone(Facts(rates(1000.0)))
+    own, shared = (cost(unit, Backlog(), 500, 0, NOW, spared=spared) for spared in (0, 400))
+    assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
+    assert shared.total_s == pytest.approx(own.total_s - 0.4)
 
 
 def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_those_beside_it_wait() -> None:
@@ -144,17 +152,6 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_thos
     assert cost(alone(unit), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
     some = [cost_of(Facts(rates(step_s=0.01)), busy(*[1] * count)).decode_s for count in (0, 1, 2)]
     assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
-
-
-def test_what_others_have_there_is_waited_for_and_what_they_will_find_there_is_not_charged_to_one() -> None:
-    counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
-    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
-    told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
-    assert told.queue_s == pytest.approx(0.7)
-    unit = alone(Facts(rates(1000.0)))
-    own, shared = (cost(unit, Backlog(), 500, 0, NOW, spared=spared) for spared in (0, 400))
-    assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
-    assert shared.total_s == pytest.approx(own.total_s - 0.4)
 
 
 def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
@@ -296,7 +293,7 @@ def test_a_latency_is_no_work_and_passes_while_others_are_computed() -> None:
     assert [done.follows for done in shown if done] == [False, True, False]
 
 
-def test_a_prompt_that_another_unit_computes_is_not_ahead_of_others() -> None:
+def test_what_is_there_counts_for_as_long_as_it_is_there_and_what_was_written_fades() -> None:
     backlog = Backlog()
     backlog.open("a", Job(1000, 1100, sent_at=10.0, begins_at=10.0), 10.0)
     backlog.open("b", Job(1, 500, sent_at=11.5, begins_at=11.5), 11.5)
@@ -309,9 +306,6 @@ def test_a_prompt_that_another_unit_computes_is_not_ahead_of_others() -> None:
     backlog.close("a", 14.0)
     backlog.close("b", 14.0)
     assert (backlog.batch, backlog.kv_tokens) == (0, 0)
-
-
-def test_what_was_written_of_late_fades() -> None:
     backlog = Backlog()
     backlog.open("a", Job(1000, 0), 10.0)
     backlog.close("a", 11.0)

@@ -12,11 +12,10 @@ from math import inf
 import pytest
 
 from cellgate.proxy.control.explain import dry_run
-from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
 from cellgate.router.cost import Seats
 from cellgate.router.cost_model import SURE, Usage
-from cellgate.router.learning import MODELS_MAX, AnswerLengths, StepTimes
+from cellgate.router.learning import MODELS_MAX, AnswerLengths
 from cellgate.router.nouns import (
     Ask,
     Cell,
@@ -110,29 +109,6 @@ def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
 
 
 # -- what is learnt of a unit -------------------------------------------------------------------------------
-
-
-def test_waiting_for_a_seat_is_not_learnt_as_slow_prefill() -> None:
-    """Four seats, answers of a second, and always six who wait."""
-    step_times, backlog, now = StepTimes(), Backlog(), 0.0
-    step_times.rates.prefill_tokens_s.guess(TOKENS_S)
-    waiting: list[int] = []
-    running: list[tuple[float, int]] = []
-    for key in range(300):
-        backlog.open(
-            key, Job(1400, 1400, now, now, not backlog.batch or backlog.batch < backlog.peak_batch), now
-        )
-        waiting.append(key)
-        while len(waiting) > 6 or (waiting and len(running) < 4):
-            if len(running) == 4:
-                now, gone = running.pop(0)
-                backlog.close(gone, now)
-            now += 0.1
-            done = backlog.show(first := waiting.pop(0), now)
-            assert done is not None
-            step_times.prefilled(done)
-            running.append((now + 1.0, first))
-    assert step_times.rates.prefill_tokens_s.value > 0.8 * TOKENS_S
 
 
 def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:

@@ -36,7 +36,7 @@ def test_what_was_computed_is_told_from_what_is_only_awaited() -> None:
         assert [cache.proven(prompt, held) for held in (20, size, before)] == [size, size, before]
 
 
-def test_trust_follows_what_the_engine_found() -> None:
+def test_trust_follows_what_the_engine_found_and_a_new_incarnation_is_trusted_anew() -> None:
     cache = PrefixCache(100)
     for _ in range(100):
         cache.correct(1000, 0)
@@ -47,9 +47,6 @@ def test_trust_follows_what_the_engine_found() -> None:
     cache.correct(0, 500)
     cache.correct(1000, -5)
     assert 0.9 < cache.trust < 1.0
-
-
-def test_a_new_incarnation_holds_nothing_and_is_trusted_anew() -> None:
     cache = PrefixCache(100)
     cache.record(SYSTEM)
     cache.correct(1000, 0)
@@ -116,15 +113,12 @@ def known(**told: tuple[int, ...]) -> RemotePrefixes:
     return remote
 
 
-def test_one_block_stands_for_all_before_it_and_two_units_may_hold_the_same() -> None:
+def test_one_block_stands_for_all_before_it_until_its_unit_starts_anew() -> None:
     remote = known(a=(14,), b=(12, 13), c=(99,), d=(13,))
     assert remote.match((11, 12, 13, 14, 15)) == {"a": 4, "b": 3, "d": 3}
     assert remote.match((11, 12)) == {"b": 2}
     assert remote.match((11, 15)) == {}
     assert remote.match(()) == {}
-
-
-def test_a_unit_that_starts_anew_holds_nothing_of_what_was_told_before() -> None:
     remote = known(a=(1,), b=(1,))
     remote.forget("a")
     assert remote.match((1,)) == {"b": 1}

@@ -368,21 +368,23 @@ def test_an_address_gets_its_own_in_the_order_that_it_says(asked: list[tuple[str
         assert levels == sorted(levels)
 
 
-def test_in_a_full_queue_an_address_displaces_its_own_that_goes_later() -> None:
+def test_who_makes_room_in_a_full_queue() -> None:
     line = Line(limit=3)
     for number in range(3):
         line.add(f"later {number}", payer="address a", tenant=f"t{number % 2}", priority=5)
     assert isinstance(line.add("now", payer="address a", tenant="t", priority=-1), Entry)
     assert line.add("as late", payer="address a", tenant="t0", priority=5) is NoEntry.FULL
     assert line.rest()[0] == "now"
-
-
-def test_nobody_is_late_because_of_what_goes_after_it() -> None:
-    line = Line()
-    line.add("long", payer="address a", tenant="t", priority=1, tokens=60_000)
-    assert isinstance(
-        line.add("now", payer="address a", tokens=1000, deadline_at=NOW + 0.5, priority=0), Entry
-    )
+    line = Line(limit_bytes=100)
+    assert isinstance(line.add("a", tenant="a", size=80), Entry)
+    assert line.add("b", tenant="b", size=30) is not NoEntry.HOPELESS
+    assert line.queue.size <= 100
+    assert line.add("c", tenant="c", size=101) is NoEntry.FULL
+    line = Line(limit=1)
+    line.add("later", priority=1)
+    assert isinstance(line.add("now", priority=0), Entry)
+    assert line.add("later", priority=1) is NoEntry.FULL
+    assert line.rest() == ["now"]
 
 
 def test_short_work_overtakes_long_work_of_the_same_tenant_only_for_so_long() -> None:
@@ -421,28 +423,20 @@ def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
     assert Counter(entry.tenant for entry in line.queue) == {"flood": 5, "other": 5}
 
 
-def test_bytes_are_bounded_as_well_and_who_is_less_urgent_makes_room() -> None:
-    line = Line(limit_bytes=100)
-    assert isinstance(line.add("a", tenant="a", size=80), Entry)
-    assert line.add("b", tenant="b", size=30) is not NoEntry.HOPELESS
-    assert line.queue.size <= 100
-    assert line.add("c", tenant="c", size=101) is NoEntry.FULL
-    line = Line(limit=1)
-    line.add("later", priority=1)
-    assert isinstance(line.add("now", priority=0), Entry)
-    assert line.add("later", priority=1) is NoEntry.FULL
-    assert line.rest() == ["now"]
-
-
 # -- deadlines ---------------------------------------------------------------------------------------------
 
 
-def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once() -> None:
+def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once_but_not_for_what_goes_after_it() -> None:
     line = Line()
     line.add("ahead", tokens=5000)
     assert line.add("hurried", tokens=5000, deadline_at=NOW + 4.9) is NoEntry.HOPELESS
     assert isinstance(line.add("patient", tokens=5000, deadline_at=NOW + 5.0), Entry)
     assert isinstance(line.add("short", tokens=1, deadline_at=NOW + 0.1), Entry)
+    line = Line()
+    line.add("long", payer="address a", tenant="t", priority=1, tokens=60_000)
+    assert isinstance(
+        line.add("now", payer="address a", tokens=1000, deadline_at=NOW + 0.5, priority=0), Entry
+    )
 
 
 def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:

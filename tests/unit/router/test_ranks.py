@@ -178,15 +178,12 @@ def test_a_rank_that_two_reports_find_behind_never_entered_the_collective() -> N
     )
 
 
-def test_ranks_that_do_not_answer_or_report_errors_are_named_at_once() -> None:
+def test_ranks_that_do_not_answer_and_counters_that_grow_are_told_while_that_is_fresh() -> None:
     comm = Communicator("c", 8, missing=((FIVE, True),), failed=((RankPlace(6, "10.9.9.9", 1), 6),))
     assert conclusions(unit(facts(0.0, comm)), 0.0) == (
         "rank 5 on node b (process 4711) does not answer the other ranks, for a minute or more",
         "rank 6 on node 10.9.9.9 (process 1) reports an NCCL error: remote process error",
     )
-
-
-def test_error_counters_that_grow_are_told_and_those_that_stand_or_fall_or_are_old_are_not() -> None:
     before = facts(0.0, counters={"mlx5_0/1 link_downed": 2, "neuron0 x": 9, "mlx5_0/1 symbol_error": 4})
     after = facts(30.0, counters={"mlx5_0/1 link_downed": 3, "neuron0 x": 0, "mlx5_0/1 symbol_error": 4})
     assert conclusions(unit(before, after), 30.0) == ("node b counts mlx5_0/1 link_downed +1 within 30 s",)

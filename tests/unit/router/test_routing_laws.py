@@ -215,14 +215,11 @@ def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() 
 # -- sequences that are decoded -----------------------------------------------------------------------------
 
 
-def test_a_unit_that_is_idle_for_a_moment_does_not_count_as_idle_and_what_lasts_counts_in_full() -> None:
+def test_what_lasts_counts_in_full_and_a_moment_does_not() -> None:
     assert after([8.0] * 100 + [0.0]) > 7.0
     assert after([8.0] * 100 + [0.0] * int(3 * MEAN_S / BEAT_S)) < 1.0
     assert after([8.0]) == 8.0, "the first word as well"
     assert after([0.0] * 100 + [8.0] * int(4 * MEAN_S / BEAT_S)) > 7.5
-
-
-def test_gates_that_tell_of_nothing_are_forgotten() -> None:
     gates = OtherGates()
     assert gates.hear(None, 0.0) is None
     gates.hear(4.0, 0.0)
