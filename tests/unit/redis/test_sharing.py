@@ -74,7 +74,7 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
     assert roster.of("u1", 60.8) is not None
 
 
-def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
+def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along_and_others_are_forgotten() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g2"), 0.0)
     roster.not_ready({"g2"}, 0.1)
@@ -82,9 +82,6 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
     roster.answered({}, 1.0)
     roster.not_ready({"g2"}, 1.0)
     assert roster.units() == set()
-
-
-def test_gates_that_are_long_gone_are_forgotten_and_what_comes_late_replaces_nothing_newer() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g2"), 0.0)
     roster.answered(seen_by("g3", in_flight=2), 60.0)

@@ -185,31 +185,6 @@ def test_a_full_queue_a_deadline_that_cannot_be_met_and_a_lack_of_units_refuse()
     assert look(router)[:3] == (None, Refusal.NO_UNIT, None)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
-@given(
-    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7), st.booleans()), max_size=6),
-    st.integers(0, 7),
-)
-def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(
-    jobs: list[tuple[int, int, bool]], shared: int
-) -> None:
-    router = router_of(1)
-    router.board.units["u0"].costs.kv_tokens = 20_000
-    router.board.forecast(NOW)
-    now = NOW
-    for size, blocks, shows in jobs:
-        now += 0.5
-        ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
-        expected = Expected(50.0, shared, 0.25)
-        costs = router.board.units["u0"].costs
-        quoted = costs.quote(ask, costs.prefixes.match(ask.blocks), expected, now).terms
-        lease = router.board.open("u0", ask, now, retry=False, expected=expected)
-        # A bet is in whole tokens.
-        assert cost_of(lease) == pytest.approx(quoted, abs=0.01)
-        if shows:
-            lease.commit(now + 0.2)
-
-
 # What an offer says in short is what a quote says at length.
 
 sizes = st.integers(0, 40_000)
@@ -235,11 +210,18 @@ def test_the_short_way_gives_the_same_total(
     shared: int,
 ) -> None:
     board = router_of().board
-    state = board.units[f"u{number}"]
+    state, expected = board.units[f"u{number}"], Expected(50.0, shared, 0.25)
+    state.costs.kv_tokens = 20_000
+    board.forecast(NOW)
     for at, (prompt, shows) in enumerate(jobs):
-        lease = board.open(state.unit.name, PROMPT._replace(prompt_bytes=prompt, blocks=()), NOW, retry=False)
+        ask = PROMPT._replace(prompt_bytes=prompt, blocks=PROMPT.blocks[: min(blocks, prompt // 512)])
+        held = state.costs.prefixes.match(ask.blocks)
+        quoted = state.costs.quote(ask, held, expected, NOW + 0.1 * at).terms
+        lease = board.open(state.unit.name, ask, NOW + 0.1 * at, retry=False, expected=expected)
+        # What a lease was taken to cost is what was quoted before. A bet is in whole tokens.
+        assert cost_of(lease) == pytest.approx(quoted, abs=0.01)
         if shows:
-            lease.commit(NOW + 0.1 * at)
+            lease.commit(NOW + 0.1 * at + 0.05)
     state.costs.prefixes.record(PROMPT.blocks[:4])
     if has_report:
         board.report(Load(state.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))

@@ -131,18 +131,6 @@ def test_one_block_stands_for_all_before_it_until_its_unit_starts_anew() -> None
     )
 
 
-def test_units_that_come_and_go_leave_nothing_behind() -> None:
-    remote, now = RemotePrefixes(), NOW
-    widest = 0
-    for number in range(1000):
-        remote.take(f"pod-{number}", (number,), now)
-        widest = max(widest, *remote._recent.values())
-        remote.forget(f"pod-{number}")
-        now += EXPIRES_S / 10
-    # Ten of them come within an expiry: their numbers are used again after it.
-    assert widest.bit_length() < 25
-
-
 @pytest.mark.parametrize("looks", [1, 3, 100])
 def test_what_nobody_tells_any_more_is_dropped_however_often_one_looks(looks: int) -> None:
     remote = known(a=(1,))
@@ -154,13 +142,22 @@ def test_what_nobody_tells_any_more_is_dropped_however_often_one_looks(looks: in
     assert len(remote) == 0
 
 
-def test_it_is_bounded_and_the_newest_is_kept() -> None:
+def test_it_is_bounded_and_the_newest_is_kept_and_units_that_come_and_go_leave_nothing_behind() -> None:
     remote = RemotePrefixes()
     for first in range(0, 4 * HASHES_MAX, 256):
         remote.take("a", range(first, first + 256), NOW)
         assert len(remote) <= HASHES_MAX + 512
     assert remote.match((4 * HASHES_MAX - 1,)) == {"a": 1}
     assert remote.match((1,)) == {}
+    remote, now = RemotePrefixes(), NOW
+    widest = 0
+    for number in range(1000):
+        remote.take(f"pod-{number}", (number,), now)
+        widest = max(widest, *remote._recent.values())
+        remote.forget(f"pod-{number}")
+        now += EXPIRES_S / 10
+    # Ten of them come within an expiry: their numbers are used again after it.
+    assert widest.bit_length() < 25
 
 
 def test_a_prompt_of_which_nothing_is_known_takes_as_many_steps_however_long_it_is() -> None:
@@ -173,12 +170,20 @@ def test_a_prompt_of_which_nothing_is_known_takes_as_many_steps_however_long_it_
     assert sum(few.values()) == sum(many.values()) > 0
 
 
-def test_where_a_prompt_branches_off_and_ends_is_told_before_the_steps_on_the_way() -> None:
+def test_what_is_told_of_a_prompt_is_bounded_and_the_same_is_told_again_only_after_a_while() -> None:
     proven = ProvenPrefixes()
     proven.record("a", tuple(range(101, 111)), 5)
     assert proven.take(2, NOW) == {"a": [105, 110]}
     proven.record("a", tuple(range(101, 121)), 10)
     assert proven.take(100, NOW) == {"a": [120, 101, 102, 103, 104, 106, 108, 112, 116]}
+    told = []
+    for second in range(600):
+        proven.record("a", (1,), 0)
+        if proven.take(10, NOW + second):
+            told.append(second)
+    assert len(told) >= 3
+    # Whoever heard of it has not forgotten it by then.
+    assert all(REPORT_AGAIN_S <= after - before < EXPIRES_S / 2 for before, after in pairwise(told))
 
 
 def test_the_newest_are_told_first_of_each_unit_and_again_after_it_has_started_anew() -> None:
@@ -195,14 +200,3 @@ def test_the_newest_are_told_first_of_each_unit_and_again_after_it_has_started_a
     assert proven.take(10, NOW) == {}
     proven.record("a", (1,), 0)
     assert proven.take(10, NOW) == {"a": [1]}
-
-
-def test_the_same_is_told_again_only_after_a_while() -> None:
-    proven, told = ProvenPrefixes(), []
-    for second in range(600):
-        proven.record("a", (1,), 0)
-        if proven.take(10, NOW + second):
-            told.append(second)
-    assert len(told) >= 3
-    # Whoever heard of it has not forgotten it by then.
-    assert all(REPORT_AGAIN_S <= after - before < EXPIRES_S / 2 for before, after in pairwise(told))

@@ -131,7 +131,7 @@ def measured(tokens_s: float = 10_000.0) -> World:
     return here
 
 
-def test_nobody_waits_for_what_the_prompts_of_another_one_claim() -> None:
+def test_nobody_waits_for_what_the_prompts_of_another_one_claim_up_to_a_share() -> None:
     here = measured()
     for tokens in [100_000] * 8 + [25]:
         here.ask(HOG, tokens=tokens)
@@ -143,9 +143,6 @@ def test_nobody_waits_for_what_the_prompts_of_another_one_claim() -> None:
     # Who claims as much waits, as the one that was first does for more.
     here.ask(THIRD, tokens=100_000)
     assert (here.held(HOG), here.held(THIRD)) == (2, 0)
-
-
-def test_nobody_goes_before_a_hog_to_claim_more_than_a_share() -> None:
     here = measured()
     for _ in range(2):
         here.ask(HOG, tokens=10_000)
@@ -230,7 +227,7 @@ def test_beside_others_a_unit_gets_no_more_of_one_than_it_reads_in_a_moment() ->
     assert here.held(HOG) == 1 + 3
 
 
-def test_a_prompt_whose_client_left_counts_until_one_that_came_later_is_answered_or_for_a_second() -> None:
+def test_a_prompt_whose_client_left_counts_and_what_is_answered_as_a_whole_is_read_before_that() -> None:
     here, silent = unread(), unread()
     here.now += 0.01
     for world in (here, silent):
@@ -248,9 +245,6 @@ def test_a_prompt_whose_client_left_counts_until_one_that_came_later_is_answered
     silent.now += 0.5
     silent.router.serve_waiting(silent.now)
     assert silent.held(HOG) == 2
-
-
-def test_what_is_to_be_answered_as_a_whole_is_read_before_that() -> None:
     here = unread()
     for _ in range(4):
         here.ask(HOG, tokens=LARGE, stream=False)
