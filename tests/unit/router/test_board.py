@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -156,22 +157,9 @@ FRESH = Attempts()
 GIVE_UP, FOR_FREE, PAID = Step(False), Step(True), Step(True, draws=True)
 
 
-def step(
-    history: Attempts = FRESH,
-    *,
-    retryable: bool = True,
-    by_response: bool = True,
-    live: int = 1,
-    paid_live: int = 0,
-) -> Step:
-    return next_step(
-        history,
-        retryable=retryable,
-        by_response=by_response,
-        live=live,
-        paid_live=paid_live,
-        rules=RETRY_RULES,
-    )
+def step(history: Attempts = FRESH, **facts: Any) -> Step:
+    usual: dict[str, Any] = {"retryable": True, "by_response": True, "live": 1, "paid_live": 0}
+    return next_step(history, rules=RETRY_RULES, **usual | facts)
 
 
 def test_attempts_bound_the_units_asked_because_of_responses() -> None:
@@ -186,20 +174,6 @@ def test_attempts_bound_the_units_asked_because_of_responses() -> None:
     assert step(Attempts(tuple("abcdefgh"), paid=7), by_response=False, paid_live=1000) == FOR_FREE
 
 
-@pytest.mark.parametrize(
-    ("live", "paid_live", "expected"),
-    [
-        # The floor: three paid retries at once, however few requests are live.
-        (1, 2, PAID),
-        (1, 3, GIVE_UP),
-        (15, 3, GIVE_UP),
-        # Above it a fifth of the live ones.
-        (16, 3, PAID),
-        (100, 19, PAID),
-        (100, 20, GIVE_UP),
-    ],
-)
-def test_the_budget_is_a_share_of_the_live_requests_and_never_below_its_floor(
-    live: int, paid_live: int, expected: Step
-) -> None:
-    assert step(live=live, paid_live=paid_live) == expected
+@pytest.mark.parametrize(("live", "most"), [(1, 3), (15, 3), (16, 4), (100, 20)])
+def test_the_budget_is_a_fifth_of_the_live_requests_and_never_below_its_floor(live: int, most: int) -> None:
+    assert [step(live=live, paid_live=paid) for paid in (most - 1, most)] == [PAID, GIVE_UP]

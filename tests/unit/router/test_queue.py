@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from functools import partial
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -320,20 +321,17 @@ TOKENS_S = 1000.0
 class Line:
     """A queue whose items are names."""
 
-    def __init__(self, **rules: float) -> None:
-        self.queue: FairQueue[str] = FairQueue(FairRules(**rules))  # type: ignore[arg-type]
+    def __init__(self, **rules: Any) -> None:
+        self.queue: FairQueue[str] = FairQueue(FairRules(**rules))
 
-    def add(self, name: str, **of: object) -> Entry[str] | NoEntry:
-        now = of.pop("now", NOW)
-        answer = self.queue.add(name, now, tokens_s=TOKENS_S, **of)  # type: ignore[arg-type]
+    def add(self, name: str, now: float = NOW, **of: Any) -> Entry[str] | NoEntry:
+        answer = self.queue.add(name, now, tokens_s=TOKENS_S, **of)
         return answer.entry if isinstance(answer, Entered) else answer
 
     def serve(self, blocked: tuple[str, ...] = ()) -> str | None:
-        entry = self.queue.first(blocked)
-        if entry is None:
-            return None
-        self.queue.take(entry)
-        return entry.item
+        if (entry := self.queue.first(blocked)) is not None:
+            self.queue.take(entry)
+        return None if entry is None else entry.item
 
     def rest(self) -> list[str]:
         return [name for name in iter(self.serve, None) if name is not None]
@@ -346,7 +344,7 @@ def served(asked: list[tuple[str, str, int]], *, tenants: bool = False) -> list[
     """Who is served, in which order: the payer's name, the priority, and when it came."""
     line = Line()
     for number, (who, tenant, priority) in enumerate(asked):
-        of = {"tenant": tenant} if tenants else {}
+        of: dict[str, Any] = {"tenant": tenant} if tenants else {}
         line.add(f"{who} {priority} {number}", payer=f"address {who}", priority=priority, **of)
     words = (name.split() for name in line.rest())
     return [(who, int(priority), int(number)) for who, priority, number in words]

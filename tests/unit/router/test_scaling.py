@@ -94,7 +94,6 @@ def test_old_requests_and_those_of_other_units_do_not_count_and_other_gates_take
         (Waits(0.4, 0.3, 0.3), 4, 4, 0.6, 4),  # The others would be too full.
         (Waits(1.5, 0.3, 0.3), 4, 4, 0.4, 4),
         (Waits(0.4, 0.3, 0.3), 3, 4, 0.4, 4),
-        (Waits(None, 0.3, 0.3), 1, 1, 0.1, 1),
         (Waits(), 4, 4, 0.0, 4),
         (Waits(0.4, 0.3, 0.3), 1, 1, 0.1, 1),  # One was drained since.
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cellgate.router.backlog import Abandoned
@@ -28,25 +30,8 @@ class World:
         self.log: list[str] = []
         self.refused: list[tuple[str, Refusal]] = []
 
-    def ask(
-        self,
-        payer: str,
-        *,
-        tenant: str = "",
-        priority: int = 0,
-        tokens: int = 25,
-        stream: bool = True,
-        blocks: tuple[int, ...] = (),
-    ) -> None:
-        ask = Ask(
-            payer=payer,
-            tenant=tenant,
-            priority=priority,
-            prompt_bytes=4 * tokens,
-            prompt_tokens=tokens,
-            stream=stream,
-            blocks=blocks,
-        )
+    def ask(self, payer: str, *, tokens: int = 25, **more: Any) -> None:
+        ask = Ask(stream=True, payer=payer, prompt_bytes=4 * tokens, prompt_tokens=tokens)._replace(**more)
 
         def told(found: Lease | Refusal) -> None:
             if isinstance(found, Lease):
