@@ -128,18 +128,14 @@ async def test_it_listens_on_ipv6_and_nothing_is_left_of_a_port_that_was_closed(
     async with gate_port(host="::1") as port:
         pid, address = port.health_pid, port.address
         assert address[0] == "::1"
+        with pytest.raises(OSError, match="in use"):
+            await listen(Address(*address), BACKLOG)
         answers = await asyncio.to_thread(get, port, "/livez", "/units")
         assert [status for status, _ in answers] == [200, 200]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, 1.0)
-
-
-async def test_an_address_in_use_is_an_error() -> None:
-    async with gate_port() as port:
-        with pytest.raises(OSError, match="in use"):
-            await listen(Address(*port.address), BACKLOG)
 
 
 @on_both_loops

@@ -217,10 +217,13 @@ def told(reply: Reply) -> dict[str, str]:
 
 
 async def test_the_answer_tells_what_its_unit_was_taken_to_cost() -> None:
-    async with guarded_stage(STREAM, STREAM) as here, here.client() as client:
+    async def fail(request: Received) -> None:
+        request.connection.reset()
+
+    async with guarded_stage(fail, STREAM) as here, here.client() as client:
         reply = await client.ask(asking())
         words = told(reply)
-        assert (reply.status, words["unit"]) == (200, reply.get("x-cellgate-unit"))
+        assert (reply.status, words["unit"]) == (200, "u1"), "that which answers"
         terms = [float(value) for name, value in words.items() if name.endswith("_s")]
         total_s, *parts = terms[:-1]
         assert total_s > 0.0
@@ -228,16 +231,7 @@ async def test_the_answer_tells_what_its_unit_was_taken_to_cost() -> None:
         assert 0.0 <= float(words["waited_s"]) < 5.0
         assert words["cached_tokens"] == "0"
         # Neither the question nor, from a unit, an answer to it crosses.
-        assert [request.all(EXPLAIN) for unit in here.units for request in unit.requests] == [[]]
-
-
-async def test_the_unit_that_answers_or_is_named_is_explained_to_who_asks() -> None:
-    async def fail(request: Received) -> None:
-        request.connection.reset()
-
-    async with guarded_stage(fail, STREAM) as here, here.client() as client:
-        reply = await client.ask(asking())
-        assert (reply.status, told(reply)["unit"]) == (200, "u1")
+        assert [request.all(EXPLAIN) for unit in here.units for request in unit.requests] == [[], []]
         reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\n{UNIT}: u1\r\n{TOKEN_LINE}"))
         assert (reply.status, reply.get(UNIT), told(reply)["unit"]) == (200, "u1", "u1")
         for request in (chat(), asking("0")):
@@ -246,7 +240,6 @@ async def test_the_unit_that_answers_or_is_named_is_explained_to_who_asks() -> N
 
 # Names of the gate's own for models, from the client's body to the unit's, and back in a header line.
 
-SPLIT = {"gpt": (("tiny", 95.0), ("other", 5.0))}
 ALIAS = {"gpt": (("tiny", 1.0),)}
 
 
@@ -298,21 +291,17 @@ def reports(here: Stage, *models: str) -> None:
         here.plane.board.set_models(Models(unit.name, (model,), here.plane.board.units[unit.name].case.since))
 
 
-async def test_a_name_that_no_unit_lists_goes_to_units_that_are_all_alike_as_it_is() -> None:
+async def test_a_name_that_no_unit_lists_goes_to_any_of_like_units_and_without_a_tag_is_the_latest() -> None:
     """llama.cpp, for one, serves any name; and what no name stands for, the engine says."""
     async with stage(STREAM, STREAM) as here, here.client() as client:
         reports(here, "tiny", "tiny")
         for name in ("gpt-4o", ""):
             assert (await client.ask(chat(model=name))).status == 200
         assert models_of(here) == ["gpt-4o", ""]
-
-
-async def test_a_name_without_a_tag_means_the_latest_of_several_models() -> None:
-    async with stage(STREAM, STREAM) as here, here.client() as client:
         reports(here, "llama3:latest", "qwen:7b")
-        for _ in range(5):
-            assert (await client.ask(chat(model="llama3"))).status == 200
-        assert [len(unit.requests) for unit in here.units] == [5, 0]
+        for _ in range(4):
+            reply = await client.ask(chat(model="llama3"))
+            assert (reply.status, reply.get(UNIT)) == (200, "u0")
         reply = await client.ask(chat(model="qwen"))
         assert (reply.status, reply.error["code"]) == (404, "unknown_model")
 
