@@ -55,7 +55,8 @@ WAYS: dict[str, Callable[[Client], None]] = {
 async def test_a_client_that_leaves_closes_its_units_connection(moment: str, way: str) -> None:
     (sent, seen), leave = MOMENTS[moment], WAYS[way]
     async with stage(then_silent(sent), STREAM) as here, here.client() as client:
-        client.send(chat())
+        # Requests that it has pipelined are left undone.
+        client.send(chat() * 3)
         request = await here.units[0].received()
         if seen:
             await client.reader.readuntil(seen)
@@ -69,16 +70,6 @@ async def test_a_client_that_leaves_closes_its_units_connection(moment: str, way
         # It was nobody's fault: the unit is as good as before, and nobody else was asked.
         assert [state.case.verdict.value for state in here.plane.board] == ["up", "up"]
         assert len(here.units[1].requests) == 0
-
-
-async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone() -> None:
-    async with stage(then_silent(SSE_HEAD)) as here, here.client() as client:
-        client.send(chat() * 5)
-        await here.unit.received()
-        client.abort()
-        await here.until_quiet()
-        assert here.received == 1
-        assert here.outcomes == ["client_left"]
 
 
 async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is_collected() -> None:
@@ -223,6 +214,8 @@ async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...
         async with stage(script) as here, here.client() as client:
             reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
             assert (reply.get("access-control-allow-origin"), reply.get("vary")) == ("*", "Origin")
+            assert here.unit.requests[0].get("origin") == APP
+            assert (await client.ask(get("/v1/models", PREFLIGHT, method="OPTIONS"))).status == 405
 
 
 FROM_APP = f"Origin: {APP}\r\n"
@@ -247,14 +240,6 @@ async def test_a_page_reads_why_its_request_was_not_even_read(origins: tuple[str
             assert (reply.status, reply.get("access-control-allow-origin")) == (status, origins[0]), what
             assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
         assert here.received == 0
-
-
-async def test_without_rules_nothing_is_said_and_units_see_the_origin() -> None:
-    async with stage(STREAM) as here, here.client() as client:
-        reply = await client.ask(chat(head=f"Origin: {APP}\r\n"))
-        assert (reply.status, reply.get("access-control-allow-origin")) == (200, None)
-        assert here.unit.requests[0].get("origin") == APP
-        assert (await client.ask(get("/v1/models", PREFLIGHT, method="OPTIONS"))).status == 405
 
 
 @pytest.mark.parametrize(("shown_to", "shown"), [("trusted", False), ("all", True)])
@@ -295,21 +280,18 @@ async def refused(client: Client, status: int) -> dict[str, object]:
     return reply.error
 
 
-@pytest.mark.parametrize("begun", [b"P", b"POST /v1/chat/completions HTTP/1.1\r\nHo", DECLARED[:-2]])
-async def test_a_head_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
-    async with stage(STREAM, limits=SLOW_HEAD) as here, here.client() as client:
-        client.send(begun)
-        assert (await refused(client, 408))["code"] == "head_timeout"
-        assert here.received == 0
-
-
 @pytest.mark.parametrize(
-    "begun", [DECLARED, DECLARED + b"x" * 799, CHUNKED, CHUNKED + chunk(b"x") + b"0\r\n"]
+    ("limits", "begun", "code"),
+    [
+        *((SLOW_HEAD, begun, "head_timeout") for begun in (b"P", DECLARED[:40], DECLARED[:-2])),
+        *((SLOW_BODY, begun, "body_timeout") for begun in (DECLARED, DECLARED + b"x" * 799, CHUNKED)),
+        (SLOW_BODY, CHUNKED + chunk(b"x") + b"0\r\n", "body_timeout"),
+    ],
 )
-async def test_a_body_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
-    async with stage(STREAM, limits=SLOW_BODY) as here, here.client() as client:
+async def test_what_does_not_come_to_its_end_gets_408(limits: Limits, begun: bytes, code: str) -> None:
+    async with stage(STREAM, limits=limits) as here, here.client() as client:
         client.send(begun)
-        assert (await refused(client, 408))["code"] == "body_timeout"
+        assert (await refused(client, 408))["code"] == code
         assert here.received == 0
 
 
@@ -329,14 +311,9 @@ async def test_a_request_in_flight_has_no_timeout_of_its_clients() -> None:
 
     limits = Limits(head_timeout_s=SHORT_S, body_timeout_s=SHORT_S, idle_timeout_s=SHORT_S)
     async with stage(slow, limits=limits) as here, here.client() as client:
-        assert (await client.ask(chat(stream=False))).status == 200
-
-
-async def test_a_second_request_that_stays_incomplete_gets_408_after_the_answer_to_the_first() -> None:
-    limits = Limits(head_timeout_s=SHORT_S, body_timeout_s=SHORT_S, idle_timeout_s=LONG_S)
-    async with stage(STREAM, limits=limits) as here, here.client() as client:
-        client.send(chat() + DECLARED[:40])
-        assert (await client.reply()).body == b"".join(TOKENS)
+        # A second request that stays incomplete is refused after the answer to the first.
+        client.send(chat(stream=False) + DECLARED[:40])
+        assert (await client.reply()).status == 200
         assert (await refused(client, 408))["code"] == "head_timeout"
 
 
@@ -414,6 +391,12 @@ async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
         first.abort()
         await here.until(lambda: here.gateway.memory.used == 601)
         assert (await second.ask(chunk(b"}") + LAST_CHUNK)).status == 200
+        # A refused body gives its memory back at once.
+        second.send(CHUNKED + chunk(b"x" * 600))
+        await here.until(lambda: here.gateway.memory.used == 600)
+        second.send(b"zz\r\n")
+        assert (await second.reply()).status == 400
+        assert here.gateway.memory.used == 0
 
 
 async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() -> None:
@@ -440,15 +423,6 @@ async def test_a_reset_behind_more_pipelined_bytes_than_are_read_is_seen() -> No
         client.reset()
         await here.until(lambda: not here.gateway.clients)
         assert here.plane.board.in_flight == 0
-
-
-async def test_a_refused_body_gives_its_memory_back_at_once() -> None:
-    async with stage(STREAM, limits=FEW) as here, here.client() as client:
-        client.send(CHUNKED + chunk(b"x" * 600))
-        await here.until(lambda: here.gateway.memory.used == 600)
-        client.send(b"zz\r\n")
-        assert (await client.reply()).status == 400
-        assert here.gateway.memory.used == 0
 
 
 # Readers slower than their units

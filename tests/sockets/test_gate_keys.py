@@ -91,21 +91,17 @@ async def test_without_a_key_that_counts_nothing_is_served_but_health(tmp_path: 
         assert here.received == 0
 
 
-async def test_anthropics_clients_get_anthropics_errors(tmp_path: Path) -> None:
-    async with keyed(tmp_path, STREAM, line(models=["other"])) as here, here.client() as client:
-        body = b'{"model": "tiny", "messages": []}'
-        wrong = await client.ask(post(body, "x-api-key: sk-no\r\n", "/v1/messages"))
-        assert (wrong.status, orjson.loads(wrong.body)["error"]["type"]) == (401, "authentication_error")
-        barred = await client.ask(post(body, f"x-api-key: {KEY}\r\n", "/v1/messages"))
-        assert (barred.status, orjson.loads(barred.body)["error"]["type"]) == (403, "permission_error")
-
-
 async def test_a_key_is_for_its_models_and_its_priorities(tmp_path: Path) -> None:
     others = line("other", "sk-other", models=["large"]), line("last", "sk-last", priority=[10, 100])
     lines = [line(models=["tiny"], priority=[0, 5]), *others]
     async with keyed(tmp_path, STREAM, *lines) as here, here.client() as client:
         reply = await client.ask(chat(head=bearer("sk-other")))
         assert (reply.status, reply.error["code"]) == (403, "model_not_allowed")
+        # Anthropic's clients get Anthropic's errors.
+        for key, status, kind in (("no", 401, "authentication_error"), ("other", 403, "permission_error")):
+            body = b'{"model": "tiny", "messages": []}'
+            reply = await client.ask(post(body, f"x-api-key: sk-{key}\r\n", "/v1/messages"))
+            assert (reply.status, reply.json["error"]["type"]) == (status, kind)
         for request in (
             chat(head=BEARER, priority=-1),
             chat(head=f"{BEARER}x-priority: 6\r\n"),

@@ -12,13 +12,10 @@ from cellgate.router.board import Board
 from tests.wire.client import chat, get
 from tests.wire.stage import stage
 from tests.wire.unit import (
-    LAST_CHUNK,
     PAUSE_S,
-    SSE_HEAD,
     STREAM,
     TOKENS,
     Received,
-    chunk,
     then_close,
     whole,
 )
@@ -130,25 +127,6 @@ async def test_head_is_answered_by_a_head() -> None:
         assert [connection.requests for connection in here.unit.connections] == [2]
 
 
-async def test_each_event_is_shown_as_soon_as_it_is_there() -> None:
-    go_on = asyncio.Event()
-
-    async def play(request: Received) -> None:
-        request.write(SSE_HEAD)
-        for token in TOKENS:
-            request.write(chunk(token))
-            await go_on.wait()
-            go_on.clear()
-        request.write(LAST_CHUNK)
-
-    async with stage(play) as here, here.client() as client:
-        client.send(chat())
-        for token in TOKENS:
-            assert (await client.event()).endswith(token)
-            go_on.set()
-        assert (await client.reader.readexactly(7)) == b"\r\n" + LAST_CHUNK
-
-
 # Connections to units that grow stale
 
 
@@ -238,26 +216,6 @@ async def test_an_answer_that_broke_off_gets_no_free_try_and_is_never_taken_for_
 
 
 # Patience
-
-
-async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.process.signals.TICK_S", 0.01)
-    begin = asyncio.Event()
-
-    async def play(request: Received) -> None:
-        request.write(SSE_HEAD)
-        await begin.wait()
-        request.write(b"".join(map(chunk, TOKENS)) + LAST_CHUNK)
-
-    async with stage(play, timeouts=Timeouts(head_hold_s=PAUSE_S)) as here, here.client() as client:
-        client.send(chat())
-        head = await client.reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-        for _ in range(2):
-            assert b"\n\n" in await client.event()
-        begin.set()
-        rest = await client.reader.readuntil(LAST_CHUNK)
-        assert rest.endswith(b"".join(TOKENS) + b"\r\n" + LAST_CHUNK)
 
 
 async def test_a_whole_answer_that_takes_too_long_is_not_computed_again(

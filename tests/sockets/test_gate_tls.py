@@ -195,7 +195,7 @@ async def test_a_new_certificate_is_shown_to_the_next_client(
     server.close()
 
 
-def test_an_authority_that_is_replaced_is_no_longer_trusted(tmp_path: Path) -> None:
+def test_other_authorities_and_files_are_taken_and_a_quiet_process_reports_nothing(tmp_path: Path) -> None:
     files = Files(tmp_path)
     ca = tmp_path / "ca.crt"
     shutil.copyfile(files.authorities[0].cert, ca)
@@ -206,21 +206,14 @@ def test_an_authority_that_is_replaced_is_no_longer_trusted(tmp_path: Path) -> N
     settle(tls)
     assert tls.units() is not before
     (known,) = tls.units().get_ca_certs()
-    assert "'ca1'" in str(known["subject"])
-
-
-def test_other_files_are_taken_with_the_configuration_and_clients_keep_tls(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    tls = LiveTls(Tls(cert=files.ours.cert, key=files.ours.key))
+    assert "'ca1'" in str(known["subject"]), "the one that was replaced is no longer trusted"
+    # Other files come with the configuration, and clients keep TLS.
+    tls = LiveTls(Tls(cert=files.ours.cert, key=files.ours.key), is_quiet=True)
     tls.take(Tls(ca=files.authorities[0].cert))
     assert tls.clients() is not None
     assert len(tls.units().get_ca_certs()) == 1
-
-
-def test_a_quiet_process_reports_nothing(tmp_path: Path) -> None:
-    files = Files(tmp_path)
     tls = LiveTls(Tls(cert=files.ours.cert, key=files.ours.key), is_quiet=True)
-    before = dict(TALLIES)
+    tallies = dict(TALLIES)
     files.put_a_mismatch()
     settle(tls)
-    assert before == TALLIES
+    assert tallies == TALLIES
