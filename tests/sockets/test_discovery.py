@@ -315,9 +315,7 @@ async def test_nodes_have_the_places_that_labels_say_and_each_is_asked_for_once(
         assert found == [[("r", "r-0"), ("r", "r-1")]] * 2
         rules = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-places-rbac.yaml"
         assert rights_used(api) == rights_given(rules) | {("list", "", "pods"), ("watch", "", "pods")}
-
-
-async def test_a_node_that_is_gone_keeps_no_place_from_another(tmp_path: Path) -> None:
+    # A node that is gone keeps no place from another.
     async with kubernetes_api() as api:
         on_nodes(api, first=1)
         assert await placed(api, tmp_path) == [[(), ("r", "r-1")]] * 2

@@ -68,16 +68,15 @@ async def test_bytes_pass_both_ways_and_a_place_on_the_unit_is_taken() -> None:
         await here.until(lambda: here.outcomes == ["ok"])
         assert [record.status for record in here.records.kept] == [101]
 
+        async def one(request: Received) -> None:
+            request.write(SWITCHED + b"\x88\x00")
+            request.connection.writer.close()
 
-async def test_the_unit_ends_it() -> None:
-    async def one(request: Received) -> None:
-        request.write(SWITCHED + b"\x88\x00")
-        request.connection.writer.close()
-
-    async with stage(one, realtime=True) as here, here.client() as client:
-        await begun(client)
-        assert await client.rest() == b"\x88\x00"
-        await here.until(lambda: here.outcomes == ["ok"])
+        here.unit.script = one
+        async with here.client() as other:
+            await begun(other)
+            assert await other.rest() == b"\x88\x00", "the unit ends it"
+        await here.until(lambda: here.outcomes == ["ok"] * 2)
 
 
 async def test_off_it_is_not_supported_and_other_upgrades_are_ignored() -> None:

@@ -137,6 +137,8 @@ def test_a_good_head_is_read() -> None:
 def test_an_absolute_target_is_taken_for_its_path() -> None:
     for target, expected in {
         b"http://other/v1/models?x=1": b"/v1/models?x=1",
+        b"HTTPS://a.b-c:8000/v1/models": b"/v1/models",
+        b"http://[::1]:80/v1/models": b"/v1/models",
         b"HTTPS://other": b"/",
         b"/a://b": b"/a://b",
     }.items():

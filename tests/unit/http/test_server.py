@@ -214,20 +214,6 @@ def test_the_name_of_another_protocol_may_stand_anywhere_else() -> None:
         assert (len(told.requests), reader.failure) == (1, None), data[:at]
 
 
-@pytest.mark.parametrize(
-    ("target", "path"),
-    [
-        (b"http://a/v1/models", b"/v1/models"),
-        (b"HTTPS://a.b-c:8000/v1/models?x=y", b"/v1/models"),
-        (b"http://[::1]:80/v1/models", b"/v1/models"),
-        (b"http://a", b"/"),
-    ],
-)
-def test_a_target_with_its_authority_names_the_path_behind_it(target: bytes, path: bytes) -> None:
-    told, _ = read(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
-    assert [request.path for request in told.requests] == [path]
-
-
 # Clients that send more than one turn of the loop should parse: others have their turn in between.
 
 READ_BYTES = 256_000
