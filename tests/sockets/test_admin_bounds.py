@@ -275,8 +275,9 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
     ],
 )
 async def test_what_fails_is_answered_and_ends_the_connection(
-    sent: bytes, tick_at_s: float | None, status: bytes, code: bytes
+    sent: bytes, tick_at_s: float | None, status: bytes, code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(http, "LINGER_S", 0.05)
     answer = await talk(sent, tick_at_s=tick_at_s)
     assert re.match(rb"HTTP/1\.[01] " + status, answer)
     assert b'"code":"%b"' % code in answer
