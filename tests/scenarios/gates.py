@@ -6,6 +6,7 @@ Clients come through an ingress that goes by the gates' readiness, as any load b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -28,6 +29,8 @@ from tests.sim.redis import SimRedis
 HOSTS = ("gate", "gate-2")
 DELAY_S = 0.5
 DRAIN_S = 300.0
+ROLLED_S = 60.0
+LOOKED_AT_S = 2.0
 
 
 class GatesStage(Stage):
@@ -52,6 +55,10 @@ class GatesStage(Stage):
         """As an operator does, at all gates."""
         for gate in self.alive.values():
             gate.set_drain(unit, drained)
+
+    def in_flight(self, unit: str) -> int:
+        """At all gates."""
+        return sum(gate.board.units[unit].in_flight for gate in self.alive.values())
 
     async def replace_gate(self, host: str) -> None:
         """One gate stops in good order, then another one starts in its place, and is ready."""
@@ -161,3 +168,24 @@ async def roll_gates(stage: GatesStage) -> None:
     for host in HOSTS:
         await stage.replace_gate(host)
         await asyncio.sleep(1.0)
+
+
+async def roll_units(stage: GatesStage, names: Iterable[str]) -> None:
+    """One unit after the other: drained, restarted once it is empty, and back in use."""
+    for name in names:
+        stage.drain(name, drained=True)
+        await stage.until(lambda name=name: not stage.in_flight(name), ROLLED_S)  # type: ignore[misc]
+        stage.engines[name].restart()
+        stage.drain(name, drained=False)
+        await asyncio.sleep(LOOKED_AT_S)
+        await stage.until(stage.all_up, BACK_S)
+
+
+async def lose_redis(stage: GatesStage, rng: Random, most_s: float = 10.0) -> None:
+    """It is away or hangs, and comes back with or without what it knew."""
+    redis = stage.redis
+    redis.is_away, redis.hangs = (True, False) if rng.random() < 0.5 else (False, True)
+    await asyncio.sleep(rng.uniform(2.0, most_s))
+    if rng.random() < 0.5:
+        redis.forget()
+    redis.is_away = redis.hangs = False

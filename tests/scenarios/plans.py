@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from cellgate.proxy.config.settings import Timeouts
-from tests.scenarios.gates import GatesStage, roll_gates
+from tests.scenarios.gates import GatesStage, lose_redis, roll_gates, roll_units
 from tests.scenarios.harness import BACK_S, COMPLETIONS, MESSAGES, RESPONSES, RULES
 from tests.scenarios.visit import Visit
 from tests.sim.agent_speech import AGENT
@@ -39,7 +39,6 @@ from tests.sim.world import World
 UNITS = 3
 USERS = 8
 ACT_S = (8.0, 15.0)
-ROLLED_S = 60.0
 LOOKED_AT_S = 2.0
 LIES_MOST = 0.1
 """The share of answers that may be nonsense."""
@@ -84,35 +83,10 @@ def _drop_link(world: World, engine: Engine) -> None:
     world.net.partition(engine.nodes[-1].agent)
 
 
-async def _roll_units(plan: Plan) -> None:
-    """One unit after the other: drained, restarted once it is empty, and back in use."""
-    stage = plan.stage
-    for name, engine in stage.engines.items():
-        stage.drain(name, drained=True)
-        await stage.until(lambda name=name: not plan.in_flight(name), ROLLED_S)  # type: ignore[misc]
-        engine.restart()
-        stage.drain(name, drained=False)
-        await asyncio.sleep(LOOKED_AT_S)
-        await stage.until(stage.all_up, BACK_S)
-
-
-async def _roll_gates(plan: Plan) -> None:
-    await roll_gates(plan.stage)
-
-
-async def _lose_redis(plan: Plan) -> None:
-    redis, rng = plan.stage.redis, plan.rng
-    redis.is_away, redis.hangs = (True, False) if rng.random() < 0.5 else (False, True)
-    await asyncio.sleep(rng.uniform(2.0, 10.0))
-    if rng.random() < 0.5:
-        redis.forget()
-    redis.is_away = redis.hangs = False
-
-
-ACTS: dict[str, Callable[[Plan], Awaitable[None]]] = {
-    "rolling restart of units": _roll_units,
-    "rolling restart of gates": _roll_gates,
-    "Redis outage": _lose_redis,
+ACTS: dict[str, Callable[[GatesStage, Random], Awaitable[None]]] = {
+    "rolling restart of units": lambda stage, _: roll_units(stage, stage.engines),
+    "rolling restart of gates": lambda stage, _: roll_gates(stage),
+    "Redis outage": lose_redis,
 }
 """What befalls more than one unit. While units are rolled no other fault is dealt."""
 
@@ -142,10 +116,6 @@ class Plan:
         self.stage.play(self._scenario())
         self.wrong = self._check()
 
-    def in_flight(self, unit: str) -> int:
-        """At all gates."""
-        return sum(gate.board.units[unit].in_flight for gate in self.stage.alive.values())
-
     # -- what happens --------------------------------------------------------------------------------------
 
     async def _scenario(self) -> None:
@@ -157,10 +127,10 @@ class Plan:
         self.dealt[name] += 1
         if name == "rolling restart of units":
             await self._let_be()
-            await ACTS[name](self)
+            await ACTS[name](self.stage, rng)
             self._deal_on()
         else:
-            await ACTS[name](self)
+            await ACTS[name](self.stage, rng)
         await asyncio.sleep(rng.uniform(*ACT_S))
         await self._let_be()
         self._users_are_here = False

@@ -6,8 +6,7 @@ from collections import Counter, deque
 
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
-from tests.scenarios.day import Day
-from tests.scenarios.day_acts import ACTS
+from tests.scenarios.day import ACTS, Day
 from tests.scenarios.day_sizes import Mark, grown, sizes
 from tests.scenarios.plans import STRIKES
 

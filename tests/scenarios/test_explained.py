@@ -16,7 +16,7 @@ from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.seeds import seeds
-from tests.scenarios.test_slow_units import DEGRADED_LIMIT_S, TIMING, USERS, long_answers
+from tests.scenarios.test_slow_engines import DEGRADED_LIMIT_S, TIMING, USERS, long_answers
 from tests.scenarios.users import Users
 from tests.sim import hurt
 from tests.sim.behaviour import Behaviour

@@ -25,8 +25,8 @@ def is_held(stage: Stage, name: str) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("units", [1, 2])
-@played(Stage, given=("units",), can_pause=True)
+@pytest.mark.parametrize(("kind", "units"), [(Stage, 1), (Stage, 2), (CrewStage, 2)])
+@played(lambda kind, units: kind(units=units, can_pause=True), given=("kind", "units"))
 async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage, mode: str) -> None:
     medic = Medic(stage)
     crowd = stage.crowd(8, max_tokens=100)
@@ -50,21 +50,6 @@ async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage
     assert stage.continuations()["not_continuable"] == stage.continuations()["refused"] == 0
     assert (stage.continuations()["continued"] > 0) is (mode == "abort")
     assert len(stage.told("hold")) == len(stage.told("hold_over")) == 1
-
-
-@pytest.mark.parametrize("mode", MODES)
-@played(CrewStage, units=2, can_pause=True)
-async def test_with_several_workers_nobody_is_lost_either(stage: CrewStage, mode: str) -> None:
-    crowd = stage.crowd(8, max_tokens=100)
-    await asyncio.sleep(0.8)
-    stage.engines["a"].pause(mode)
-    await stage.until(lambda: is_held(stage, "a"), IDLE_S if mode == "wait" else 1.5)
-    late = stage.crowd(4, max_tokens=4)
-    await asyncio.sleep(PAUSE_S)
-    stage.engines["a"].resume()
-    assert all(visit.is_answered for visit in [*await crowd, *await late])
-    await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
-    assert stage.flips("a") == ["up"]
 
 
 @played(Stage, units=2, can_pause=True)

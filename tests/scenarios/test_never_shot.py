@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -183,3 +184,17 @@ def test_a_gate_that_stood_still_under_load_holds_it_against_nobody(options: dic
 
     stage.play(scenario())
     assert not stage.shots()
+
+
+def test_a_gate_that_stands_still_blames_none_of_its_probes(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour.silent = True
+        await asyncio.sleep(1.5)
+        stage.stand_still(5.0)
+        await asyncio.sleep(1.0)
+
+    with caplog.at_level(logging.ERROR):
+        stage.play(scenario())
+    assert not caplog.records

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
 
 from cellgate.router.nouns import Verdict
-from tests.scenarios.harness import Stage
+from tests.scenarios.harness import BACK_S, RULES, Stage
 from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour
@@ -246,3 +248,150 @@ async def test_an_engine_for_one_request_computes_a_long_one_to_its_end(stage: S
     await asyncio.sleep(1.0)
     assert all(stage.flips(name) == ["up"] for name in stage.engines)
     assert not stage.gate.containment.counts["deaths"]
+
+
+# -- units that are slower than others, or have only just come up: they get less --------------------------
+
+TIMING = Timing(step_s=0.1)
+USERS = 16
+DEGRADED_LIMIT_S = 60.0
+
+
+def long_answers(rng: Random) -> dict[str, Any]:
+    """Prompts take little of a unit's time, so that its gaps are compared in each comparison."""
+    return {"prompt_tokens": rng.randrange(20, 400), "max_tokens": rng.randrange(40, 120)}
+
+
+def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected() -> None:
+    """Whom each of the few requests goes to is by chance: how much less it gets is the median of worlds."""
+    assert median(_share_of_a_degraded_one(seed) for seed in (0, 2, 4)) < 0.7
+
+
+def _share_of_a_degraded_one(seed: int) -> float:
+    """How many requests the slower one gets for one of the other."""
+    stage = Stage(seed, timing=TIMING)
+    board, engine, shares = stage.gate.board, stage.engines["a"], []
+
+    async def scenario() -> None:
+        users = Users(stage, USERS, long_answers)
+        await asyncio.sleep(15.0)
+        engine.behaviour.slow = 1.5
+        await stage.until(lambda: board.units["a"].outlier.degraded > 0.0, DEGRADED_LIMIT_S)
+        at = stage.now
+        await asyncio.sleep(30.0)
+        assert board.units["a"].outlier.degraded == pytest.approx(1.0 - 1.0 / 1.5, abs=0.1)
+        shares.append(len(stage.picks("a", at)) / len(stage.picks("b", at)))
+        engine.behaviour.slow = 1.0
+        await stage.until(lambda: board.units["a"].outlier.degraded == 0.0, DEGRADED_LIMIT_S)
+        await users.leave()
+
+    stage.play(scenario())
+    assert not stage.shots()
+    told = [(event["kind"], event["unit"]) for event in stage.gate.events.last() if event["kind"] != "flip"]
+    assert told == [("degraded", "a"), ("recovered", "a")]
+    return shares[0]
+
+
+def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
+    """In the median of worlds: whom each request goes to is by chance."""
+    worlds = [_shares_of_one_that_came_back(Stage(seed, timing=TIMING)) for seed in range(5)]
+    begun, half, whole = map(median, zip(*worlds, strict=True))
+    # Who has least gets most until they are even, but no more than the share it is considered for, and one
+    # request whenever it has none.
+    assert begun < half < 0.75
+    assert begun < 0.45
+    assert whole > 0.4
+
+
+def _shares_of_one_that_came_back(stage: Stage) -> list[float]:
+    """What it gets of all requests in each half of its slow start, and as long behind it."""
+    shares: list[float] = []
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        stage.engines["a"].die()
+        await asyncio.sleep(5.0)
+        stage.engines["a"].restart()
+        await stage.until(stage.all_up, BACK_S)
+        for _ in range(3):
+            since = stage.now
+            await asyncio.sleep(RULES.slow_start_s / 2.0)
+            picks = len(stage.picks("a", since))
+            shares.append(picks / (picks + len(stage.picks("b", since))))
+        await users.leave()
+
+    stage.play(scenario())
+    return shares
+
+
+# -- first tokens that are late for another reason than prefill -------------------------------------------
+
+LATE = Timing(prefill_s=0.5, prefill_tokens_per_s=50_000.0)
+"""Each prompt takes half a second before its prefill begins, however many there are. Who took that for work
+would send such an engine a prompt at a time, learn from that how slow it is, and refuse what it could have
+answered.
+"""
+PROMPT_TOKENS = 1000
+BURST = 200
+BURST_S = LATE.prefill_s + BURST * PROMPT_TOKENS / LATE.prefill_tokens_per_s
+"""One of the two units alone would need so long for all of a burst, were its steps for nothing."""
+WORLDS = range(1, 6)
+
+
+def alike(rng: Random) -> dict[str, Any]:
+    """Nothing can be told from the lengths of these."""
+    return {"prompt_tokens": PROMPT_TOKENS, "max_tokens": 4, "stream": True}
+
+
+def mixed(rng: Random) -> dict[str, Any]:
+    return {"prompt_tokens": rng.randrange(100, 4000), "max_tokens": 4, "stream": True}
+
+
+async def burst_s(stage: Stage, deadline_s: float) -> float:
+    """Send a burst; when the last of its first tokens came. None is refused."""
+    headers = {"x-slo-ttft-ms": str(int(1000 * deadline_s))}
+    asks = [stage.ask(headers=headers, **alike(stage.rng)) for _ in range(BURST)]
+    visits = await asyncio.gather(*asks)
+    assert [visit.reply.status for visit in visits] == [200] * BURST
+    return max(visit.reply.event_times_s[0] - visit.reply.sent_s for visit in visits)
+
+
+@pytest.mark.parametrize(
+    ("users", "draw"),
+    [
+        (1, mixed),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((1, alike), (6, alike), (6, mixed))),
+    ],
+)
+def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
+    draw: Callable[[Random], dict[str, Any]], users: int
+) -> None:
+    """In all worlds but one at most: two equal units get about half of the burst each, however little has
+    been seen of them before.
+    """
+    took_s = []
+    for seed in WORLDS:
+        stage = Stage(seed=seed, units=2, timing=LATE)
+
+        async def scenario(stage: Stage = stage) -> None:
+            quiet = Users(stage, users, draw)
+            await asyncio.sleep(60.0)
+            await quiet.leave()
+            took_s.append(await burst_s(stage, deadline_s=2.0 * BURST_S))
+
+        stage.play(scenario())
+    assert sorted(took_s)[-2] < 0.75 * BURST_S, took_s
+
+
+@played(Stage, units=1, timing=LATE)
+async def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet(stage: Stage) -> None:
+    crowded_s = await burst_s(stage, deadline_s=60.0)
+    rates = stage.gate.board.units["a"].costs.rates
+    learnt = rates.prefill_tokens_s.value
+    quiet = Users(stage, 1, alike)
+    await asyncio.sleep(60.0)
+    await quiet.leave()
+    assert rates.prefill_tokens_s.value > 0.8 * learnt
+    assert rates.latency.value == pytest.approx(LATE.prefill_s, rel=0.1)
+    assert await burst_s(stage, deadline_s=2.0 * BURST_S) < 1.1 * crowded_s

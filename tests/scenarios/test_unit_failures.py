@@ -11,8 +11,10 @@ from cellgate.proxy.config.settings import Timeouts
 from cellgate.router.nouns import Outcome, Rules, Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds
+from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End
+from tests.sim.timing import Timing
 from tests.sim.world import played
 
 # -- streams that break ------------------------------------------------------------------------------------
@@ -171,3 +173,32 @@ async def test_an_error_that_never_ends_does_not_keep_its_connection(stage: Stag
     kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]
     # A probe's every second, and each stays for a few.
     assert len(kept) <= 20
+
+
+@played(Stage, units=3)
+async def test_a_unit_that_fails_at_once_gets_no_more_requests_than_canaries(stage: Stage) -> None:
+    users = Users(stage, 6)
+    await asyncio.sleep(10.0)
+    stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+    await asyncio.sleep(5.0)
+    since = stage.now
+    await asyncio.sleep(60.0)
+    # A unit that shows no life gets a canary every 2 s.
+    assert len(stage.picks("a", since)) <= 60.0 / 2.0
+    assert len(stage.picks("b", since)) > 100
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+
+
+@played(Stage, 1, timing=Timing(step_s=0.05), timeouts=Timeouts(answer_s=60.0))
+async def test_streams_that_a_unit_has_lost_are_held_against_it_now_and_then(stage: Stage) -> None:
+    """It passes every canary: to suspect it every second would say nothing new."""
+    stage.engines["a"].behaviour = Behaviour(breaks=Break.LOSE, breaks_after_events=3)
+    users = Users(stage, 8)
+    await asyncio.sleep(120.0)
+    stage.engines["a"].behaviour = Behaviour()
+    await users.leave()
+    assert "down" not in stage.flips("a")
+    # It was 168 when it could be suspected of the same streams again and again.
+    assert len(stage.flips("a")) < 60
+    assert stage.flips("b") == ["up"]
