@@ -151,7 +151,7 @@ def mistake(query: dict[str, str], body: bytes | None = None) -> str:
     return found.message
 
 
-def test_candidates_come_with_each_term_in_seconds() -> None:
+def test_candidates_come_with_each_term_in_seconds_and_parameters_stand_for_header_lines() -> None:
     found = explain(router_of(2), model="m", prompt_tokens="1000")
     assert (found["decision"], found["unit"], found["reason"]) == ("sent", "u1", "unit u1 ranks first")
     first = found["units"][0]
@@ -162,6 +162,11 @@ def test_candidates_come_with_each_term_in_seconds() -> None:
     assert list(first["cost"]) == [f"{term}_s" for term in terms.split()]
     # It is for JSON, as it is.
     assert orjson.loads(orjson.dumps(found)) == found
+    asked = explain(router_of(), model="m", session="s", tenant="t", priority="-3")["ask"]
+    assert (asked["session"], asked["tenant"], asked["priority"]) == ("s", "t", -3)
+    late = explain(router_of(), model="m", prompt_tokens="4000", ttft_ms="10")
+    assert (late["decision"], late["unit"]) == ("refused", None)
+    assert late["reason"].startswith("429: it could not be answered before its deadline")
 
 
 def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
@@ -178,14 +183,6 @@ def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
     router.board.units["u0"].costs.prefixes.record(lease.ask.blocks)
     again = explain(router, body)
     assert (again["unit"], again["units"][0]["cached_tokens"]) == ("u0", 7 * 128)
-
-
-def test_parameters_stand_for_header_lines() -> None:
-    asked = explain(router_of(), model="m", session="s", tenant="t", priority="-3")["ask"]
-    assert (asked["session"], asked["tenant"], asked["priority"]) == ("s", "t", -3)
-    late = explain(router_of(), model="m", prompt_tokens="4000", ttft_ms="10")
-    assert (late["decision"], late["unit"]) == ("refused", None)
-    assert late["reason"].startswith("429: it could not be answered before its deadline")
 
 
 def test_who_would_wait_is_told_why_and_behind_what() -> None:

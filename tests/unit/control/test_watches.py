@@ -340,7 +340,7 @@ def _no_way(state: UnitState) -> Any:
 
 
 def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None:
-    """A silence that goes on is held against it once for each limit; one without requests is left alone."""
+    """Once for each limit; its counters are read before. One without requests is left alone."""
     scene = Round()
     scene.unit_state().answered_at = NOW + 50.0
     scene.stall_watch.tick(NOW + 50.0, 0.0)
@@ -358,9 +358,6 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     for quarter in range(5, 13):
         scene.stall_watch.tick(NOW + quarter / 4, 0.0)
     assert scene.asked == [doubted, ("a", Readiness.name), doubted, doubted]
-
-
-def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.board.report(Load("a", NOW, running=1, progress=1.0, sighted=True))
@@ -611,7 +608,7 @@ def test_a_prompt_whose_gate_was_killed_goes_to_another_one() -> None:
 
 
 def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> None:
-    """But the request goes to no third unit."""
+    """But the request goes to no third unit. Many at one unit all go to another."""
     contained, tried = Contained(a="http://a", b="http://b", c="http://c"), list[str]()
     for name in "ab":
         assert not contained.all.bars(PROMPT, tried)
@@ -624,9 +621,6 @@ def test_what_was_given_up_by_a_time_out_of_ours_makes_no_prompt_poison() -> Non
     contained.all.tick(NOW + 1000.0)
     assert not contained.all.bars(PROMPT, tried)
     assert not contained.all.watchful
-
-
-def test_many_requests_of_one_prompt_at_one_unit_that_was_given_up_all_go_to_another() -> None:
     contained = Contained(a="http://a", b="http://b")
     for _ in range(4):
         contained.broke("a", FailureKind.CUT, 5)

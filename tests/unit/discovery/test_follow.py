@@ -144,11 +144,17 @@ def test_a_source_may_bring_whole_cells_with_their_weights() -> None:
 
 
 async def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
+    """What is held against the one is not held against the other."""
     gate, _ = await begin(Found((unit("fixed", "other"), unit("a"))))
     await asyncio.sleep(5.0)
     assert gate.board.units["fixed"].unit.url == "http://fixed:1"
     clashes = [detail for kind, detail in gate.events if kind == "clash"]
     assert clashes == ["scripted x: its unit fixed is ignored: another unit has that name"]
+    namesake, held = unit("fixed", "other"), replace(DELETED, unit="fixed")
+    gate, _ = await begin(Found((namesake,), suspicions=(held,), epochs=(("fixed", "1"),)), Found())
+    gate.up("fixed")
+    await asyncio.sleep(1.1)
+    assert (gate.verdict("fixed"), gate.told) == (Verdict.UP, [])
 
 
 async def test_a_lost_world_leaves_the_last_units_and_is_told_once_and_again_when_it_is_back() -> None:
@@ -188,6 +194,7 @@ async def test_what_was_found_before_this_process_stays_until_all_sources_have_f
 
 
 async def test_a_fatal_doubt_takes_a_unit_out_at_once_and_only_its_end_lets_it_back() -> None:
+    """One that is not fatal is a suspicion told once."""
     gate, _ = await begin(A, replace(A, suspicions=(DELETED,)), A)
     lease = gate.lease("a")
     await asyncio.sleep(1.1)
@@ -197,9 +204,6 @@ async def test_a_fatal_doubt_takes_a_unit_out_at_once_and_only_its_end_lets_it_b
     await asyncio.sleep(1.0)
     gate.up("a")
     assert gate.verdict("a") is Verdict.PROBATION
-
-
-async def test_a_doubt_that_is_not_fatal_is_a_suspicion_told_once() -> None:
     doubted = replace(A, suspicions=(replace(DELETED, reason="its pod is not ready", fatal=False),))
     gate, _ = await begin(A, doubted, doubted, replace(doubted, units=A.units + B.units))
     gate.up("a")
@@ -242,16 +246,13 @@ async def test_requests_of_a_unit_that_is_gone_for_good_move_and_none_waits_to_f
 
 
 async def test_a_reload_keeps_what_a_source_found_that_stays_and_follows_it_on() -> None:
+    """Units of one that is replaced stay until the new one has found some, with what it held against them."""
     gate, discovery = await begin(A, B)
     other = Fleet((Cell("c"),), (Unit("also", "c", "http://also:1"),))
     assert discovery.take(other, [Scripted("x")]) == "+also -fixed"
     assert names(gate) == ["also", "a"]
     await asyncio.sleep(1.1)
     assert names(gate) == ["also", "b"]
-
-
-async def test_units_of_a_source_that_is_replaced_stay_until_the_new_one_has_found_some() -> None:
-    """With what it held against them."""
     _worlds["y"] = [SourceError("not yet"), Found(B.units + D.units)]
     held = replace(DELETED, unit="b")
     gate, discovery = await begin(Found(A.units + B.units, suspicions=(held,)))
@@ -264,11 +265,3 @@ async def test_units_of_a_source_that_is_replaced_stay_until_the_new_one_has_fou
     assert gate.board.units["b"] is kept
     assert kept.case.faults == frozenset()
     assert "clash" not in dict(gate.events)
-
-
-async def test_what_is_held_against_a_unit_is_not_held_against_another_of_its_name() -> None:
-    namesake, held = unit("fixed", "other"), replace(DELETED, unit="fixed")
-    gate, _ = await begin(Found((namesake,), suspicions=(held,), epochs=(("fixed", "1"),)), Found())
-    gate.up("fixed")
-    await asyncio.sleep(1.1)
-    assert (gate.verdict("fixed"), gate.told) == (Verdict.UP, [])

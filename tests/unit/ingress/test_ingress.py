@@ -495,16 +495,13 @@ def test_the_gate_is_what_its_usable_units_are() -> None:
     assert gate_reply(here, LATE, stopping=True) == AgentReply(ServerState.DRAIN)
 
 
-def test_small_changes_are_not_worth_a_word() -> None:
+def test_small_changes_are_not_worth_a_word_and_each_load_balancer_gets_its_part_of_the_places() -> None:
     speaker = ReplyFormatter()
     lines = [
         speaker.line("a", AgentReply(ServerState.UP, percent, 32), 1)
         for percent in (80, 84, 76, 74, 78, 96, 99, 100, 97)
     ]
     assert b" ".join(line.split()[2] for line in lines) == b"80% 80% 80% 74% 74% 96% 96% 100% 100%"
-
-
-def test_each_load_balancer_gets_its_part_of_the_places() -> None:
     lines = [
         ReplyFormatter().line("a", AgentReply(ServerState.UP, 100, 32), balancers)
         for balancers in (1, 2, 3, 100)

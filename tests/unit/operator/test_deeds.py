@@ -194,14 +194,11 @@ def test_fields_that_are_null_are_as_if_they_were_not_there(strategy: dict[str, 
 CLAIM = Claim("u1", "c", "g1", "u1-1", attempt=2, rest_s=30.0)
 
 
-def test_cells_have_names_of_their_own() -> None:
+def test_cells_have_names_of_their_own_and_a_token_grows_with_each_holder_and_not_with_renewals() -> None:
     names = [leases.lease_name(cell) for cell in ("east", "East", "e_st", "e-st", "e.st", "e-", "x" * 128)]
     assert names[0] == "cellgate-east"
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[a-z0-9]([a-z0-9-]{,251}[a-z0-9])?", name) for name in names)
-
-
-def test_a_token_grows_with_each_holder_and_not_with_renewals() -> None:
     lease = leases.new_lease("c")
     for gate, token in (("g1", 1), ("g1", 1), ("g2", 2), ("g1", 3)):
         lease = leases.held(lease, gate, 10.0, "2026-01-01T00:00:00.000Z")
@@ -251,7 +248,7 @@ def run(folder: Path, script: str, word: str, tool: tuple[str, str], **about: st
     (folder / tool[0]).write_text(TOOL + tool[1])
     (folder / tool[0]).chmod(0o700)
     calls = folder / "calls"
-    calls.touch()
+    calls.write_text("")
     told = {f"CELLGATE_{name.upper()}": value for name, value in about.items()}
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls), **told}
     done = subprocess.run([FOLDER / script, word], env=env, capture_output=True, text=True, check=False)
@@ -294,6 +291,7 @@ ABOUT_EXAMPLE = {"id": "a1-7", "reason": "gone " * 100}
 
 
 def test_the_tasks_of_all_nodes_are_stopped(tmp_path: Path) -> None:
+    """One that cannot be stopped spares no other, and no task at all is a failure."""
     ran = run(tmp_path, "ecs-stop-task.sh", "gpus", ("aws", AWS), nodes="n0,n1", **ABOUT_EXAMPLE)
     stopped = [call.split("][") for call in ran.calls if "stop-task" in call]
     assert ran.code == 0
@@ -302,11 +300,6 @@ def test_the_tasks_of_all_nodes_are_stopped(tmp_path: Path) -> None:
     ]
     assert all(call[8].startswith("cellgate a1-7: gone gone") for call in stopped)
     assert all(len(call[8]) == 200 for call in stopped)
-
-
-def test_a_task_that_cannot_be_stopped_spares_no_other_and_no_task_at_all_is_a_failure(
-    tmp_path: Path,
-) -> None:
     ran = run(tmp_path, "ecs-stop-task.sh", "gpus", ("aws", AWS), nodes="n9", **ABOUT_EXAMPLE)
     assert ran.code == 3
     assert "no task of n9 runs in gpus" in ran.said
@@ -316,7 +309,9 @@ def test_a_task_that_cannot_be_stopped_spares_no_other_and_no_task_at_all_is_a_f
     assert sum("stop-task" in call for call in ran.calls) == 3
 
 
-def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
+def test_the_example_of_a_configuration_is_one_and_the_rights_are_those_that_the_script_needs(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "secret").write_text("s3cret")
     text = (FOLDER / "operator.yaml").read_text()
     for there, here in {
@@ -331,9 +326,6 @@ def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     remedies = load(str(tmp_path / "gate.yaml"), Overrides(), {}).remedies
     assert list(remedies) == ["kubernetes", "elsewhere"]
     assert remedies["kubernetes"].dry_run
-
-
-def test_the_rights_are_those_that_the_script_needs() -> None:
     role, binding = yaml.safe_load_all((FOLDER / "lws-rbac.yaml").read_text())
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}

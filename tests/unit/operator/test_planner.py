@@ -104,6 +104,7 @@ def test_attempts_are_further_and_further_apart_and_then_the_unit_is_given_up() 
 
 
 def test_a_unit_that_came_back_and_stayed_begins_anew() -> None:
+    """One that falls again at once comes nearer to being given up."""
     world = World(down="a")
     assert world.begins(10.0) == "a"
     world.end("a")
@@ -113,9 +114,6 @@ def test_a_unit_that_came_back_and_stayed_begins_anew() -> None:
     world.set("a", DOWN)
     world.look(10.0)
     assert world.courses["a"].tries == 1
-
-
-def test_one_that_falls_again_at_once_comes_nearer_to_being_given_up() -> None:
     world = World(down="a")
     for tries in (1, 2, 3):
         assert world.begins(1000.0) == "a"
@@ -128,7 +126,7 @@ def test_one_that_falls_again_at_once_comes_nearer_to_being_given_up() -> None:
 
 
 def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
-    """As does a gate that has just started, with a fleet that has too."""
+    """As does a gate that has just started, with a fleet that has too; and a start between two looks."""
     started, new = World(), World("")
     started.set("a", STARTING)
     started.look(1.0)
@@ -136,9 +134,6 @@ def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
     new.seen = {"a": UnitRow("a", "c", DOWN, 0.0)}
     for world in (started, new):
         assert [world.begins(wait_s) for wait_s in (99.0, 1.0)] == ["", "a"]
-
-
-def test_a_start_that_came_and_went_between_two_looks_counts_as_well() -> None:
     world = World(down="a")
     world.look(9.0)
     world.set("a", STARTING)
@@ -160,13 +155,8 @@ def test_who_is_drained_or_in_the_hands_of_its_orchestrator_is_left_alone(why: s
     assert world.courses["a"].tries == tries
 
 
-def test_while_the_gate_may_not_act_nothing_is_due_and_patience_begins_anew() -> None:
-    world = World(down="a")
-    assert world.look(50.0, may_act=False).held == ("a",)
-    assert [world.begins(wait_s) for wait_s in (9.0, 1.0)] == ["", "a"]
-
-
-def test_undraining_takes_up_again_what_was_given_up() -> None:
+def test_undraining_takes_up_again_what_was_given_up_and_while_the_gate_may_not_act_nothing_is_due() -> None:
+    """Patience begins anew then."""
     world = World(remedy=Remedy("x", REMEDY.action, after_s=1.0, attempts=1, backoff_s=2.0), down="a")
     world.look(1.0)
     world.end("a")
@@ -175,9 +165,13 @@ def test_undraining_takes_up_again_what_was_given_up() -> None:
     world.look(1.0)
     world.mark("a")
     assert world.begins(1.0) == "a"
+    world = World(down="a")
+    assert world.look(50.0, may_act=False).held == ("a",)
+    assert [world.begins(wait_s) for wait_s in (9.0, 1.0)] == ["", "a"]
 
 
-def test_a_unit_that_shares_its_fate_with_others_is_given_longer_and_not_for_ever() -> None:
+def test_the_unit_that_has_been_down_longest_comes_first() -> None:
+    """One that shares its fate with others is given longer, and not for ever."""
     world = World("ab", down="ab")
     for name in "ab":
         world.seen[name] = world.seen[name]._replace(shares_fate=True)
@@ -186,9 +180,6 @@ def test_a_unit_that_shares_its_fate_with_others_is_given_longer_and_not_for_eve
     world.end("a")
     world.seen["b"] = world.seen["b"]._replace(shares_fate=False)
     assert world.begins(0.0) == "b", "it has been DOWN for long enough"
-
-
-def test_the_unit_that_has_been_down_longest_comes_first() -> None:
     world = World("abc")
     for name in "cab":
         world.set(name, DOWN)
@@ -251,13 +242,10 @@ def test_cells_without_a_remedy_are_none_of_its_business() -> None:
 
 
 def test_while_another_gate_acts_it_begins_nothing_and_then_has_not_to_wait_again() -> None:
+    """Its attempt counts as one of its own, unless it is old."""
     world = World(down="a")
     assert world.look(10.0, acts=False) == RecoveryPlan(dict(world.courses), held=("a",))
     assert world.begins(1.0) == "a"
-
-
-def test_an_attempt_of_another_gate_counts_as_one_of_its_own() -> None:
-    """Unless it is old."""
     world = World(down="a")
     world.look(9.0, acts=False)
     claim = Claim("a", "c", "gate-2", "a-1", attempt=1, rest_s=100.0, age_s=4.0)

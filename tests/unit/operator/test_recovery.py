@@ -197,15 +197,6 @@ async def test_units_that_are_down_with_all_others_under_a_switch_are_left_alone
     assert [about["unit"] for about in ward.deeds] == ["a"]
 
 
-async def test_without_a_log_nothing_is_done() -> None:
-    ward = Ward()
-    ward.disk = OSError(28, "No space left on device")
-    await ward.down()
-    assert (ward.deeds, ward.results) == ([], {"unrecorded": 1})
-    assert ward.kinds == ["recovery_failed", "recovery_unrecorded"]
-    assert "No space left on device; nothing was done" in ward.told[0].detail
-
-
 DELETED = Evidence("a", Sign.BAD, Strength.FATAL, "lws", "its pod is being deleted", 0.0, node="n1")
 MEANWHILE: dict[str, Callable[[Ward], object]] = {
     "the unit is up": lambda ward: ward.rise("a"),
@@ -248,12 +239,18 @@ async def test_a_gate_that_may_not_act_does_not_and_says_so_once(why: str) -> No
     assert bool(agreed.standing) is not bool(ward.waits)
 
 
-async def test_a_dry_run_does_all_but_the_deed() -> None:
+async def test_a_dry_run_does_all_but_the_deed_and_without_a_log_nothing_is_done() -> None:
     ward = Ward(remedy=Remedy("audit.jsonl", RunCommand(("recover",)), after_s=10.0, dry_run=True))
     await ward.down()
     assert (ward.deeds, ward.results) == ([], {"dry_run": 1})
     assert ward.kinds == ["recovery", "recovery_done"]
     assert [entry["step"] for entry in ward.entries] == ["begin", "end"]
+    ward = Ward()
+    ward.disk = OSError(28, "No space left on device")
+    await ward.down()
+    assert (ward.deeds, ward.results) == ([], {"unrecorded": 1})
+    assert ward.kinds == ["recovery_failed", "recovery_unrecorded"]
+    assert "No space left on device; nothing was done" in ward.told[0].detail
 
 
 async def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that() -> None:

@@ -223,7 +223,7 @@ async def test_when_the_conductor_dies_another_goes_on_and_repeats_no_command() 
     assert site.commands == [("g1", "a"), ("g2", "b")]
 
 
-async def test_a_step_that_cannot_be_written_is_not_done() -> None:
+async def test_a_step_that_cannot_be_written_or_has_no_audit_log_is_not_done() -> None:
     site, _, _ = await begun(wait_s=1)
     site.store.is_refusing = True
     await site.wait(60)
@@ -232,8 +232,6 @@ async def test_a_step_that_cannot_be_written_is_not_done() -> None:
     await site.wait(3)
     assert site.commands == [("g1", "a")]
 
-
-async def test_a_unit_without_an_audit_log_gets_no_command() -> None:
     async def full(_path: str, _entry: Mapping[str, Any]) -> None:
         raise OSError(28, "No space left on device")
 
@@ -286,16 +284,8 @@ async def test_an_order_survives_the_gate_that_read_it_and_is_carried_out_once()
     assert [action.kind for action in other.told if action.kind == "roll_failed"] == []
 
 
-async def test_a_fault_of_the_gate_fails_the_unit_at_once() -> None:
-    site, one, _ = await begun("a")
-    one.fault = KeyError("a")
-    one.roller._policy = replace(POLICY, undo=None)
-    await site.wait(5)
-    assert one.roll.reason == "unit a: its command failed: the gate's own fault: KeyError('a')"
-    assert one.entries[-1]["result"] == "failed"
-
-
 async def test_the_end_of_an_earlier_command_is_not_taken_for_that_of_another_gate() -> None:
+    """A fault of the gate fails the unit at once."""
     site, one, other = await begun("a", 20)
     assert one.phases() == [Phase.DONE]
     site.store.leader, other.ends = "g2", False
@@ -306,6 +296,12 @@ async def test_the_end_of_an_earlier_command_is_not_taken_for_that_of_another_ga
     await site.wait(5)
     assert one.phases() == [Phase.ACTING]
     await other.roller.close()
+    site, one, _ = await begun("a")
+    one.fault = KeyError("a")
+    one.roller._policy = replace(POLICY, undo=None)
+    await site.wait(5)
+    assert one.roll.reason == "unit a: its command failed: the gate's own fault: KeyError('a')"
+    assert one.entries[-1]["result"] == "failed"
 
 
 async def test_a_roll_is_written_again_while_it_goes_on_or_keeps_a_unit_out() -> None:
@@ -343,6 +339,7 @@ async def test_a_unit_that_comes_back_at_another_address_stays_out_until_it_has_
 
 
 async def test_a_unit_that_has_failed_stays_out_at_another_address_until_an_operator_undrains_it() -> None:
+    """And one that was gone, when it comes back during another roll."""
     site, one, other = await failing("a")
     site.move("a")
     await site.wait(1)
@@ -353,9 +350,22 @@ async def test_a_unit_that_has_failed_stays_out_at_another_address_until_an_oper
     await one.order("undo")
     await site.wait(1)
     assert one.drained == other.drained == {"a"}
+    site, one, other = await failing("ab")
+    one.report = DONE
+    del site.cells["a"], site.renewed_ms["a"]
+    place = site.places.pop("a")
+    for gate in site.gates:
+        gate.board.configure(Fleet(units=tuple(site.fleet())), site.now)
+    await one.order("start")
+    await site.wait(20)
+    assert one.phases() == [Phase.DONE, Phase.FAILED]
+    site.places["a"], site.cells["a"] = place, "c"
+    site.move("a")
+    assert one.drained == other.drained == {"a"}
 
 
 async def test_a_unit_that_was_found_while_it_is_rolled_is_out_too() -> None:
+    """What an operator has drained stays drained after it was rolled."""
     site = Site("a")
     one, other = site.gates
     other.board.configure(Fleet(), site.now)
@@ -364,9 +374,6 @@ async def test_a_unit_that_was_found_while_it_is_rolled_is_out_too() -> None:
     site.move("a")
     await site.wait(1)
     assert other.drained == {"a"}
-
-
-async def test_what_an_operator_has_drained_stays_drained_after_it_was_rolled() -> None:
     site = Site("a")
     one, other = site.gates
     other.drain("a", True)
@@ -379,9 +386,8 @@ async def test_what_an_operator_has_drained_stays_drained_after_it_was_rolled() 
     assert (one.drained, other.drained) == (set(), {"a"})
 
 
-async def test_a_gate_that_begins_during_a_roll_with_the_drains_of_its_predecessor_undrains_the_unit() -> (
-    None
-):
+async def test_a_gate_that_begins_during_a_roll_or_has_missed_its_begin_catches_up() -> None:
+    """One with the drains of its predecessor undrains the unit; one for a later roll drains it."""
     site = Site("a")
     one, other = site.gates
     other.is_alive = False
@@ -392,9 +398,6 @@ async def test_a_gate_that_begins_during_a_roll_with_the_drains_of_its_predecess
     await site.wait(20)
     assert one.phases() == [Phase.DONE]
     assert one.drained == other.drained == set()
-
-
-async def test_a_gate_that_has_missed_how_the_next_roll_began_drains_the_unit_for_it() -> None:
     site, one, other = await failing("a")
     other.drain("a", False)
     await one.order("start")
@@ -431,21 +434,6 @@ async def test_a_unit_that_has_failed_and_is_not_rolled_stays_out(asked: dict[st
     one.drain("a", False)
     await site.wait(30)
     assert one.phases() == [Phase.DONE, Phase.FAILED]
-
-
-async def test_a_unit_that_has_failed_and_is_gone_is_out_when_it_comes_back_during_another_roll() -> None:
-    site, one, other = await failing("ab")
-    one.report = DONE
-    del site.cells["a"], site.renewed_ms["a"]
-    place = site.places.pop("a")
-    for gate in site.gates:
-        gate.board.configure(Fleet(units=tuple(site.fleet())), site.now)
-    await one.order("start")
-    await site.wait(20)
-    assert one.phases() == [Phase.DONE, Phase.FAILED]
-    site.places["a"], site.cells["a"] = place, "c"
-    site.move("a")
-    assert one.drained == other.drained == {"a"}
 
 
 async def test_a_unit_that_has_failed_and_was_undrained_is_rolled_like_any_other() -> None:

@@ -212,7 +212,8 @@ def test_quantized_weights(quantization: dict[str, Any], bits: float) -> None:
     assert shape(LLAMA_8B, quantization_config=quantization).weight_bits == bits
 
 
-def test_stages_share_all_layers_and_the_tables_are_at_the_ends() -> None:
+def test_a_plan_of_llama_70b_on_eight_devices_of_80_gib() -> None:
+    """Stages share all layers, and the tables are at the ends."""
     one = shape(LLAMA_70B)
     parts = stages(80, 3)
     assert [len(part) for part in parts] == [26, 27, 27]
@@ -225,9 +226,6 @@ def test_stages_share_all_layers_and_the_tables_are_at_the_ends() -> None:
     assert sum(weight_bytes(tied, part, 1) for part in parts) == pytest.approx(
         weight_bytes(one, range(80), 1)
     )
-
-
-def test_a_plan_of_llama_70b_on_eight_devices_of_80_gib() -> None:
     made = plan_memory(shape(LLAMA_70B), Devices(80 * GIB, tensor=8), Workload(context=4096))
     # 72 GiB usable, 2 reserved, 131.4 / 8 of weights; 40 KiB a token.
     assert made.weight_bytes / GIB == pytest.approx(131.42 / 8, rel=0.001)
@@ -277,13 +275,10 @@ def test_what_is_missing_or_wrong_is_named(
     assert said in err
 
 
-def test_all_that_is_missing_is_named_at_once() -> None:
+def test_all_that_is_missing_is_named_at_once_and_a_language_model_is_found_in_one_that_sees() -> None:
     with pytest.raises(ConfigError) as raised:
         read_shape({})
     assert len(raised.value.problems) == 5
-
-
-def test_the_language_model_of_one_that_sees_is_found_within_it() -> None:
     inside = {key: value for key, value in LLAMA_8B.items() if key != "torch_dtype"}
     one = shape({"model_type": "llava", "torch_dtype": "float32", "text_config": inside})
     # Engines read float32 as 16 bits.

@@ -426,7 +426,7 @@ STATUS = status(communicator(STUCK))
 
 
 def test_the_rank_that_has_not_entered_a_collective_is_told() -> None:
-    """As are ranks that do not answer and those with errors."""
+    """As are ranks that do not answer and those with errors; a report of any job is bounded."""
     with ras(status(communicator(EIGHT[:2], name="0x9"), communicator(STUCK))) as server:
         whole, part = ranks_of(server.address)
     assert server.commands == ["client protocol 2", "timeout 2", "set format json", "status"]
@@ -439,6 +439,14 @@ def test_the_rank_that_has_not_entered_a_collective_is_told() -> None:
         (told,) = ranks_of(server.address)
     assert told["missing"] == [[7, "10.0.0.1", 1007, True]]
     assert told["failed"] == [[5, "10.0.0.1", 1005, 6]]
+    many = [rank(n, "h" * 999, n) for n in range(100)]
+    comms = [communicator(many, name=f"0x{n}") for n in range(20)]
+    with ras(status(*comms)) as server:
+        report = ranks_of(server.address)
+    assert len(report) == agent.COMMUNICATORS_MAX
+    assert {len(comm["behind"]) for comm in report} == {RANKS_MAX}
+    assert report[0]["behind_count"] == 99
+    assert len(json.dumps(report)) < 64 << 10
 
 
 NONSENSE = [b"", b"{", b"[]", b'{"communicators": [{}]}', b"null", b"[" * 100_000]
@@ -462,17 +470,6 @@ def test_a_service_that_says_too_much_or_nothing_is_left(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert ranks_of(("127.0.0.1", silent.getsockname()[1])) == []
     assert time.monotonic() - began < 2.0
-
-
-def test_a_report_of_any_job_is_bounded() -> None:
-    many = [rank(n, "h" * 999, n) for n in range(100)]
-    comms = [communicator(many, name=f"0x{n}") for n in range(20)]
-    with ras(status(*comms)) as server:
-        told = ranks_of(server.address)
-    assert len(told) == agent.COMMUNICATORS_MAX
-    assert {len(comm["behind"]) for comm in told} == {RANKS_MAX}
-    assert told[0]["behind_count"] == 99
-    assert len(json.dumps(told)) < 64 << 10
 
 
 def test_error_counters_of_links_and_devices_are_read_and_bounded(tmp_path: Path) -> None:
@@ -555,6 +552,7 @@ def test_no_word_that_may_be_a_secret_is_in_what_is_told(given: str) -> None:
 
 
 def test_numbers_are_told_words_are_hashed_and_secrets_are_left_out() -> None:
+    """A hash depends on the word and on the key."""
     told = flags_of(ONE.split(" "), KEY)
     assert told["program"] == "vllm"
     assert (told["flag --tp"], told["flag --x"], told["flag --eager"]) == ("8", "-1", "")
@@ -562,9 +560,6 @@ def test_numbers_are_told_words_are_hashed_and_secrets_are_left_out() -> None:
     assert told["flag --api-key"] == SECRET
     assert told["argument 1"].startswith("#")
     assert told == flags_of(SAME.split(" "), KEY)
-
-
-def test_hashes_depend_on_the_word_and_on_the_key() -> None:
     words = ((word, key) for word in ("half", "float") for key in (b"", KEY))
     assert len({flags_of(["e", "--dtype", word], key)["flag --dtype"] for word, key in words}) == 4
 

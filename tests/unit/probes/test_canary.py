@@ -220,15 +220,12 @@ def test_it_waits_as_long_as_the_unit_may_be_silent(state: dict[str, Any], timeo
 
 
 def test_the_next_one_waits_half_as_long_where_nothing_has_moved_since_the_last() -> None:
-    """They have waited together for the same work."""
+    """They have waited together for the same work. One on its way is late as one sent with the doubt."""
     context = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, load=SIGHTED, stall_limit_s=7.0)
     fly(context)
     assert canary_timeout_s(context) == 3.5
     context.progress_at = context.now_s
     assert canary_timeout_s(context) == 7.0
-
-
-def test_a_canary_on_its_way_is_late_as_one_sent_with_the_doubt_and_no_sooner_than_its_own_time() -> None:
     context = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, verdict=Verdict.SUSPECT, load=SIGHTED)
     sent_at = context.now_s
     fly(context)
@@ -427,8 +424,8 @@ def test_a_unit_that_is_well_is_asked_for_each_kind_in_use_in_turn() -> None:
     assert bodies(context) == [(CHAT, True)]
 
 
-def test_a_kind_that_alone_hangs_while_others_are_answered_is_a_failure() -> None:
-    """Its progress excuses a busy unit; but what came later cannot have been in the way."""
+def test_a_kind_that_alone_hangs_is_a_failure_and_one_that_was_never_served_is_none() -> None:
+    """What came later cannot have been in the way. Units of one model may serve different paths."""
 
     def hangs(target: str) -> Answer:
         context.progress_at = context.now_s + 1.0
@@ -440,10 +437,6 @@ def test_a_kind_that_alone_hangs_while_others_are_answered_is_a_failure() -> Non
     evidence = fly(context)
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
     assert "chat, while others are answered" in evidence.reason
-
-
-def test_a_kind_that_a_unit_has_never_served_does_not_count_against_it() -> None:
-    """Units of one model may serve different paths."""
     context = FakePatient(serves(CHAT), uses=(EMBEDDED, WHOLE_CHAT), verdict=Verdict.SUSPECT)
     assert fly(context).sign is Sign.GOOD
     context.answer = serves(COMPLETIONS)

@@ -374,7 +374,7 @@ def test_a_number_that_is_none_is_not_a_number() -> None:
     assert math.isnan(found[0].logprob)
 
 
-def test_the_request_is_always_the_same() -> None:
+def test_the_request_is_always_the_same_and_the_fingerprint_comes_before_the_answer() -> None:
     context = well(says(OF_COMPLETIONS))
     assert tokens(context) == tokens(context)
     first, second = context.asked
@@ -388,6 +388,10 @@ def test_the_request_is_always_the_same() -> None:
         "logprobs": 5,
     }
     assert first.request_id.startswith("cellgate-canary-known-")
+    found = look(PROBE, well(says(OF_COMPLETIONS, system_fingerprint="vllm-1-abc")))
+    assert [type(each) for each in found] == [Built, Answered]
+    assert isinstance(found[0], Built)
+    assert found[0].build.fingerprint == "vllm-1-abc"
 
 
 def test_chat_is_asked_where_completions_are_not_served() -> None:
@@ -396,13 +400,6 @@ def test_chat_is_asked_where_completions_are_not_served() -> None:
         return reply(404) if path == "/v1/completions" else reply(200, orjson.dumps(choice))
 
     assert tokens(well(answer)) == READ
-
-
-def test_the_fingerprint_comes_before_the_answer() -> None:
-    found = look(PROBE, well(says(OF_COMPLETIONS, system_fingerprint="vllm-1-abc")))
-    assert [type(each) for each in found] == [Built, Answered]
-    assert isinstance(found[0], Built)
-    assert found[0].build.fingerprint == "vllm-1-abc"
 
 
 @pytest.mark.parametrize(
@@ -439,6 +436,7 @@ def test_who_is_asked_depends_on_why(state: dict[str, Any], read: tuple[AnswerTo
 
 
 def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
+    """An error of a unit that has answered before is an answer without tokens."""
     context = well(lambda _: Trouble.TIMEOUT)
     for _ in range(2):
         context.progress_at = context.now_s
@@ -448,6 +446,11 @@ def test_one_that_ran_out_of_time_lets_the_next_explain_nothing() -> None:
     assert tokens(context) == READ
     assert tokens(context) == READ
     assert context.occupied[-2:] == [context.now_s, context.now_s], "it takes no time here"
+    context = well(says(OF_COMPLETIONS))
+    assert tokens(context) == READ
+    context.answer = lambda _: reply(500)
+    assert tokens(context) == ()
+    assert tokens(well(lambda _: reply(500))) is None
 
 
 @pytest.mark.parametrize("answer", [reply(404), reply(503), reply(429), Trouble.TIMEOUT, Trouble.REFUSED])
@@ -457,11 +460,3 @@ def test_no_answer_is_no_finding_and_is_tried_again(answer: Answer) -> None:
     assert look(PROBE, context) == []
     wait_s = PROBE.absent_s if answer == reply(404) else PROBE.retry_s
     assert PROBE.due_at(context, 100.0) == 100.0 + wait_s
-
-
-def test_an_error_of_a_unit_that_has_answered_before_is_an_answer_without_tokens() -> None:
-    context = well(says(OF_COMPLETIONS))
-    assert tokens(context) == READ
-    context.answer = lambda _: reply(500)
-    assert tokens(context) == ()
-    assert tokens(well(lambda _: reply(500))) is None

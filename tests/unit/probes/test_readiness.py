@@ -78,14 +78,10 @@ def test_each_engine_is_asked_where_it_answers(engine: str, path: str) -> None:
 
 
 def test_the_path_that_an_older_release_has_is_found_and_remembered() -> None:
-    """SGLang's /ready came after its /ping."""
+    """SGLang's /ready came after its /ping. A look takes no longer than one may."""
     context = FakePatient(lambda target: reply(200 if target == "/ping" else 404), engine="sglang")
     assert [see(context).sign for _ in range(2)] == [Sign.GOOD] * 2
     assert [asked.target for asked in context.asked] == ["/ready", "/ping", "/ping"]
-
-
-def test_all_paths_share_one_timeout() -> None:
-    """A look takes no longer than one may."""
 
     def slow(_: str) -> Answer:
         context.now_s += 2.0
@@ -189,7 +185,8 @@ def test_sglang_is_paused_when_it_is_up_and_not_ready(ping: int, kind: HoldKind 
     assert kinds(context) == [kind]
 
 
-def test_paths_that_an_engine_does_not_have_are_not_asked_for_again_soon() -> None:
+def test_an_engine_is_asked_calmly_and_often_while_it_is_on_hold() -> None:
+    """For paths that it does not have not again soon."""
     context = engine({})
     assert look(PROBE, context) == []
     assert len(context.asked) == 3
@@ -199,9 +196,6 @@ def test_paths_that_an_engine_does_not_have_are_not_asked_for_again_soon() -> No
     context.now_s += PROBE.absent_s
     look(PROBE, context)
     assert len(context.asked) == 6
-
-
-def test_an_engine_that_has_them_is_asked_calmly_and_often_while_it_is_on_hold() -> None:
     context = engine(AWAKE)
     look(PROBE, context)
     assert PROBE.due_at(context, 100.0) == 102.0

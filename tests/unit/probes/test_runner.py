@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -136,9 +137,7 @@ def test_looks_never_overlap() -> None:
 
 
 def test_a_nudge_looks_now() -> None:
-    """Not at the end of the period, which begins again. During a look it is followed by another, and several
-    count as one.
-    """
+    """Not at the end of the period, which begins again; during a look once more; at a rate."""
     probe = Glance(period_s=60.0)
     watch(probe, 100.0, meanwhile=lambda runner: call_later(5.0, runner.nudge))
     assert gaps(probe.began)[0] == pytest.approx(5.0)
@@ -154,10 +153,6 @@ def test_a_nudge_looks_now() -> None:
     page = Reading(Server(reply(200), takes_s=0.5))
     watch_page(page, 0.9, lambda runner: call_later(0.2, runner.nudge))
     assert page.began == pytest.approx([1000.0, 1000.5])
-
-
-def test_nudges_without_end_are_held_to_a_rate() -> None:
-    """Each finding of an instant look wishes for the next one."""
     probe = Glance(period_s=60.0)
     runners: list[Runner] = []
     watch(probe, 1.0, meanwhile=runners.append, take=lambda finding: runners[0].nudge())
@@ -319,22 +314,6 @@ def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
 LIMIT_S = 5.0
 
 
-class Wait:
-    """A request on its way."""
-
-    def __init__(self, server: Server, done: Callable[[Reply | FetchError], None]) -> None:
-        self._server = server
-        self._timer = asyncio.get_running_loop().call_later(server.takes_s, self._tell, done)
-
-    def _tell(self, done: Callable[[Reply | FetchError], None]) -> None:
-        self._server.pending -= 1
-        done(self._server.answer)
-
-    def abandon(self) -> None:
-        self._server.pending -= 1
-        self._timer.cancel()
-
-
 @dataclass
 class Server:
     """Gives `answer` after `takes_s`."""
@@ -343,11 +322,18 @@ class Server:
     takes_s: float = 0.1
     pending: int = 0
 
-    def get(
-        self, _target: str, done: Callable[[Reply | FetchError], None], *, timeout_s: float, max_bytes: int
-    ) -> Wait:
+    def get(self, _target: str, done: Callable[[Reply | FetchError], None], **_: object) -> object:
+        def tell() -> None:
+            self.pending -= 1
+            done(self.answer)
+
+        def abandon() -> None:
+            self.pending -= 1
+            timer.cancel()
+
         self.pending += 1
-        return Wait(self, done)
+        timer = asyncio.get_running_loop().call_later(self.takes_s, tell)
+        return SimpleNamespace(abandon=abandon)
 
 
 @dataclass
