@@ -96,36 +96,22 @@ def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() 
 
 # How many units a gate asks for, right after one has gone.
 
-GOAL_S = 2.0
-
-
-class Pool:
-    """Usable units that have little to do, and what is said of them."""
-
-    def __init__(self, units: int) -> None:
-        self.board = Board(Rules())
-        names = [f"u{n}" for n in range(units)]
-        self.board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in names)), 0.0)
-        for name in names:
-            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
-        self.scaling = Scaling(self.board, Queue(FairRules()))
-        for at in range(60):
-            self.scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
-        self.scaling.tick(60.0)
-        self.scaling.tick(60.25)
-
-    def view(self) -> dict[str, Any]:
-        (only,) = asyncio.run(self.scaling.view(GOAL_S))["pools"]
-        found: dict[str, Any] = only
-        return found
-
 
 @pytest.mark.parametrize(("units", "desired"), [(4, 3), (2, 1)])
-def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, desired: int) -> None:
-    pool = Pool(units)
-    assert pool.view()["desired_units"] == desired
-    pool.board.drain("u0", drained=True)
-    found = pool.view()
+async def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, desired: int) -> None:
+    """Of usable units that have little to do."""
+    board, names = Board(Rules()), [f"u{n}" for n in range(units)]
+    board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in names)), 0.0)
+    for name in names:
+        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
+    scaling = Scaling(board, Queue(FairRules()))
+    for at in range(60):
+        scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
+    scaling.tick(60.0)
+    scaling.tick(60.25)
+    assert (await scaling.view(2.0))["pools"][0]["desired_units"] == desired
+    board.drain("u0", drained=True)
+    (found,) = (await scaling.view(2.0))["pools"]
     assert found["desired_units"] == desired
     assert found["wait_p90_s"]["fewer"] is None
     assert found["wait_p90_s"]["now"] is not None
@@ -134,9 +120,9 @@ def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, des
 # What `/explain` answers: the question read as a request is, and the answer in words.
 
 
-def choice_of(router: Router, policy: str = "prefix_affinity") -> RoutingExplain:
+def choice_of(router: Router) -> RoutingExplain:
     stored = StoredResponses(router.board)
-    return RoutingExplain(router, stored, HeaderNames(), policy, lambda: NOW, random.Random(1))
+    return RoutingExplain(router, stored, HeaderNames(), "prefix_affinity", lambda: NOW, random.Random(1))
 
 
 def explain(router: Router, body: Any = None, **query: str) -> dict[str, Any]:
@@ -172,9 +158,7 @@ def test_candidates_come_with_each_term_in_seconds_and_parameters_stand_for_head
 def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
     router = router_of(2)
     body = {"model": "m", "messages": [{"role": "user", "content": "x" * 4000}]}
-    choice = choice_of(router)
-    asked = choice.explain({}, orjson.dumps(body))
-    assert isinstance(asked, dict)
+    asked = explain(router, body)
     assert asked["ask"]["prefix_blocks"] == 7
     assert [unit["cached_tokens"] for unit in asked["units"]] == [0, 0]
     ask = read_ask(orjson.dumps(body))
