@@ -170,6 +170,7 @@ def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
 
 
 def test_who_would_wait_is_told_why_and_behind_what() -> None:
+    """Units that are no candidates say why in words."""
     router = router_of(2)
     fill(router, "u0", "u1")
     router.wait(PROMPT._replace(blocks=(), tenant="a"), NOW, frozenset(), lambda _: None)
@@ -183,9 +184,6 @@ def test_who_would_wait_is_told_why_and_behind_what() -> None:
         for lease in list(router.board.units[name].leases):
             router.board.close(lease, NOW)
     assert explain(router, model="m")["reason"] == "other requests wait, and it is queued behind them"
-
-
-def test_units_that_are_no_candidates_say_why_in_words() -> None:
     router = router_of(2)
     router.board.drain("u0", drained=True)
     found = explain(router, model="m", tried="u1")

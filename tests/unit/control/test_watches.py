@@ -367,10 +367,8 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     assert scene.asked == [("a", EngineMetrics.name)]
 
 
-def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
-    """Good news counts meanwhile, and bad news again when the lag is over; nor does it hold a silence that it
-    slept through against the unit.
-    """
+def test_a_gate_that_lags_counts_no_bad_news_but_fatal_and_says_so_now_and_then() -> None:
+    """Good news counts meanwhile, and no silence that it slept through."""
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.stall_watch.tick(NOW + 10.0, 9.75)
@@ -388,9 +386,6 @@ def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.SUSPECT, 1)
     scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
-
-
-def test_lag_is_told_and_not_on_every_tick() -> None:
     scene = Round()
     for quarter in range(8):
         scene.stall_watch.tick(NOW + quarter / 4, LAG_S + 0.05)
@@ -538,6 +533,7 @@ class StackSite:
 def test_one_turn_reads_a_bounded_number_of_stacks_and_none_again_that_has_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A unit that goes meanwhile is forgotten."""
     site = StackSite(monkeypatch)
     site.report()
     turns = site.turns()
@@ -546,9 +542,6 @@ def test_one_turn_reads_a_bounded_number_of_stacks_and_none_again_that_has_not_c
     assert sum(site.turns()) == 1
     odd = {name: state.facts.odd for name, state in site.board.units.items() if state.facts.odd}
     assert odd == {"u3": "driver nvidia 550 (u0: 570)"}
-
-
-def test_a_unit_that_goes_while_stacks_are_compared_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     site = StackSite(monkeypatch)
     site.report(u3="550")
     site.now += STACK_PERIOD_S

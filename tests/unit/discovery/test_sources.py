@@ -195,13 +195,16 @@ def running(rank: int = 0, **status: Any) -> Json:
     return group_pod("big", 3, rank, size=2, uid=f"uid-{rank}", ip=f"10.0.0.{rank}") | status
 
 
-def test_a_pod_tells_its_place_by_labels_and_its_size_by_annotation() -> None:
-    """Unless that is no number."""
+def test_a_pod_tells_its_place_by_labels_its_size_and_its_engine_by_annotation() -> None:
     one = member(pod := running(1), {})
     assert (one.name, one.rank, one.size, one.address) == ("big-3-1", 1, 2, "10.0.0.1")
     assert one.trouble == ""
     pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] = "two"
     assert member(pod, {}).size is None
+    pod = running()
+    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "vllm"
+    pod["status"] |= container("vllm", terminated="OOMKilled")
+    assert member(pod, {}).fatal
 
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}
@@ -244,24 +247,13 @@ def test_what_keeps_a_pod_from_working_is_told(status: Json, trouble: str, fatal
     assert (member(pod, {}).trouble, member(pod, {}).fatal) == ("its pod is being deleted", True)
 
 
-def test_the_engines_container_may_be_named() -> None:
-    pod = running()
-    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "vllm"
-    pod["status"] |= container("vllm", terminated="OOMKilled")
-    assert member(pod, {}).fatal
-
-
-def test_groups_come_in_the_order_of_their_index() -> None:
-    """One whose index is a hash has the name of its leader's host."""
+def test_groups_come_in_the_order_of_their_index_and_what_they_tell_is_told_as_one() -> None:
     pods = [group_pod("big", number, 0, size=1, uid=str(number), ip="10.0.0.1") for number in (10, 2, 0)]
     assert [group.name for group in groups("big", pods, {})] == ["big-0", "big-2", "big-10"]
     pod = running()
     pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = "5f2c9e01aa00" * 3
     (group,) = groups("big", [pod], {})
     assert group.name == "big-5f2c9e01"
-
-
-def test_what_many_groups_tell_is_told_as_one() -> None:
     one, other = found(LEADER, FOLLOWER), Group("y-0", "pod", (LEADER,)).found(LIKE_PODS, PORTS)
     both = together([one, other])
     assert [unit.name for unit in both.units] == ["x-0", "y-0"]

@@ -221,7 +221,7 @@ class Clocked:
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:
-    """By Little's law in_flight = rps * duration, so the weight is places / duration, whatever is sent."""
+    """By Little's law the weight is places / duration, whatever is sent. Health checks are no work."""
     gate = Clocked()
     report = gate.run(10 * WINDOW_S, rps=8.0, in_flight=4)
     assert report.rps_fractional == pytest.approx(8.0, rel=0.02)
@@ -234,9 +234,6 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     ill = Clocked()
     assert ill.run(40.0, rps=8.0, in_flight=4, status=503).eps == pytest.approx(8.0, rel=0.02)
     assert ill.weight() < weight / 3
-
-
-def test_health_checks_are_no_work_and_idle_is_not_zero() -> None:
     gate = Clocked()
     report = gate.run(60.0, rps=100.0, in_flight=0, route="health")
     assert (report.rps_fractional, report.application_utilization) == (0.0, LEAST)
@@ -297,7 +294,8 @@ def test_only_a_stopping_gate_asks_to_be_taken_out_at_once() -> None:
     assert response_line(stopping=True) == b"x-envoy-immediate-health-check-fail: 1\r\n"
 
 
-def test_a_gate_is_degraded_when_half_of_its_weight_is_gone_or_suspected_or_it_may_be_cut_off() -> None:
+def test_who_is_degraded() -> None:
+    """A gate when half of its weight is gone or suspected, or it may be cut off; a unit in doubt, or slow."""
     here = board(*map(unit, "abcd"))
     down(here, "a")
     assert not gate_is_degraded(here)
@@ -312,9 +310,6 @@ def test_a_gate_is_degraded_when_half_of_its_weight_is_gone_or_suspected_or_it_m
     assert not gate_is_degraded(here)
     tell(here, "a", Sign.BAD)
     assert gate_is_degraded(here)
-
-
-def test_a_unit_is_degraded_when_suspected_in_doubt_or_slow() -> None:
     here = board(*map(unit, ["a", "b", "c", "d"]))
     tell(here, "a", Sign.BAD)
     here.suspect_restart("b", 2.0)
@@ -448,7 +443,7 @@ def said(on: Board, name: str, now: float = LATE) -> bytes:
 
 
 def test_a_unit_is_told_as_it_is() -> None:
-    """Well, slow, suspected (which comes last, but is in), down, not proven; drained, whatever else is so."""
+    """Whatever else is so, a drained one is drained. Whatever was said, the next good word takes it back."""
     here = board(*map(unit, "abcd"))
     here.units["b"].outlier = Outlier(0.4)
     tell(here, "c", Sign.BAD)
@@ -465,15 +460,8 @@ def test_a_unit_is_told_as_it_is() -> None:
     fresh = Board(RULES)
     fresh.configure(Fleet(units=(unit("b"),)), 0.0)
     assert said(fresh, "b") == b"down #starting: no probe has answered yet\n"
-
-
-def test_a_unit_that_has_just_come_up_gets_more_and_more() -> None:
     here = board(unit("a", weight=2.0))
     assert [said(here, "a", at).split()[2] for at in (0.1, 5.0, 10.0)] == [b"10%", b"50%", b"100%"]
-
-
-def test_whatever_was_said_the_next_good_word_takes_it_back() -> None:
-    """Down ends by `up` alone and drain by `ready` alone, and whoever said them may be gone."""
     here, speaker = board(unit("a")), ReplyFormatter()
     state = here.units["a"]
     for stand in ServerState:

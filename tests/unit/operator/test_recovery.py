@@ -254,6 +254,7 @@ async def test_a_dry_run_does_all_but_the_deed_and_without_a_log_nothing_is_done
 
 
 async def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that() -> None:
+    """A fault of its own is a failed attempt."""
     ward = Ward()
     ward.deed = asyncio.Event().wait  # type: ignore[assignment]
     await ward.down()
@@ -264,8 +265,6 @@ async def test_an_attempt_that_the_gate_does_not_live_to_see_is_recorded_as_that
     await ward.down(500.0)
     assert len(ward.deeds) == 1
 
-
-async def test_a_fault_of_its_own_is_a_failed_attempt() -> None:
     async def bug() -> None:
         raise KeyError("bug")
 
@@ -359,7 +358,7 @@ async def test_an_attempt_is_claimed_and_its_command_gets_the_fencing_token(*, c
     assert (deeds, agreed.withdrawn) == (([], [claim]) if comes_back else ([(claim.id, 42)], []))
 
 
-async def test_a_refused_claim_cancels_the_attempt_and_counts_for_nothing() -> None:
+async def test_a_refused_claim_counts_for_nothing_and_the_attempt_of_another_gate_is_given_its_time() -> None:
     ward = Ward(acting=(agreed := Agreed()))
     agreed.refusal = "gate g2 acts for the cell"
     await ward.down()
@@ -368,9 +367,6 @@ async def test_a_refused_claim_cancels_the_attempt_and_counts_for_nothing() -> N
     agreed.refusal = ""
     await ward.wait(1.0)
     assert [about["attempt"] for about in ward.deeds] == [1]
-
-
-async def test_the_attempt_of_another_gate_is_given_its_time_and_then_followed_by_one_of_ours() -> None:
     ward = Ward(acting=(agreed := Agreed()))
     agreed.acts = False
     await ward.down()

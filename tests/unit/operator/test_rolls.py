@@ -96,7 +96,7 @@ def test_units_are_rolled_one_after_the_other_cell_by_cell(*, dry_run: bool) -> 
     assert world.acts == [(name, False) for name in "abcd"]
 
 
-def test_a_unit_waits_for_its_requests_but_not_for_ever() -> None:
+def test_a_unit_waits_for_its_requests_but_not_for_ever_and_has_to_restart() -> None:
     world = World()
     world.see("a", in_flight=3)
     world.until("a", Phase.ACTING)
@@ -104,9 +104,6 @@ def test_a_unit_waits_for_its_requests_but_not_for_ever() -> None:
     other = World()
     other.until("a", Phase.ACTING)
     assert other.now_ms - 1_000_000 == 1000 + DRAIN_LEAST_MS
-
-
-def test_only_a_unit_that_has_restarted_counts_as_proven() -> None:
     world = World()
     world.restarts = False
     world.until("a", Phase.PROVING)
@@ -182,6 +179,7 @@ def test_nothing_is_begun_while_others_are_out_of_rotation_or_it_is_paused() -> 
 
 
 def test_undone_the_last_unit_is_first_and_those_not_begun_are_left() -> None:
+    """Units whose order is fixed are undone in the same order."""
     world = World()
     world.until("c", Phase.DRAINING)
     world.acts.clear()
@@ -190,9 +188,6 @@ def test_undone_the_last_unit_is_first_and_those_not_begun_are_left() -> None:
     assert world.acts == [("c", True), ("b", True), ("a", True)]
     assert world.phase("d") is Phase.SKIPPED
     assert world.roll.status is RollStatus.DONE
-
-
-def test_units_whose_order_is_fixed_are_undone_in_the_same_order() -> None:
     policy = replace(FULL_POLICY, action=SetImage("new"))
     world = World()
     world.until("c", Phase.DRAINING)

@@ -131,7 +131,7 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
 
 
 def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
-    """No priority, its own id, the first configured model."""
+    """No priority, its own id, the first configured model. What is not served is not asked again."""
     context = FakePatient(lambda _: TOKEN, unit=Unit("u", "c", "http://u", models=("z", "a")))
     fly(context)
     fly(context)
@@ -142,10 +142,6 @@ def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
     ids = [asked.request_id for asked in context.asked]
     assert ids[0] != ids[1]
     assert all(request_id.startswith("cellgate-canary-") for request_id in ids)
-
-
-def test_it_falls_back_to_what_the_unit_serves_and_remembers_it() -> None:
-    """A unit may serve completions alone."""
     context = FakePatient(serves(COMPLETIONS))
     assert fly(context).sign is Sign.GOOD
     assert fly(context).sign is Sign.GOOD
@@ -462,6 +458,7 @@ def test_a_stream_of_nonsense_proves_the_opposite(answer: Reply) -> None:
 
 
 def test_a_unit_that_starts_and_refuses_canaries_is_asked_less_and_less_often() -> None:
+    """One that no canary can ask is proven by its pages, and says so."""
     context = FakePatient(lambda _: reply(401), verdict=Verdict.STARTING)
     pauses = []
     for _ in range(5):
@@ -471,6 +468,13 @@ def test_a_unit_that_starts_and_refuses_canaries_is_asked_less_and_less_often() 
         pauses.append(Canary().due_at(context, 0.0))
     assert pauses == sorted(pauses)
     assert pauses[-1] == REFUSED_MAX_S
+    pages = {"/v1/models": reply(200, b'{"data": [{"id": "m"}]}'), "/health": reply(200)}
+    context = FakePatient(lambda target: pages.get(target, reply(404)), verdict=Verdict.STARTING)
+    evidence = last(context)
+    assert evidence.sign is Sign.GOOD
+    assert "serves no API that a canary could ask for" in evidence.reason
+    pages.pop("/v1/models")
+    assert last(context).sign is Sign.NEUTRAL
 
 
 @pytest.mark.parametrize(
@@ -488,16 +492,6 @@ def test_a_unit_without_text_is_asked_for_what_it_serves(path: str, answer: Repl
     context.asked, context.verdict = [], Verdict.UP
     last(context)
     assert [asked.target for asked in context.asked] == [path]
-
-
-def test_a_unit_that_no_canary_can_ask_is_proven_by_its_pages_and_says_so() -> None:
-    pages = {"/v1/models": reply(200, b'{"data": [{"id": "m"}]}'), "/health": reply(200)}
-    context = FakePatient(lambda target: pages.get(target, reply(404)), verdict=Verdict.STARTING)
-    evidence = last(context)
-    assert evidence.sign is Sign.GOOD
-    assert "serves no API that a canary could ask for" in evidence.reason
-    pages.pop("/v1/models")
-    assert last(context).sign is Sign.NEUTRAL
 
 
 def test_of_many_models_the_one_in_use_is_asked_and_none_is_loaded() -> None:

@@ -31,15 +31,11 @@ process_start_time_seconds 1.75391e+09
 
 
 def test_the_numbers_of_vllm_are_read() -> None:
-    """Gauges, the counters an engine step moves, and when the process started."""
+    """A crowd that came between the question and the numbers is no work of others."""
     expected = Load(
         "u", 100.0, 3, 2, 0.25, own_in_flight=1, progress=1270.0, sighted=True, epoch="1.75391e+09"
     )
     assert look(EngineMetrics(), FakePatient(lambda _: reply(200, VLLM), in_flight=1)) == [expected]
-
-
-def test_what_came_while_the_engine_was_asked_is_no_work_of_others() -> None:
-    """A crowd arrives between the question and the numbers."""
     context = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
 
     def crowded(_: str) -> Answer:
@@ -76,6 +72,7 @@ def read(page: str) -> Load:
 
 
 def test_data_parallel_ranks_are_told_apart_once_all_are_shown() -> None:
+    """They are summed, and the fullest cache counts. Ranks that share work all show it: it counts once."""
     page = (
         '\nvllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 1\n'
         'vllm:num_requests_waiting{engine="0"} 2\nvllm:iteration_tokens_total_count{engine="1"} 70\n'
@@ -84,6 +81,17 @@ def test_data_parallel_ranks_are_told_apart_once_all_are_shown() -> None:
     assert load.ranks == (RankLoad(0, 3, 2, 0.0), RankLoad(1, 1, 0, 70.0))
     assert (load.running, load.waiting) == (4, 2)
     assert [read(page.replace('"1"', f'"{other}"')).ranks for other in "20x"] == [(), (), ()]
+    page = "".join(
+        f'vllm:num_requests_running{{engine="{i}"}} 2\nvllm:kv_cache_usage_perc{{engine="{i}"}} 0.{i}\n'
+        for i in range(3)
+    )
+    ranks: tuple[RankLoad, ...] = tuple(RankLoad(rank, 2) for rank in range(3))
+    assert read(page) == Load("u", 1.0, running=6, kv_use=0.2, ranks=ranks)
+    page = "".join(
+        f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
+        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+    )
+    assert read(page) == Load("u", 1.0, running=5, ranks=(RankLoad(0, 2), RankLoad(1, 3)))
 
 
 def test_the_lora_adapters_in_use_are_read_from_the_latest_series() -> None:
@@ -127,21 +135,6 @@ def test_a_page_of_sglang_is_read_under_both_prefixes() -> None:
     expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.0)
     for page in (SGLANG, SGLANG.replace(b"sglang:", b"sglang_")):
         assert scan(page, "u", 1.0, 0) == expected
-
-
-def test_engines_behind_one_front_end_are_summed_and_the_fullest_cache_counts() -> None:
-    """Data parallel ranks show one line each. Ranks that share their work all show it: it counts once."""
-    page = "".join(
-        f'vllm:num_requests_running{{engine="{i}"}} 2\nvllm:kv_cache_usage_perc{{engine="{i}"}} 0.{i}\n'
-        for i in range(3)
-    )
-    ranks: tuple[RankLoad, ...] = tuple(RankLoad(rank, 2) for rank in range(3))
-    assert read(page) == Load("u", 1.0, running=6, kv_use=0.2, ranks=ranks)
-    page = "".join(
-        f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
-        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
-    )
-    assert read(page) == Load("u", 1.0, running=5, ranks=(RankLoad(0, 2), RankLoad(1, 3)))
 
 
 TRITON = b"""nv_inference_request_success{model="llm",version="1"} 5
@@ -220,17 +213,13 @@ def test_each_engine_is_asked_where_it_shows_them(engine: str, metrics_url: str,
     assert [asked.target for asked in context.asked] == [target]
 
 
-def test_a_unit_that_became_another_engine_is_asked_at_once() -> None:
-    """That the other one had no metrics says nothing."""
+def test_a_unit_that_became_another_engine_is_asked_at_once_and_processes_in_turns_are_no_restarts() -> None:
+    """That the other had no metrics says nothing. The youngest is the epoch; only a younger one is new."""
     context = FakePatient(lambda _: reply(404), engine="vllm")
     for _ in range(3):
         look(EngineMetrics(), context)
     context.engine = "triton"
     assert EngineMetrics().due_at(context, 100.0) == 101.0
-
-
-def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
-    """The youngest is the epoch; only a younger one is another."""
     births = [b"100.5", b"101", b"100.5", b"101", b"1.0e2", b"102"]
     context = FakePatient(lambda _: reply(200, b"vllm:num_requests_running 0\n" + born))
     epochs = []

@@ -348,20 +348,15 @@ def test_an_exporter_that_is_gone_is_no_node_that_is_gone(answer: Answer) -> Non
 
 
 def test_a_rule_of_ones_own() -> None:
+    """A page without its samples says nothing but takes a bad word back; ten megabytes are too much."""
     looks = Looks(rule='load{cpu="0"} > 100')
     assert looks('load{cpu="0"} 100\nload{cpu="1"} 900\n') == GOOD
     assert looks('load{cpu="0"} 101\n') == FIRST
     assert looks.probe.name == 'exporter n1:9400/metrics load{cpu="0"} > 100'
-
-
-def test_a_page_without_the_samples_says_nothing_but_takes_a_bad_word_back() -> None:
     looks = Looks(rule="x > 0")
     assert looks("<html>\n") == NOTHING
     assert looks.reason == "the page has no sample of x; check the URL and the rule"
     assert [looks("x 1"), looks("y 1"), looks("y 1")] == [FIRST, GOOD, NOTHING]
-
-
-def test_ten_megabytes_and_too_many_lines_of_a_metric_are_too_much() -> None:
     looks = Looks(rule="x > 0")
     assert looks("y 1\n" * (10 << 18)) == DOUBT
     assert looks.reason == "more than 4194304 bytes"
