@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
@@ -69,7 +70,7 @@ def scrape(metrics: Metrics) -> dict[str, float]:
     return samples(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
 
 
-def samples(families: Iterable[Metric]) -> dict[str, float]:
+def samples(families: Iterable[Any]) -> dict[str, float]:
     """All samples as `name{label=value,…}` (labels sorted); fails when one is there twice."""
     shown: dict[str, float] = {}
     for sample in (sample for family in families for sample in family.samples):

@@ -6,16 +6,19 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from prometheus_client import Metric as Family
+from prometheus_client.samples import Sample
 
 from cellgate.proxy import tracing
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
@@ -27,7 +30,7 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
 from loadtests.kit.collector import Collector, collecting
 from loadtests.kit.processes import free_port
-from tests.unit.observe.test_metrics import A1, A2, DONE, make
+from tests.unit.observe.test_metrics import A1, A2, DONE, make, samples
 
 ENDPOINT = "http://collector:4318/v1/traces"
 
@@ -114,46 +117,31 @@ def test_a_gate_without_the_packages_says_what_to_install(
 # The numbers that are sent by OTLP are those of /metrics.
 
 OFTEN_S = 0.02
-Key = tuple[str, tuple[tuple[str, str], ...]]
 _CHANGING = ("process_", "cellgate_tasks")
 """What another moment shows otherwise."""
 
 
-async def exposed(metrics: Metrics) -> dict[Key, float]:
-    """All samples of /metrics."""
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        async for family in metrics.families()
-        for sample in family.samples
-    }
-
-
-def received(collector: Collector) -> dict[Key, float]:
-    """The same of what came, named as a collector names it for Prometheus."""
-    found: dict[Key, float] = {}
+def received(collector: Collector) -> dict[str, float]:
+    """What came, named as a collector names it for Prometheus."""
+    found: list[Sample] = []
     for metric in collector.metrics.values():
         kind = metric.WhichOneof("data")
         for point in getattr(metric, kind or "gauge").data_points:
             labels = {pair.key: pair.value.string_value for pair in point.attributes}
             if kind == "histogram":
-                _take_histogram(found, metric, point, labels)
+                found += _of_histogram(metric.name, point, labels)
             else:
                 name = f"{metric.name}_total" if kind == "sum" else metric.name
-                found[name, tuple(sorted(labels.items()))] = point.as_double or point.as_int
-    return found
+                found.append(Sample(name, labels, point.as_double or point.as_int))
+    return samples([SimpleNamespace(samples=found)])
 
 
-def _take_histogram(
-    found: dict[Key, float], metric: Metric, point: HistogramDataPoint, labels: dict[str, str]
-) -> None:
-    own, total = tuple(sorted(labels.items())), 0
-    found[f"{metric.name}_count", own], found[f"{metric.name}_sum", own] = point.count, point.sum
-    bounds = [repr(bound) for bound in point.explicit_bounds] + ["+Inf"]
-    if len(bounds) == 1:
-        return
-    for bound, count in zip(bounds, point.bucket_counts, strict=True):
-        total += count
-        found[f"{metric.name}_bucket", tuple(sorted({**labels, "le": bound}.items()))] = total
+def _of_histogram(name: str, point: HistogramDataPoint, labels: dict[str, str]) -> Iterator[Sample]:
+    yield Sample(f"{name}_count", labels, point.count)
+    yield Sample(f"{name}_sum", labels, point.sum)
+    bounds = [*map(repr, point.explicit_bounds), "+Inf"] if point.explicit_bounds else []
+    for bound, total in zip(bounds, accumulate(point.bucket_counts), strict=False):
+        yield Sample(f"{name}_bucket", labels | {"le": bound}, total)
 
 
 async def test_each_number_of_the_exposition_comes_once() -> None:
@@ -167,10 +155,11 @@ async def test_each_number_of_the_exposition_comes_once() -> None:
         await sender.close()
     assert collector.resource["service.name"] == "cellgate"
 
-    def steady(numbers: dict[Key, float]) -> dict[Key, float]:
-        return {key: value for key, value in numbers.items() if not key[0].startswith(_CHANGING)}
+    def steady(numbers: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in numbers.items() if not name.startswith(_CHANGING)}
 
-    assert steady(received(collector)) == pytest.approx(steady(await exposed(metrics)))
+    exposed = samples([family async for family in metrics.families()])
+    assert steady(received(collector)) == pytest.approx(steady(exposed))
     assert "process_resident_memory_bytes" in collector.metrics
     ttft = collector.metrics["cellgate_ttft_seconds"].histogram
     assert ttft.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
