@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from cellgate.router.nouns import Fleet
 
 ROOT = Path(__file__).parents[3]
 GIVEN = Settings(fleet=Fleet())
+NOBODY: Mapping[str, str] = {}
+"""An environment without secrets."""
 UNIT = "{name: a1, url: 'http://10.0.0.1:8000'}"
 CELLS = f"cells: [{{name: a, units: [{UNIT}]}}]\n"
 FULL = """
@@ -50,16 +51,14 @@ continue_across_builds: true
 """
 
 
-def read(
-    tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = os.environ, **flags: Any
-) -> Settings:
+def read(tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = NOBODY, **flags: Any) -> Settings:
     path = tmp_path / "gate.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load(str(path), Overrides(**flags), environ)
 
 
 def problems(
-    tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = os.environ, **flags: Any
+    tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = NOBODY, **flags: Any
 ) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text, environ, **flags)

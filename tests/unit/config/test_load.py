@@ -87,18 +87,15 @@ def test_tokens_come_from_the_environment_before_a_file(tmp_path: Path) -> None:
     assert not any(secret in repr(settings) for secret in environ.values())
 
 
-def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from-file\n")
     rest = f"redis_password_file: {tmp_path}/secret\nredis_prefix: 'east:'"
     assert read(tmp_path, CELLS + rest).redis is None
     text = CELLS + "redis: redis://file:1\n" + rest
     assert read(tmp_path, text).redis == RedisAccess("redis://file:1", None, "from-file", "east:")
     assert read(tmp_path, CELLS, redis="redis://flag:1").redis == RedisAccess("redis://flag:1")
-    monkeypatch.setenv("CELLGATE_REDIS_USERNAME", "you")
-    monkeypatch.setenv("CELLGATE_REDIS_PASSWORD", "from-env")
-    settings = read(tmp_path, text, redis="redis://user:in-url@flag:1")
+    environ = {"CELLGATE_REDIS_USERNAME": "you", "CELLGATE_REDIS_PASSWORD": "from-env"}
+    settings = read(tmp_path, text, environ, redis="redis://user:in-url@flag:1")
     assert settings.redis == RedisAccess("redis://user:in-url@flag:1", "you", "from-env", "east:")
     assert not any(secret in repr(settings) for secret in ("from-env", "in-url"))
 
