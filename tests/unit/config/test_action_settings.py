@@ -178,13 +178,6 @@ def test_what_does_not_go_together_is_said(tmp_path: Path, operator: str, more: 
     assert said in problem(tmp_path, operator, more)
 
 
-def test_a_cells_recovery_is_in_the_operators_file(tmp_path: Path) -> None:
-    path = tmp_path / "gate.yaml"
-    path.write_text("cells: [{name: a, recovery: {}, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]")
-    with pytest.raises(ConfigError, match=r"cells\[0\]\.recovery: .* recovery: \[\{cell: NAME"):
-        load(str(path), Overrides(), {})
-
-
 # The file of keys: what it makes, and a line for each mistake, which never shows a value.
 
 A, B = (sha256(text).hexdigest() for text in (b"a", b"b"))
