@@ -58,23 +58,12 @@ def reasons(found: DryRun) -> dict[str, str]:
 
 def snapshot(router: Router) -> object:
     """All that a pick could change."""
-    return (
-        router._rng.getstate(),
-        repr(getattr(router.policy, "_cursor", None)),
-        getattr(router.policy, "_turn", None),
-        len(router.queue),
-        router.board.in_flight,
-        [
-            (
-                list(state.leases),
-                state.costs.prefixes.recent(MAX_BLOCKS),
-                state.costs.backlog.queued_tokens,
-                state.costs.backlog.batch,
-                state.last_lease_at,
-            )
-            for state in router.board
-        ],
-    )
+    policy, units = router.policy, list[object]()
+    for state in router.board:
+        backlog, held = state.costs.backlog, state.costs.prefixes.recent(MAX_BLOCKS)
+        units.append((list(state.leases), held, backlog.queued_tokens, backlog.batch, state.last_lease_at))
+    turns = repr(getattr(policy, "_cursor", None)), getattr(policy, "_turn", None)
+    return router._rng.getstate(), turns, len(router.queue), router.board.in_flight, units
 
 
 @pytest.mark.parametrize("policy", ["prefix_affinity", "session", "round_robin"])
@@ -130,15 +119,8 @@ def test_each_unit_that_is_no_candidate_says_why() -> None:
     board.cool_down("u4", NOW + 1.0)
     board.units["u5"].models = frozenset({"other"})
     found = look(router, tried=["u6"])
-    assert reasons(found) | {"u4": ""} == {
-        "u0": "drained",
-        "u1": "down",
-        "u2": "restart_suspected",
-        "u3": "suspect",
-        "u4": "",
-        "u5": "model",
-        "u6": "tried",
-    }
+    why = ["drained", "down", "restart_suspected", "suspect", "", "model", "tried"]
+    assert reasons(found) | {"u4": ""} == {f"u{number}": reason for number, reason in enumerate(why)}
     # Nothing is left that has room and has not just erred.
     assert found.best == "u4"
     assert reasons(look(router, PROMPT._replace(unit="u6")))["u4"] == "bound_elsewhere"

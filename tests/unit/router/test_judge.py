@@ -352,18 +352,12 @@ def observed(strength: Strength, node: str | None = None, sign: Sign = Sign.BAD)
     return Evidence("u", sign, strength, "canary", "no token", 11.0, node=node)
 
 
-@pytest.mark.parametrize(
-    ("word", "is_explained"),
-    [
-        (observed(Strength.STRONG), True),
-        (observed(Strength.WEAK), True),
-        (observed(Strength.FATAL), False),
-        (observed(Strength.STRONG, node="n"), False),
-        (observed(Strength.STRONG, sign=Sign.GOOD), False),
-    ],
-)
-def test_a_hold_explains_what_is_no_fact(word: Evidence, is_explained: bool) -> None:
-    assert health.explains(PAUSED, word) is is_explained
+@pytest.mark.parametrize("strength", Strength)
+def test_a_hold_explains_what_is_no_fact(strength: Strength) -> None:
+    word = observed(strength)
+    assert health.explains(PAUSED, word) is (strength is not Strength.FATAL)
+    assert not health.explains(PAUSED, observed(strength, node="n"))
+    assert not health.explains(PAUSED, observed(strength, sign=Sign.GOOD))
     assert not health.explains(replace(PAUSED, ended_at=11.0), word)
     assert not health.explains(None, word)
 
@@ -427,8 +421,7 @@ HEALTHY = Evidence("a1", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", 11.0
     [
         (NO_TOKEN, HEALTHY, DownCause.WEDGED),
         (replace(NO_TOKEN, source=REFUSING_SOURCE), HEALTHY, DownCause.REFUSES_REQUESTS),
-        (NO_TOKEN, None, DownCause.UNHEALTHY),
-        (NO_TOKEN, replace(HEALTHY, at=9.0), DownCause.UNHEALTHY),
+        *((NO_TOKEN, at, DownCause.UNHEALTHY) for at in (None, replace(HEALTHY, at=9.0))),
         (NO_TOKEN, replace(HEALTHY, sign=Sign.BAD), DownCause.UNHEALTHY),
         (REFUSED, HEALTHY, DownCause.REFUSED),
         (replace(REFUSED, source="agent", node="a1-1"), HEALTHY, DownCause.NODE),
@@ -442,10 +435,7 @@ def test_the_cause_is_what_was_seen(evidence: Evidence, health: Evidence | None,
 def test_a_flip_to_down_has_a_cause_and_no_other_flip_has() -> None:
     board = Board(Rules())
     board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
-    passed = replace(NO_TOKEN, sign=Sign.GOOD, at=1.0)
-    causes = {}
-    for evidence in (passed, NO_TOKEN, replace(HEALTHY, at=13.0), replace(NO_TOKEN, at=14.0)):
-        flip = board.observe(evidence).flip
-        if flip is not None:
-            causes[flip.after] = flip.cause
+    told = (replace(NO_TOKEN, sign=Sign.GOOD, at=1.0), NO_TOKEN, replace(HEALTHY, at=13.0))
+    flips = [board.observe(evidence).flip for evidence in (*told, replace(NO_TOKEN, at=14.0))]
+    causes = {flip.after: flip.cause for flip in flips if flip is not None}
     assert causes == {Verdict.UP: None, Verdict.SUSPECT: None, Verdict.DOWN: DownCause.WEDGED}

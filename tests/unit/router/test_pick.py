@@ -112,24 +112,21 @@ def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
 
 
 def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
-    def report(running: int, waiting: int, kv_use: float = 0.2) -> Load:
-        return Load("u", 1.0, running=running, waiting=waiting, kv_use=kv_use)
-
     seats = Seats()
-    for load in (report(3, 9), report(9, 3), report(40, 2)):
-        seats.learn(load)
-    assert seats.limit == float("inf"), "it is computing prompts, and more run each time"
-    for _ in range(2):
-        seats.learn(report(64, 5))
-    assert seats.limit == 64
-    seats.learn(report(70, 0))
-    assert seats.limit == float("inf"), "it takes more, after all"
-    for _ in range(5):
-        seats.learn(report(20, 5))
-    assert seats.limit == float("inf"), "it has had more, so those that wait are being computed"
-    for _ in range(5):
-        seats.learn(report(64, 5, kv_use=0.99))
-    assert seats.limit == float("inf"), "they wait for KV cache"
+    for times, running, waiting, kv_use, limit in (
+        # It is computing prompts, and more run each time.
+        (1, 3, 9, 0.2, inf),
+        (1, 9, 3, 0.2, inf),
+        (1, 40, 2, 0.2, inf),
+        (2, 64, 5, 0.2, 64),
+        # It takes more, after all; it has had more, so those that wait are being computed, or for KV cache.
+        (1, 70, 0, 0.2, inf),
+        (5, 20, 5, 0.2, inf),
+        (5, 64, 5, 0.99, inf),
+    ):
+        for _ in range(times):
+            seats.learn(Load("u", 1.0, running=running, waiting=waiting, kv_use=kv_use))
+        assert seats.limit == limit
 
 
 def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed() -> None:
