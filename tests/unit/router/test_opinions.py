@@ -99,29 +99,25 @@ def test_a_unit_about_which_nobody_can_be_asked_is_compared_with_its_peers() -> 
     found = [each for _ in range(12) if (each := opinions.unasked("a", CHAT, "401", 1.0))]
     assert [each.unit for each in found][:1] == ["a"]
     assert opinions.unasked("b", CHAT, "401", 1.0) is None
-
-
-@pytest.mark.parametrize(("others_repeat", "is_found"), [(False, True), (True, False)])
-def test_one_token_again_and_again_is_a_fault_where_peers_do_not(others_repeat: bool, is_found: bool) -> None:
-    opinions = Opinions()
-    arrive(opinions, 10)
-    opinions.good("c", CHAT, 10)
-    opinions.good("b", CHAT, 10)
-    if others_repeat:
-        for unit in "bc":
-            opinions.repeated(unit, CHAT, 10, "one token", 7, 1.0)
-    found = [opinions.repeated("a", CHAT, 10, "one token", prompt, 1.0) for prompt in (1, 2)]
-    assert [each is not None and each.is_sure for each in found] == [False, is_found]
-
-
-def test_units_in_doubt_are_not_asked_about_each_other_until_one_has_served() -> None:
+    # Units in doubt are not asked about each other until one has served.
     opinions = Opinions()
     for unit in "ab":
         opinions.doubt(unit, CHAT, 10, "401", 0, 1.0)
     assert opinions.unsure(CHAT, "abc", 1.5) == ["a", "b"]
     opinions.good("b", CHAT, 10)
-    assert opinions.unsure(CHAT, "abc", 1.5) == ["a"]
-    assert opinions.unsure(CHAT, "abc", 9.0) == []
+    assert [opinions.unsure(CHAT, "abc", now) for now in (1.5, 9.0)] == [["a"], []]
+
+
+@pytest.mark.parametrize("others_repeat", [False, True])
+def test_one_token_again_and_again_is_a_fault_where_peers_do_not(others_repeat: bool) -> None:
+    opinions = Opinions()
+    arrive(opinions, 10)
+    for unit in "cb":
+        opinions.good(unit, CHAT, 10)
+    for unit in "bc" * others_repeat:
+        opinions.repeated(unit, CHAT, 10, "one token", 7, 1.0)
+    found = [opinions.repeated("a", CHAT, 10, "one token", prompt, 1.0) for prompt in (1, 2)]
+    assert [each is not None and each.is_sure for each in found] == [False, not others_repeat]
 
 
 # Whose answer to the known prompt is wrong, and who only differs.
@@ -283,19 +279,13 @@ def test_only_one_unit_is_out_for_its_own_past() -> None:
 
 
 def test_without_log_probabilities_three_answers_and_all_others_are_needed() -> None:
-    fleet = Fleet()
-
-    def rounds(**texts: str) -> list[str]:
-        for unit, text in texts.items():
-            fleet.say(unit, (AnswerToken(text),))
-        return fleet.judge()
-
-    one_against_two = {"a": PARIS, "b": PARIS, "c": ROME}
-    assert rounds(**one_against_two) == rounds(**one_against_two) == []
-    assert rounds(**one_against_two) == ["c"]
-    fleet.records, fleet.out = {}, set()
     split = {"a": PARIS, "b": PARIS, "c": PARIS, "d": "Oslo", "e": ROME}
-    assert [rounds(**split) for _ in range(5)] == [[]] * 5
+    for texts, found in (({"a": PARIS, "b": PARIS, "c": ROME}, [[], [], ["c"]]), (split, [[]] * 5)):
+        fleet = Fleet()
+        for expected in found:
+            for unit, text in texts.items():
+                fleet.say(unit, (AnswerToken(text),))
+            assert fleet.judge() == expected
 
 
 def test_a_wrong_unit_returns_when_it_agrees_with_the_others_and_not_before() -> None:

@@ -192,18 +192,16 @@ def test_waiting_ends_with_a_refusal_when_its_time_is_up() -> None:
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_each_is_told_once_though_telling_one_makes_another_leave(moved: bool) -> None:
-    scene = Scene()
+    scene, told, tickets = Scene(), list[str](), list[Ticket]()
     leases = scene.fill("a", "b", places=3)
-    told: list[str] = []
-    tickets: list[Ticket] = []
 
-    def settle(who: int, _answer: Lease | Refusal) -> None:
-        told.append("xyz"[who])
+    def settle(who: str, _answer: Lease | Refusal) -> None:
+        told.append(who)
         # What follows from the first answer: a client leaves, or a new ask displaces one that waits.
-        if who == 0:
+        if who == "x":
             scene.router.queue.remove(tickets[1])
 
-    for who in range(3):
+    for who in "xyz":
         ticket = scene.router.wait(Ask("m"), NOW, NOTHING_TRIED, partial(settle, who), moved=moved)
         assert isinstance(ticket, Ticket)
         tickets.append(ticket)
@@ -232,9 +230,8 @@ def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() ->
     first = scene.router.pick(hasty, NOW)
     assert isinstance(first, Lease), "nobody has seen how fast the units are"
     scene.board.close(first, NOW)
-    for state in scene.board:
-        for _ in range(SURE):
-            state.costs.rates.prefilled(4096, 1.0)
+    for rates in [state.costs.rates for state in scene.board] * SURE:
+        rates.prefilled(4096, 1.0)
     scene.board.tick(NOW)
     assert scene.router.pick(hasty, NOW) is Refusal.LATE
     assert isinstance(scene.router.pick(hasty._replace(deadline_at=NOW + 1000.0), NOW), Lease)
@@ -280,8 +277,7 @@ def test_a_ticket_that_was_taken_out_is_never_called(moved: bool) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_those_who_are_served_may_queue_again_at_once(moved: bool) -> None:
-    scene = Scene()
-    answers: list[Lease | Refusal] = []
+    scene, answers = Scene(), list[Lease | Refusal]()
 
     def again(answer: Lease | Refusal) -> None:
         answers.append(answer)
@@ -289,8 +285,8 @@ def test_those_who_are_served_may_queue_again_at_once(moved: bool) -> None:
             scene.router.wait(Ask("m"), NOW, NOTHING_TRIED, again, moved=moved)
 
     scene.router.wait(Ask("m"), NOW, NOTHING_TRIED, again, moved=moved)
-    scene.router.serve_waiting(NOW)
-    scene.router.serve_waiting(NOW)
+    for _ in range(2):
+        scene.router.serve_waiting(NOW)
     assert len(answers) == 2
 
 
