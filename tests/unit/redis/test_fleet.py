@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,20 +142,15 @@ def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
 def test_many_gates_that_are_missed_at_once_are_looked_for_in_one_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet, passes, everything = ToldFleet(), count(1), Roster.everything
-
-    def counted(roster: Roster) -> Iterator[Any]:
-        next(passes)
-        return everything(roster)
-
+    fleet, passes = ToldFleet(), Mock(side_effect=Roster.everything)
     gates = [f"g{number}" for number in range(8)]
     fleet.tell(0.0, *(replace(VIEW, unit=f"u{n}", gate=gate) for n in range(4) for gate in gates))
-    monkeypatch.setattr(Roster, "everything", counted)
+    monkeypatch.setattr(Roster, "everything", lambda roster: passes(roster))
     assert fleet.roster.missed(1.0) == set(gates)
     assert fleet.ways.restarted(gates) == set()
     fleet.roster.not_ready(gates, 1.0)
     assert fleet.roster.units() == set()
-    assert next(passes) == 4, "one pass each"
+    assert passes.call_count == 3, "one pass each"
 
 
 # What the word of a unit's gate does to the Board of a fleet's router.
@@ -302,19 +297,15 @@ def test_a_hold_at_its_gate_is_one_here_and_what_no_gate_holds_on_to_is_down() -
 def test_a_drain_at_its_gate_is_one_here_and_ends_with_it() -> None:
     router = Router()
     router.hear(10.0)
-    fleet_unit = FleetUnit("u1", TimedView(WHOLE_VIEW, 11.0), 0, drained_by="a")
     for at in (11.0, 11.2):
-        router.see(fleet_unit, at)
+        router.see(FleetUnit("u1", TimedView(WHOLE_VIEW, 11.0), 0, drained_by="a"), at)
         assert router.is_drained()
     router.hear(12.0)
     assert not router.is_drained()
     router.hear(13.0, stopping=True)
     assert router.is_drained()
-    assert [(action.kind, action.by) for action in router.told] == [
-        ("drain", "gate a"),
-        ("undrain", "gate a"),
-        ("drain", "gate a"),
-    ]
+    kinds = [(action.kind, action.by) for action in router.told]
+    assert kinds == [("drain", "gate a"), ("undrain", "gate a"), ("drain", "gate a")]
 
 
 def test_load_is_what_others_have_there() -> None:

@@ -68,30 +68,25 @@ from cellgate.router.nouns import (
 NOW = 1000.0
 
 
-def accept(page: Page, workers: int, waiting: int = 1) -> list[int]:
-    """How many of those that wait each worker takes, one worker after the other, until none waits."""
-    taken = [0] * workers
-    while waiting:
-        for worker in range(workers):
-            share = min(waiting, page.share(worker, waiting, NOW))
-            for _ in range(share):
-                page.take(worker)
-            taken[worker] += share
-            waiting -= share
-    return taken
-
-
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 200))
 def test_nobody_is_left_waiting_and_nobody_is_ahead_by_more_than_one(
     clients: list[int], waiting: int
 ) -> None:
-    page = Page(len(clients))
+    """Each worker takes its share of those that wait, one worker after the other, until none waits."""
+    page, after = Page(len(clients)), list(clients)
     for worker, count in enumerate(clients):
         page.note(worker, count, NOW)
-    taken = accept(page, len(clients), waiting)
-    after = [count + more for count, more in zip(clients, taken, strict=True)]
-    assert sum(taken) == waiting
-    assert all(count <= min(after) + 1 for count, more in zip(after, taken, strict=True) if more)
+    left = waiting
+    while left:
+        before = left
+        for worker in range(len(clients)):
+            share = min(left, page.share(worker, left, NOW))
+            for _ in range(share):
+                page.take(worker)
+            after[worker] += share
+            left -= share
+        assert left < before
+    assert all(count <= min(after) + 1 for count, had in zip(after, clients, strict=True) if count > had)
 
 
 def test_who_does_not_accept_or_is_stuck_is_waited_for_by_nobody() -> None:
