@@ -122,14 +122,9 @@ def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
 def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
     made = board(PASSED)
     unit = made.units["a"]
-    for at, progress, progress_at in (
-        (1.0, 5.0, NOW),
-        (2.0, 5.0, NOW),
-        (3.0, 6.0, NOW + 3.0),
-        (4.0, 6.0, NOW + 3.0),
-    ):
+    for at, progress, life_s in ((1.0, 5.0, 0.0), (2.0, 5.0, 0.0), (3.0, 6.0, 3.0), (4.0, 6.0, 3.0)):
         made.report(Load("a", NOW + at, progress=progress))
-        assert unit.progress_at == progress_at
+        assert unit.progress_at == NOW + life_s
     unit.progress_at = NOW + 4.5
     made.report(Load("a", NOW + 5.0, progress=9.0))
     assert unit.progress_at == NOW + 4.5, "our own tokens explain it"

@@ -178,18 +178,15 @@ def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_u
     assert cost_of(fast, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
 
 
-def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() -> None:
-    unit = Facts(rates(1000.0, step_s=0.01), kv_tokens=10_000)
+def test_what_does_not_fit_waits_and_a_cache_into_which_little_was_written_is_the_better_place() -> None:
+    here = Facts(rates(1000.0, step_s=0.01), kv_tokens=10_000)
     backlog = busy(9000)
-    assert cost_of(unit, backlog, prompt=800).kv_s == 0.0
+    assert cost_of(here, backlog, prompt=800).kv_s == 0.0
     # 9000 tokens come free within the second that an answer takes; 900 of them are wanted.
-    assert cost_of(unit, backlog, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
-    full = cost_of(unit._replace(report=fresh(kv_use=1.0)), prompt=900)
+    assert cost_of(here, backlog, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
+    full = cost_of(here._replace(report=fresh(kv_use=1.0)), prompt=900)
     assert full.kv_s == pytest.approx(0.1, rel=0.02)
-    assert cost_of(unit, backlog, prompt=1e9).kv_s == KV_MAX_S
-
-
-def test_a_cache_into_which_little_was_written_is_the_better_place_for_something_new() -> None:
+    assert cost_of(here, backlog, prompt=1e9).kv_s == KV_MAX_S
     calm, average, busy_one = forecast(
         [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
     )

@@ -71,7 +71,7 @@ def test_an_event_that_contradicts_itself_or_what_is_known_changes_nothing(event
     assert (len(index), index.strange) == (1, 1)
 
 
-def test_a_prompt_is_the_run_of_its_depth_that_was_stored_meanwhile() -> None:
+def test_a_prompt_is_the_run_of_its_depth_that_was_stored_meanwhile_also_if_it_was_evicted_since() -> None:
     index = index_of(stored([1, 2]), stored([3], 2, first=50), stored([8]), stored([4], 2, first=90))
     common = index.prompt(2, 0.0, 0.0)
     assert common is not None
@@ -84,10 +84,6 @@ def test_a_prompt_is_the_run_of_its_depth_that_was_stored_meanwhile() -> None:
     assert index.prompt(4, 0.0, 9.0) is None
     many = index_of(*(stored([name], first=name) for name in range(CANDIDATES_MAX + 1)))
     assert many.prompt(1, 0.0, 99.0) is None, "it could be too many prompts"
-
-
-def test_a_prompt_that_was_evicted_since_is_found_as_long_as_its_blocks_are_remembered() -> None:
-    """Its answer ended, and told its tokens, when others had taken its place already."""
     index = index_of(stored([1, 2]), stored([3], 2, first=2 * BLOCK_TOKENS))
     found = index.prompt(3, 0.5, 1.5)
     index.apply(Removed([3, 2, 1]), 2.0)
@@ -240,7 +236,7 @@ def test_a_prompt_that_another_unit_has_taught_is_known_here_and_a_beginning_tha
     assert third.known.match(other.blocks) == 3
 
 
-def test_events_of_another_unit_change_nothing() -> None:
+def test_a_publisher_that_tells_of_something_else_or_stops_to_prove_true_is_not_used() -> None:
     unit = Unit(Lessons())
     for number in range(40):
         unit.store(Prompt(number, number))
@@ -250,9 +246,6 @@ def test_events_of_another_unit_change_nothing() -> None:
     unit.remove(prompt.names)
     assert (unit.known.is_used(), unit.known.missed) == (False, 40)
     assert unit.known.match(prompt.blocks) == 2
-
-
-def test_a_publisher_that_stops_to_prove_true_is_not_used_any_more() -> None:
     unit = proven()
     for cached in (2 * PER_BYTES * TOKENS_EACH, None):
         unit.answer(Prompt(300, 301), cached)

@@ -217,7 +217,7 @@ def test_a_split_has_two_units_of_fitting_roles_and_never_costs_more(
 # The link of a pair: avoided after a failure, tried again, and priced by what transfers took.
 
 
-def test_the_first_failure_closes_it_and_success_opens_it() -> None:
+def test_the_first_failure_closes_a_link_and_one_request_at_a_time_tries_it() -> None:
     link = TransferLink()
     assert link.is_open(0.0)
     # Requests that fail together count once.
@@ -231,9 +231,6 @@ def test_the_first_failure_closes_it_and_success_opens_it() -> None:
     link.learn(1000, 0.1, 20.0)
     assert link.is_open(20.0)
     assert link.failures == 0
-
-
-def test_one_request_goes_over_a_link_that_was_never_used() -> None:
     link = TransferLink()
     assert link.seconds(FIRST_TOKENS_S, 0.0) > 1.0, "it has the speed of a usual one"
     link.use(0.0)

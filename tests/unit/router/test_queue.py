@@ -305,8 +305,7 @@ def test_an_engine_that_turns_a_request_away_gets_no_more_than_it_has_for_some_t
     assert state.has_room(NOW, 0.0)
     scene.board.close(first, NOW)
     state.lower_limit(NOW)
-    assert not state.has_room(NOW + 0.9, 0.0)
-    assert state.has_room(NOW + 1.0, 0.0)
+    assert [state.has_room(NOW + later_s, 0.0) for later_s in (0.9, 1.0)] == [False, True]
 
 
 # Who waits, who is served next, and who need not wait at all.
@@ -420,7 +419,7 @@ def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
 # -- deadlines ---------------------------------------------------------------------------------------------
 
 
-def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once_but_not_for_what_goes_after_it() -> None:
+def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once_and_others_are_found_in_time() -> None:
     line = Line()
     line.add("ahead", tokens=5000)
     assert line.add("hurried", tokens=5000, deadline_at=NOW + 4.9) is NoEntry.HOPELESS
@@ -431,6 +430,15 @@ def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once_but_not_for_w
     assert isinstance(
         line.add("now", payer="address a", tokens=1000, deadline_at=NOW + 0.5, priority=0), Entry
     )
+    line = Line()
+    assert line.queue.drain_s(0.0) == 0.0
+    line.add("a", tokens=1000, deadline_at=NOW + 5)
+    line.add("b", tokens=1000)
+    assert line.queue.drain_s(0.0) == inf
+    assert [entry.item for entry in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
+    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
+    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
+    assert [entry.item for entry in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
 
 
 def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
@@ -441,18 +449,6 @@ def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
     assert isinstance(entry, Entry)
     assert line.queue.wait_s(entry, TOKENS_S) == pytest.approx(0.5)
     assert line.queue.drain_s(TOKENS_S) == pytest.approx(100.5)
-
-
-def test_those_whose_deadline_comes_too_near_are_found_and_nothing_drains_without_units() -> None:
-    line = Line()
-    assert line.queue.drain_s(0.0) == 0.0
-    line.add("a", tokens=1000, deadline_at=NOW + 5)
-    line.add("b", tokens=1000)
-    assert line.queue.drain_s(0.0) == inf
-    assert [entry.item for entry in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
-    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
-    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
-    assert [entry.item for entry in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
 
 
 def wait_p99_s(flood: int) -> float:
