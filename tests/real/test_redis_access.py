@@ -92,7 +92,7 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
         server.do("CONFIG", "SET", "requirepass", "of-somebody-else")
         with GateProcess(
             tmp_path,
-            {"a": f"http://127.0.0.1:{unit.port}"},
+            {"a": unit.url},
             flags=["--redis", f"redis://127.0.0.1:{port}"],
             environ={"CELLGATE_REDIS_USERNAME": "gate", **environ},
             **more,
@@ -108,36 +108,28 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
     assert SECRET not in str(units)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "Redis refuses (it rejects these credentials); this gate routes by its own observations"),
+        (f"redis://:{SECRET}@127.0.0.1:6379", "expected a URL such as redis://HOST:PORT/0"),
+    ],
+    ids=["credentials", "URL"],
+)
 @live_for(PROCESSES_S)
-async def test_with_wrong_credentials_a_gate_serves_and_says_so_in_one_line(tmp_path: Path) -> None:
-    with SimUnit.start("a") as unit, RedisServer(tmp_path, "--requirepass", "right") as server:
-        gate = GateProcess(
-            tmp_path,
-            {"a": f"http://127.0.0.1:{unit.port}"},
-            environ={"CELLGATE_REDIS_PASSWORD": SECRET},
-            redis=server.url,
-        )
-        with gate:
-            gate.until_up("a")
-            assert eventually(lambda: "Redis" in gate.log)
-            assert await post(gate.port, BODY) == 200
-    (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower()]
-    assert "Redis refuses (it rejects these credentials); this gate routes by its own observations" in line
-    assert SECRET not in gate.log
-
-
-@pytest.mark.parametrize("url", [f"redis//:{SECRET}@127.0.0.1", f"redis://:{SECRET}@127.0.0.1:6379"])
-@live_for(PROCESSES_S)
-async def test_with_a_url_that_is_none_a_gate_serves_and_says_so_in_one_line(
-    tmp_path: Path, url: str
+async def test_with_what_is_wrong_a_gate_serves_and_says_so_in_one_line(
+    tmp_path: Path, url: str, said: str
 ) -> None:
+    environ = {"CELLGATE_REDIS_PASSWORD": SECRET}
     with (
         SimUnit.start("a") as unit,
-        GateProcess(tmp_path, {"a": f"http://127.0.0.1:{unit.port}"}, redis=url) as gate,
+        RedisServer(tmp_path, "--requirepass", "right") as server,
+        GateProcess(tmp_path, {"a": unit.url}, environ=environ, redis=url or server.url) as gate,
     ):
         gate.until_up("a")
+        assert eventually(lambda: "redis" in gate.log.lower())
         assert await post(gate.port, BODY) == 200
     (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower()]
-    assert "expected a URL such as redis://HOST:PORT/0" in line
-    assert "this gate uses only its own observations" in line
+    assert said in line
+    assert "its own observations" in line
     assert SECRET not in gate.log
