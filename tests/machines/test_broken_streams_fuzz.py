@@ -39,65 +39,54 @@ STOPS = st.one_of(st.none(), st.just("a"), st.text("abE ", min_size=1, max_size=
 NOISE = [b": ping\n\n", b"retry: 5\r\r", b"event: message\n", b"data\r\n\r\n", b"\n", b": a\r: b\n", b""]
 
 
-class Form(NamedTuple):
-    """How an engine writes its events."""
+class Manner(NamedTuple):
+    """How a unit writes its events. `holds`: it shows nothing that may become a stop string.
 
-    chat: bool
-    separator: bytes
-    ascii_only: bool
-    role_apart: bool
-    nulls: bool
+    `counts`: it can tell with each event what has been used.
+    """
+
+    chat: bool = True
+    separator: bytes = b"\n\n"
+    ascii_only: bool = False
+    role_apart: bool = True
+    nulls: bool = False
+    bom: bool = False
+    holds: bool = True
+    counts: bool = False
+    noise: bytes = b""
 
 
-def dumps(document: dict[str, Any], form: Form) -> bytes:
-    if form.ascii_only:
+SEPARATORS = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"])
+MANNERS = st.builds(Manner, st.booleans(), SEPARATORS, *[st.booleans()] * 6, st.sampled_from(NOISE))
+
+
+def dumps(document: dict[str, Any], manner: Manner) -> bytes:
+    if manner.ascii_only:
         return json.dumps(document).encode()
     return orjson.dumps(document)
 
 
-def event(form: Form, unit: str, text: str | None, *, role: bool = False, finish: str | None = None) -> bytes:
+def event(
+    manner: Manner, unit: str, text: str | None, *, role: bool = False, finish: str | None = None
+) -> bytes:
     choice: dict[str, Any] = {"index": 0}
-    if form.chat:
+    if manner.chat:
         choice["delta"] = ({"role": "assistant"} if role else {}) | (
             {} if text is None else {"content": text}
         )
-        if form.nulls:
+        if manner.nulls:
             choice["delta"]["reasoning_content"] = None
     else:
         choice["text"] = text or ""
     choice["finish_reason"] = finish
     document = {"id": f"id-{unit}", "created": ord(unit), "model": "m", "choices": [choice]}
-    return b"data: " + dumps(document, form) + form.separator
+    return b"data: " + dumps(document, manner) + manner.separator
 
 
-def usage(form: Form, unit: str, prompt: int, said: int) -> bytes:
-    counts = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
-    document = {"id": f"id-{unit}", "created": ord(unit), "model": "m", "choices": [], "usage": counts}
-    return b"data: " + dumps(document, form) + form.separator
-
-
-class Manner(NamedTuple):
-    """How a unit writes. `holds`: it shows nothing that may become a stop string.
-
-    `counts`: it can tell with each event what has been used.
-    """
-
-    form: Form
-    bom: bool
-    holds: bool
-    counts: bool
-    noise: bytes
-
-
-FORMS = st.builds(
-    Form,
-    st.booleans(),
-    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"]),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-)
-MANNERS = st.builds(Manner, FORMS, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NOISE))
+def usage(manner: Manner, unit: str, prompt: int, said: int) -> bytes:
+    document = {"id": f"id-{unit}", "created": ord(unit), "model": "m", "choices": []}
+    document["usage"] = counts(prompt, said)
+    return b"data: " + dumps(document, manner) + manner.separator
 
 
 class Model(NamedTuple):
@@ -109,22 +98,22 @@ class Model(NamedTuple):
 
     def answer(self, body: dict[str, Any], said: str) -> list[bytes]:
         """All events of its answer to `body`, which has `said` as the beginning of the text."""
-        form, before = self.manner.form, words_in(said, self.words)
+        manner, before = self.manner, words_in(said, self.words)
         options = body.get("stream_options") or {}
         so_far = self.manner.counts and bool(options.get("continuous_usage_stats"))
-        events = [event(form, self.unit, "", role=True)] if form.chat and form.role_apart else []
+        events = [event(manner, self.unit, "", role=True)] if manner.chat and manner.role_apart else []
         prompt = PROMPT + before
         parts, finish, stop = self._parts(body, self.words[before:])
         for at, part in enumerate(parts):
-            role = form.chat and not form.role_apart and at == 0
+            role = manner.chat and not manner.role_apart and at == 0
             is_last = at == len(parts) - 1
-            one = orjson.loads(event(form, self.unit, part, role=role).partition(b" ")[2])
+            one = orjson.loads(event(manner, self.unit, part, role=role).partition(b" ")[2])
             one["choices"][0] |= {"finish_reason": finish, "stop_reason": stop} if is_last else {}
             one |= {"usage": counts(prompt, at + 1)} if so_far else {}
-            events.append(b"data: " + dumps(one, form) + form.separator)
+            events.append(b"data: " + dumps(one, manner) + manner.separator)
         if options.get("include_usage"):
-            events.append(usage(form, self.unit, prompt, len(parts)))
-        events.append(b"data: [DONE]" + form.separator)
+            events.append(usage(manner, self.unit, prompt, len(parts)))
+        events.append(b"data: [DONE]" + manner.separator)
         events = [self.manner.noise + each if at else each for at, each in enumerate(events)]
         if self.manner.bom:
             events[0] = BOM + events[0]
@@ -295,8 +284,7 @@ def test_a_stop_string_that_one_unit_begins_and_another_ends(
 @pytest.mark.parametrize("shown", [1, 30])
 def test_where_a_stop_string_spans_the_seam_each_token_is_counted_once(counts: bool, shown: int) -> None:
     words = [" a"] * shown + [" b", " c", " d"]
-    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=True, nulls=False)
-    manner = Manner(form, bom=False, holds=True, counts=counts, noise=b"")
+    manner = Manner(counts=counts)
     body: dict[str, Any] = {
         "stop": "a b c",
         "include_stop_str_in_output": True,
@@ -316,7 +304,7 @@ def test_where_a_stop_string_spans_the_seam_each_token_is_counted_once(counts: b
 
 def check(words: list[str], manner: Manner, body: dict[str, Any], data: st.DataObject) -> None:
     """One unit answers alone, and up to four one after the other."""
-    chat = manner.form.chat
+    chat = manner.chat
     body |= {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
     whole = Gate(body, chat=chat, holds=manner.holds)
     whole.carry(Model(words, manner, "a").answer(body, ""), data, ended=True)
@@ -374,14 +362,14 @@ def test_limits_are_those_of_the_whole_answer(text: str, shown: int, chat: bool)
 
 @pytest.mark.parametrize("other", [[" bet"], [" be", "t"], [" b"]])
 def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[str]) -> None:
-    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
+    manner = Manner(role_apart=False)
     replay = ReplayBuffer(framed=False)
-    replay.chunks.append(event(form, "a", " one bev"))
+    replay.chunks.append(event(manner, "a", " one bev"))
     stitch = StreamJoiner({"stop": "xyz"}, plain(replay), Tokens(7, 1), 4)
     *first, last = other
-    stitch.feed(b"".join(event(form, "b", text) for text in first))
+    stitch.feed(b"".join(event(manner, "b", text) for text in first))
     with pytest.raises(MismatchError):
-        stitch.feed(event(form, "b", last, finish="length"))
+        stitch.feed(event(manner, "b", last, finish="length"))
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 99), st.text("ab", max_size=2))

@@ -255,6 +255,10 @@ def test_what_comes_back_as_it_was_is_proven_and_counted() -> None:
     assert proven(Tokenizer()).shown == 3
     assert proven(Tokenizer(drops_space=True)).shown == 3
     assert proven(Tokenizer(), COMPLETION | {"prompt": "Once"}) == Tokens(1, 3)
+    # A message that is continued already is continued further.
+    begun = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "It was"}]}
+    begun |= {"continue_final_message": True, "add_generation_prompt": False}
+    assert proven(Tokenizer(), CHAT | begun).shown == 3
     # A token that the seam made of two counts as shown.
     assert proven(Tokenizer(), COMPLETION) == Tokens(2, 3)
 
@@ -297,15 +301,6 @@ def test_llama_cpp_is_asked_for_the_prompt_as_text_and_then_for_its_tokens() -> 
     asked = ["/apply-template", "/tokenize"] * 2 + ["/detokenize"] * 2
     assert [question.path for question in tokenizer.asked] == asked
     assert proven(Tokenizer(), COMPLETION | {"prompt": "Once"}, engine="llamacpp") == Tokens(1, 3)
-
-
-def test_a_message_that_is_continued_already_is_continued_further() -> None:
-    begun = CHAT | {
-        "messages": [*CHAT["messages"], {"role": "assistant", "content": "It was"}],
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-    }
-    assert proven(Tokenizer(), begun).shown == 3
 
 
 def test_answers_of_no_use_prove_nothing() -> None:
