@@ -256,7 +256,7 @@ def test_what_comes_back_as_it_was_is_proven_and_counted() -> None:
     assert proven(Tokenizer(drops_space=True)).shown == 3
     assert proven(Tokenizer(), COMPLETION | {"prompt": "Once"}) == Tokens(1, 3)
     # A message that is continued already is continued further.
-    begun = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "It was"}]}
+    begun: dict[str, Any] = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "It was"}]}
     begun |= {"continue_final_message": True, "add_generation_prompt": False}
     assert proven(Tokenizer(), CHAT | begun).shown == 3
     # A token that the seam made of two counts as shown.
