@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -154,7 +153,6 @@ def c(): ...
 app.add_api_route("/d", d)
 requests.get("http://x")
 """
-    ast.parse(source)
     (tmp_path / "api.py").write_text(source)
     assert sorted(served(tmp_path)) == [("GET", "/d"), ("GET,PUT", "/c"), ("POST", "/a/b")]
     assert Served("tells", "vllm", "GET", "/version") in KNOWN
