@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from cellgate.proxy.http.errors import FailureKind
-from cellgate.proxy.request.response import ANY_ENDS
 from cellgate.proxy.resume.eligible import AGAIN, OPEN
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.router.cost_model import Usage
@@ -214,13 +213,3 @@ def test_a_stream_is_whole_and_counted_however_it_is_written_and_cut(part: int) 
             assert rig.response.usage() == told.usage, case
         else:
             assert [failure.kind for failure in rig.failures] == [FailureKind.TRUNCATED], case
-
-
-def test_an_event_that_finishes_or_counts_is_read_before_it_is_passed_on() -> None:
-    rig = Reading()
-    token = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":%b}]}\n\n'
-    rig.feed([SSE_HEAD, *(chunk(token % (b"a", b"null")) for _ in range(3))])
-    assert rig.response.usual_ends != ANY_ENDS
-    assert chunk(token % (b"b", b"null")).endswith(rig.response.usual_ends)
-    for other in (b'"stop"', b'"abort"', b'null}],"usage":{"prompt_tokens":1},"x":[{"y":null'):
-        assert not chunk(token % (b"b", other)).endswith(rig.response.usual_ends)
