@@ -173,16 +173,8 @@ def test_whatever_comes_it_is_events_or_malformed(found: Any) -> None:
 # Decoding of batches: small ones on the loop, large ones elsewhere, and what costs more than it is worth.
 
 
-def batch_of(*events: Any) -> bytes:
-    packed: bytes = msgpack.packb([1.5, events, None])
-    return packed
-
-
-def stores(count: int) -> list[list[Any]]:
-    return [["BlockStored", [name], None, [name] * 16, 16, None, "GPU", None] for name in range(count)]
-
-
-SMALL, LARGE = batch_of(*stores(10)), batch_of(*stores(2000), ["BlockRemoved", list(range(100))])
+STORES = [["BlockStored", [name], None, [name] * 16, 16, None, "GPU", None] for name in range(2000)]
+SMALL, LARGE = batch(*STORES[:10], rank=None), batch(*STORES, ["BlockRemoved", list(range(100))], rank=None)
 
 
 async def read(decoder: KvDecoder, payload: bytes) -> list[Event]:

@@ -411,22 +411,8 @@ def test_a_rate_is_told_from_a_latency_by_prompts_right_behind_each_other_and_no
 
 # How fast a unit has been recently.
 
-briefest_law = settings(derandomize=True, deadline=None, max_examples=50)
 
-
-def paced(*gaps_ms: int, times: int = 100) -> StepTimes:
-    """A pace that has seen these gaps so many times each."""
-    step_times = StepTimes()
-    add(step_times, *gaps_ms, times=times)
-    return step_times
-
-
-def add(step_times: StepTimes, *gaps_ms: int, times: int = 100) -> None:
-    for gap_ms in gaps_ms:
-        step_times.gaps_ms[gap_ms] += times
-
-
-@briefest_law
+@brief_law
 @given(st.dictionaries(st.integers(0, GAPS_MS - 1), st.integers(1, 50), min_size=1), st.floats(0.01, 1.0))
 def test_at_least_the_share_asked_for_does_not_exceed_the_gap(seen: dict[int, int], share: float) -> None:
     step_times = StepTimes()
@@ -441,9 +427,10 @@ def test_at_least_the_share_asked_for_does_not_exceed_the_gap(seen: dict[int, in
 
 
 def test_what_is_older_than_two_marks_is_forgotten() -> None:
-    step_times = paced(500)
+    step_times = StepTimes()
+    step_times.gaps_ms[500] += 100
     step_times.mark(MARK_S)
-    add(step_times, 20)
+    step_times.gaps_ms[20] += 100
     assert step_times.gap_s(0.99) == 0.021, "the first mark already hides what came before it"
     step_times.mark(1.9 * MARK_S)
     assert step_times.gap_s(0.99) == 0.021, "too soon to be a mark"

@@ -175,10 +175,12 @@ def test_nobody_waits_for_the_unit_that_seems_best_while_an_idle_one_is_worth_a_
     assert pick(router, ask, NOW + 5.02).unit == "b"
 
 
-def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
-    """Where the turns of two sessions go that were begun on u1 and u2, while u0 has nothing to do."""
-    went = Counter[str]()
-    for turn in range(count):
+def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_were_fast() -> None:
+    """To compute a long prompt again costs more than all that can be learnt by it."""
+    router, went = router_of(*(unit(f"u{n}") for n in range(3))), Counter[str]()
+    slow(router, "u0", TOKENS_S / 2.5, 0.012)
+    for turn in range(80):
+        # Of two sessions that were begun on u1 and u2, while u0 has nothing to do.
         for number in (1, 2):
             now = NOW + 3.0 * turn + number
             blocks = tuple(range(1000 * number, 1000 * number + 16 + turn // 8))
@@ -187,14 +189,7 @@ def turns_of_two_sessions(router: Router, count: int) -> Counter[str]:
             went[lease.unit] += 1
             lease.commit(now + 0.1)
             router.board.close(lease, now + 0.5)
-    return went
-
-
-def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_were_fast() -> None:
-    """To compute a long prompt again costs more than all that can be learnt by it."""
-    router = router_of(*(unit(f"u{n}") for n in range(3)))
-    slow(router, "u0", TOKENS_S / 2.5, 0.012)
-    assert turns_of_two_sessions(router, 80) == {"u1": 80, "u2": 80}
+    assert went == {"u1": 80, "u2": 80}
     assert router._explorer.budget_s > 2.0, "more than a prompt is worth"
     assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
 

@@ -153,15 +153,11 @@ def after(told: list[float]) -> float:
     return found
 
 
-def lines(*told_s: float) -> list[Line]:
-    return [Line(0.0, each) for each in told_s]
-
-
 # -- prompts to be computed ---------------------------------------------------------------------------------
 
 
 def test_units_with_little_look_alike_and_a_long_line_stays_apart() -> None:
-    idle, other, little, long = expected_s(lines(0.0, 0.0, 0.2, 5.0))
+    idle, other, little, long = expected_s([Line(0.0, told_s) for told_s in (0.0, 0.0, 0.2, 5.0)])
     assert idle == other == little > 0.0
     assert long == pytest.approx(5.0 - UNSEEN_S)
     with_own, without = expected_s([Line(3.0, 0.0), Line(0.0, 1.0)])
