@@ -277,8 +277,7 @@ class Engine:
 
     def publish(self, *events: Any) -> EventBatch:
         number = len(self.kept)
-        packed: bytes = msgpack.packb([1.5, list(events), None])
-        self.kept.append(EventBatch(number, packed))
+        self.kept.append(EventBatch(number, batch(*events, rank=None)))
         return self.kept[-1]
 
     def store(self, name: int, parent: int | None = None, first: int | None = None) -> EventBatch:

@@ -375,9 +375,7 @@ def adapter_router(*listed: tuple[str, ...]) -> Router:
 
 
 def pick_for(router: Router, model: str) -> Lease:
-    lease = router.pick(Ask(model, True, 100, prompt_bytes=400), NOW)
-    assert isinstance(lease, Lease), lease
-    return lease
+    return pick(router, Ask(model, True, 100, prompt_bytes=400))
 
 
 @pytest.mark.parametrize(

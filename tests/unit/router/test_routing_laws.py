@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
 
@@ -105,17 +105,9 @@ class World:
     def _report(self) -> None:
         for name, engine in self.engines.items():
             for router in self.routers:
-                own = router.board.units[name].in_flight
-                router.board.report(
-                    Load(
-                        name,
-                        self.now,
-                        running=min(engine.queued, 1),
-                        waiting=max(engine.queued - 1, 0),
-                        own_in_flight=own,
-                        progress=self.now,
-                    )
-                )
+                own, running = router.board.units[name].in_flight, min(engine.queued, 1)
+                load = Load(name, self.now, running, engine.queued - running, own_in_flight=own)
+                router.board.report(replace(load, progress=self.now))
         self.at(self.now + 1.0, self._report)
 
 
