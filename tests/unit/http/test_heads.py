@@ -167,98 +167,55 @@ def head(*lines: str, first: str = f"POST {PATH} HTTP/1.1", host: str = "Host: g
     return f"{first}\r\n{host}{fields}\r\nabc".encode("latin-1")
 
 
-MALFORMED: dict[str, bytes] = {
-    # Content-Length
-    "length with a sign": head("Content-Length: +3"),
-    "length twice in one field": head("Content-Length: 3,3"),
-    "length in two fields": head("Content-Length: 3", "Content-Length: 3"),
-    "two lengths": head("Content-Length: 3", "Content-Length: 4"),
-    "length in hex": head("Content-Length: 0x3"),
-    "length below zero": head("Content-Length: -1"),
-    "length with a fraction": head("Content-Length: 3.0"),
-    "length beyond 64 bits": head("Content-Length: 18446744073709551616"),
-    "length empty": head("Content-Length:"),
-    "length with a space inside": head("Content-Length: 3 3"),
-    "length in other digits": head("Content-Length: \xb3"),
-    "length and coding": head("Content-Length: 3", "Transfer-Encoding: chunked"),
-    "coding and length": head("Transfer-Encoding: chunked", "Content-Length: 3"),
-    # Transfer-Encoding
-    "coding not chunked": head("Transfer-Encoding: identity"),
-    "coding before chunked": head("Transfer-Encoding: gzip, chunked"),
-    "coding after chunked": head("Transfer-Encoding: chunked, identity"),
-    "chunked twice": head("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
-    "coding looks like chunked": head("Transfer-Encoding: xchunked"),
-    "chunked in a list": head("Transfer-Encoding: ,chunked"),
-    "chunked in quotes": head('Transfer-Encoding: "chunked"'),
-    "chunked behind a control character": head("Transfer-Encoding: \x0bchunked"),
-    "coding empty": head("Transfer-Encoding:"),
-    "coding in HTTP/1.0": head("Transfer-Encoding: chunked", first=f"POST {PATH} HTTP/1.0"),
-    # Host
-    "no host": head("Content-Length: 3", host=""),
-    "two hosts": head("Host: other", "Content-Length: 3"),
-    "the same host twice": head("Host: gate", "Content-Length: 3"),
-    # Lines
-    "folded line": head("X-A: b", " c", "Content-Length: 3"),
-    "folded with a tab": head("X-A: b", "\tc", "Content-Length: 3"),
-    "NUL in a value": head("X-A: b\0c", "Content-Length: 3"),
-    "NUL in a name": head("X\0A: b", "Content-Length: 3"),
-    "bare CR in a value": head("X-A: b\rX-B: c", "Content-Length: 3"),
-    "bare LF ends a line": head("X-A: b\nX-B: c", "Content-Length: 3"),
-    "bare LF ends all lines": head("Content-Length: 3").replace(b"\r", b""),
-    "bare LF ends the head": START + b"\n",
-    "space before the colon": head("Content-Length : 3"),
-    "space before a name": head(" Content-Length: 3"),
-    "space in a name": head("Content Length: 3"),
-    "name empty": head(": 3"),
-    "no colon": head("Content-Length 3"),
-    # The first line
-    "no version": f"GET {PATH}\r\n\r\n".encode(),
-    "version 0.9": head(first=f"GET {PATH} HTTP/0.9"),
-    "version 2.0": head(first=f"GET {PATH} HTTP/2.0"),
-    "version 1.2": head(first=f"GET {PATH} HTTP/1.2"),
-    "version nonsense": head(first=f"GET {PATH} HTTQ/1.1"),
-    "preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "space in the target": head(first="GET /a b HTTP/1.1"),
-    "control character in the target": head(first="GET /\x01 HTTP/1.1"),
-    "raw bytes in the target": head(first="GET /\xe4 HTTP/1.1"),
-    "fragment in the target": head(first=f"GET {PATH}#a HTTP/1.1"),
-    "target is no path": head(first="GET gate HTTP/1.1"),
-    "target of another scheme": head(first="GET ftp://gate/ HTTP/1.1"),
-    "RTSP": head(first=f"GET {PATH} RTSP/1.0"),
-    "RTSP behind many spaces": head(first=f"GET   {PATH}   RTSP/1.1"),
-    "RTSP with a star": head(first="OPTIONS * RTSP/1.0"),
-    "ICE": head(first=f"SOURCE {PATH} ICE/1.0"),
-    "SIP": head(first=f"GET {PATH} SIP/2.0"),
-    "HTTPS": head(first=f"GET {PATH} HTTPS/1.1"),
-    "HTTP in lower case": head(first=f"GET {PATH} http/1.1"),
-    "query where a path belongs": head(first="GET http://gate?/v1/models HTTP/1.1"),
-    "fragment behind the authority": head(first="GET http://gate#/v1/models HTTP/1.1"),
-    "no authority": head(first="GET http:///v1/models HTTP/1.1"),
-    "user in the authority": head(first="GET http://a@gate/v1/models HTTP/1.1"),
-    "backslash in the authority": head(first="GET http://gate\\x/v1/models HTTP/1.1"),
-    "percent in the authority": head(first="GET http://gate%2f/v1/models HTTP/1.1"),
-    "port that is none": head(first="GET http://gate:1x/v1/models HTTP/1.1"),
-    "authority and no path": head(first="GET gate:80 HTTP/1.1"),
-    "target is a star for GET": head(first="GET * HTTP/1.1"),
-    "target is a star": head(first="OPTIONS * HTTP/1.1"),
-    # Chunks
-    "chunk size no number": CHUNKED + b"zz\r\n",
-    "chunk size with a sign": CHUNKED + b"+3\r\nabc\r\n0\r\n\r\n",
-    "chunk size below zero": CHUNKED + b"-1\r\nabc\r\n0\r\n\r\n",
-    "chunk size with 0x": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
-    "chunk size huge": CHUNKED + b"f" * 17 + b"\r\nabc",
-    "chunk size empty": CHUNKED + b"\r\nabc\r\n0\r\n\r\n",
-    "chunk size with spaces": CHUNKED + b"3 \r\nabc\r\n0\r\n\r\n",
-    "chunk size ended by LF": CHUNKED + b"3\nabc\r\n0\r\n\r\n",
-    "chunk longer than its size": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
-    "chunk ended by LF": CHUNKED + b"3\r\nabc\n0\r\n\r\n",
-    "chunk not ended": CHUNKED + b"3\r\nabc0\r\n\r\n",
-    "NUL in a chunk extension": CHUNKED + b"3;\0\r\nabc\r\n0\r\n\r\n",
-    "LF ends a chunk extension": CHUNKED + b"3;a=b\nabc\r\n0\r\n\r\n",
-    "length among the trailers": CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
-    "folded trailer": CHUNKED + b"3\r\nabc\r\n0\r\nX-A: b\r\n c\r\n\r\n",
-}
+LENGTHS = ["+3", "3,3", "0x3", "-1", "3.0", "18446744073709551616", "", "3 3", "\xb3"]
+CODINGS = [
+    *("identity", "gzip, chunked", "chunked, identity", "xchunked", ",chunked", '"chunked"', ""),
+    *("\x0bchunked", "chunked\r\nTransfer-Encoding: chunked"),
+]
+VERSIONS = ["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "HTTQ/1.1", "RTSP/1.0", "SIP/2.0", "HTTPS/1.1", "http/1.1"]
+TARGETS = [
+    *("/a b", "/\x01", "/\xe4", f"{PATH}#a", "gate", "ftp://gate/", "gate:80", "*"),
+    # In an authority, or in its place.
+    *(f"http://gate{end}" for end in ("?/v1", "#/v1", "\\x/v1", "%2f/v1", ":1x/v1")),
+    *("http:///v1/models", "http://a@gate/v1/models"),
+]
+LINES = [
+    # Folded lines, NUL, and line ends that are none.
+    *("X-A: b\r\n c", "X-A: b\r\n\tc", "X-A: b\0c", "X\0A: b", "X-A: b\rX-B: c", "X-A: b\nX-B: c"),
+    *("Content-Length : 3", " Content-Length: 3", "Content Length: 3", ": 3", "Content-Length 3"),
+    # Two lengths, or a length and a coding.
+    *(f"Content-Length: 3\r\n{second}" for second in ("Content-Length: 3", "Content-Length: 4")),
+    "Content-Length: 3\r\nTransfer-Encoding: chunked",
+    "Transfer-Encoding: chunked\r\nContent-Length: 3",
+    *("Host: other\r\nContent-Length: 3", "Host: gate\r\nContent-Length: 3"),
+]
+BODIES = [
+    *(b"%b\r\nabc\r\n0\r\n\r\n" % size for size in (b"+3", b"-1", b"0x3", b"", b"3 ", b"3;\0")),
+    *(b"zz\r\n", b"f" * 17 + b"\r\nabc", b"3\nabc\r\n0\r\n\r\n", b"3\r\nabcd\r\n0\r\n\r\n"),
+    *(b"3\r\nabc\n0\r\n\r\n", b"3\r\nabc0\r\n\r\n", b"3;a=b\nabc\r\n0\r\n\r\n"),
+    b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
+    b"3\r\nabc\r\n0\r\nX-A: b\r\n c\r\n\r\n",
+]
+MALFORMED = [
+    *(head(f"Content-Length: {length}") for length in LENGTHS),
+    *(head(f"Transfer-Encoding: {coding}") for coding in CODINGS),
+    *(head(first=f"GET {PATH} {version}") for version in VERSIONS),
+    *(head(first=f"GET {target} HTTP/1.1") for target in TARGETS),
+    *map(head, LINES),
+    *(CHUNKED + body for body in BODIES),
+    head("Transfer-Encoding: chunked", first=f"POST {PATH} HTTP/1.0"),
+    head("Content-Length: 3", host=""),
+    head("Content-Length: 3").replace(b"\r", b""),
+    START + b"\n",
+    # First lines of other kinds.
+    *(
+        head(first=first)
+        for first in (f"GET   {PATH}   RTSP/1.1", "OPTIONS * RTSP/1.0", "OPTIONS * HTTP/1.1")
+    ),
+    head(first=f"SOURCE {PATH} ICE/1.0"),
+    *(f"GET {PATH}\r\n\r\n".encode(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+]
 
 
 HEAD_LIMIT = 2048
@@ -288,7 +245,7 @@ UNSUPPORTED = {
 }
 
 REFUSED = (
-    {name: (data, 400) for name, data in MALFORMED.items()}
+    {repr(data): (data, 400) for data in MALFORMED}
     | {name: (data, 431) for name, data in HEADS_TOO_LARGE.items()}
     | {name: (data, 413) for name, data in BODIES_TOO_LARGE.items()}
     | UNSUPPORTED
