@@ -132,6 +132,7 @@ WRONG = {
     "check": "--unit: expected at least one cell with a unit, found none; add units to the file",
     "check --unit x": "--unit: expected http://HOST:PORT or https://HOST:PORT without a path, found 'x'; did",
     "check --unit http://x --workers two": "--workers: expected a whole number from 1, found 'two'",
+    "check --unit http://x --admin 127.0.0.1:8000": "--admin: 127.0.0.1:8000 is taken by listen (127.",
     "plan m --memory big": "cellgate plan: argument --memory: expected a size such as 80GiB, found 'big'",
     "plan org/unknown-model --memory 80GiB": "org/unknown-model: neither a file nor in the hub cache ",
     "agent": "cellgate agent: nothing to watch: give --match, --pid-file or --port",
