@@ -354,17 +354,15 @@ async def test_a_unit_that_refuses_to_resume_a_stream_or_says_nothing_is_not_the
 
 
 @pytest.mark.parametrize("by", ["header", "model", "all"])
-def test_it_can_be_switched_off(by: str) -> None:
-    stage = Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ()))
-
-    async def scenario() -> None:
-        headers = {"x-cellgate-continue": "off"} if by == "header" else {}
-        crowd = stage.crowd(8, headers=headers, **LONG)
-        await asyncio.sleep(0.5)
-        stage.engines["a"].die()
-        assert {visit.code for visit in on("a", await crowd)} == {"truncated"}
-
-    stage.play(scenario())
+@played(
+    lambda by: Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ())), given=("by",)
+)
+async def test_it_can_be_switched_off(stage: Stage, by: str) -> None:
+    headers = {"x-cellgate-continue": "off"} if by == "header" else {}
+    crowd = stage.crowd(8, headers=headers, **LONG)
+    await asyncio.sleep(0.5)
+    stage.engines["a"].die()
+    assert {visit.code for visit in on("a", await crowd)} == {"truncated"}
     assert stage.continuations() == {"not_continuable": 4}
 
 

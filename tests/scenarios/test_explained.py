@@ -184,25 +184,23 @@ async def test_the_present_cause_and_what_helps_come_first(
 
 
 @pytest.mark.parametrize("has_agents", [False, True])
-def test_a_port_that_refused_and_answers_401_now_is_not_said_to_refuse_connections(has_agents: bool) -> None:
-    stage = Stage(agents=has_agents, followers=1)
-
-    async def scenario() -> None:
-        await asyncio.sleep(1.0)
-        engine = stage.engines["a"]
-        engine.die()
-        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
-        engine.restart()
-        engine.behaviour = Behaviour(error_rate=1.0, error_status=401)
-        await stage.until(lambda: row(stage)["reason"].startswith("the canary was refused: "), BACK_S)
-        await asyncio.sleep(10.0)
-        shown = page(stage)
-        assert "HTTP 401" in shown["reason"]
-        assert shown["why"][0].startswith("a is starting, for ")
-        assert ": the canary was refused: " in shown["why"][0]
-        assert shown["why"][-1].startswith("You can compare its key")
-        assert not any("connection refused" in line for line in shown["why"])
-        engine.behaviour = Behaviour()
-        await stage.until(stage.all_up, BACK_S)
-
-    stage.play(scenario())
+@played(lambda has_agents: Stage(agents=has_agents, followers=1), given=("has_agents",))
+async def test_a_port_that_refused_and_answers_401_now_is_not_said_to_refuse_connections(
+    stage: Stage,
+) -> None:
+    await asyncio.sleep(1.0)
+    engine = stage.engines["a"]
+    engine.die()
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
+    engine.restart()
+    engine.behaviour = Behaviour(error_rate=1.0, error_status=401)
+    await stage.until(lambda: row(stage)["reason"].startswith("the canary was refused: "), BACK_S)
+    await asyncio.sleep(10.0)
+    shown = page(stage)
+    assert "HTTP 401" in shown["reason"]
+    assert shown["why"][0].startswith("a is starting, for ")
+    assert ": the canary was refused: " in shown["why"][0]
+    assert shown["why"][-1].startswith("You can compare its key")
+    assert not any("connection refused" in line for line in shown["why"])
+    engine.behaviour = Behaviour()
+    await stage.until(stage.all_up, BACK_S)

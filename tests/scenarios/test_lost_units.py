@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -204,31 +203,33 @@ async def test_a_unit_that_restarts_while_it_is_down_starts_once(stage: Stage, s
 @pytest.mark.parametrize("gap_s", [0.0, 0.3])
 @pytest.mark.parametrize("users", [0, 8])
 @pytest.mark.parametrize("options", [{}, {"agents": True, "followers": 1}, {"is_blind": True}], ids=str)
-def test_a_leader_that_starts_anew_between_two_probes_gets_nobody_before_a_canary(
-    options: dict[str, Any], users: int, gap_s: float, seed: int
+@played(
+    lambda options, seed: Stage(seed, timing=WARMS_UP, **options),
+    given=(
+        "options",
+        "seed",
+    ),
+)
+async def test_a_leader_that_starts_anew_between_two_probes_gets_nobody_before_a_canary(
+    stage: Stage, users: int, gap_s: float
 ) -> None:
-    stage = Stage(seed, timing=WARMS_UP, **options)
     engine = stage.engines["a"]
-
-    async def scenario() -> None:
-        crowd = Users(stage, users)
-        await asyncio.sleep(stage.rng.uniform(3.0, 5.0))
-        await _restart(stage, gap_s)
-        began_at = stage.now
-        # Whoever comes in the next two seconds, and had not been there before, is answered.
-        asks = []
-        for _ in range(40):
-            asks.append(asyncio.ensure_future(stage.ask(max_tokens=2)))
-            await asyncio.sleep(0.05)
-        assert all(visit.is_answered for visit in await asyncio.gather(*asks))
-        await stage.until(stage.all_up, BACK_S)
-        await crowd.leave()
-        served = [one for record in engine.served.values() for one in record]
-        first = min((one.arrived_s for one in served if one.arrived_s > began_at), default=began_at)
-        canaries = [one.arrived_s for one in engine.canaries if one.arrived_s > began_at]
-        assert first == began_at or min(canaries) < first
-
-    stage.play(scenario())
+    crowd = Users(stage, users)
+    await asyncio.sleep(stage.rng.uniform(3.0, 5.0))
+    await _restart(stage, gap_s)
+    began_at = stage.now
+    # Whoever comes in the next two seconds, and had not been there before, is answered.
+    asks = []
+    for _ in range(40):
+        asks.append(asyncio.ensure_future(stage.ask(max_tokens=2)))
+        await asyncio.sleep(0.05)
+    assert all(visit.is_answered for visit in await asyncio.gather(*asks))
+    await stage.until(stage.all_up, BACK_S)
+    await crowd.leave()
+    served = [one for record in engine.served.values() for one in record]
+    first = min((one.arrived_s for one in served if one.arrived_s > began_at), default=began_at)
+    canaries = [one.arrived_s for one in engine.canaries if one.arrived_s > began_at]
+    assert first == began_at or min(canaries) < first
     assert stage.flips("b") == ["up"]
 
 

@@ -171,18 +171,14 @@ async def test_streams_that_wait_for_long_behind_a_full_batch_change_no_verdict(
 
 
 @pytest.mark.parametrize("options", [{}, {"agents": True, "followers": 1}, {"is_blind": True}], ids=str)
-def test_a_gate_that_stood_still_under_load_holds_it_against_nobody(options: dict[str, Any]) -> None:
-    stage = Stage(timing=CHUNKED, **options)
-
-    async def scenario() -> None:
-        users = Users(stage, 12)
-        for _ in range(5):
-            await asyncio.sleep(stage.rng.uniform(1.0, 4.0))
-            stage.stand_still(3.0)
-        await asyncio.sleep(3.0)
-        await users.leave()
-
-    stage.play(scenario())
+@played(lambda options: Stage(timing=CHUNKED, **options), given=("options",))
+async def test_a_gate_that_stood_still_under_load_holds_it_against_nobody(stage: Stage) -> None:
+    users = Users(stage, 12)
+    for _ in range(5):
+        await asyncio.sleep(stage.rng.uniform(1.0, 4.0))
+        stage.stand_still(3.0)
+    await asyncio.sleep(3.0)
+    await users.leave()
     assert not stage.shots()
 
 

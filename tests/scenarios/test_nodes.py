@@ -180,6 +180,15 @@ async def test_an_agent_that_tells_something_else_each_time_takes_no_unit_out(st
     assert stage.flips("a") == ["up"]
 
 
+@played(stage_of, 3)
+async def test_a_unit_with_another_flag_is_an_event_of_its_cell(stage: Stage) -> None:
+    for node in stage.engines["b"].nodes:
+        node.report = {"stack": STACK | {"flag --max-model-len": "4096"}}
+    await asyncio.sleep(TOLD_S)
+    assert [("b has --max-model-len 4096" in event["line"]) for event in stage.told("stack_drift")] == [True]
+    assert all(stage.flips(unit) == ["up"] for unit in stage.engines)
+
+
 # -- what agents say of ranks --------------------------------------------------------------------------
 
 SAID = "rank 5 on node a-1 (process 4711) never entered AllReduce 1001, which 7 of 8 ranks wait in"

@@ -166,19 +166,15 @@ async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_
 
 
 @pytest.mark.parametrize("ban_s", [0.0, 5.0])
-def test_a_ban_lasts_as_long_as_is_configured(ban_s: float) -> None:
-    stage = Stage(units=4, poison=PoisonSettings(ban_s))
+@played(lambda ban_s: Stage(units=4, poison=PoisonSettings(ban_s)), given=("ban_s",))
+async def test_a_ban_lasts_as_long_as_is_configured(stage: Stage, ban_s: float) -> None:
     poison = poisoned(stage, Mode.CRASH)
-
-    async def scenario() -> None:
-        assert (await drink(stage)).code == "poison_suspected"
-        await asyncio.sleep(ban_s + 1.0)
-        await stage.until(stage.all_up, 60.0)
-        killed = len(poison.kills)
-        await drink(stage)
-        assert len(poison.kills) > killed
-
-    stage.play(scenario())
+    assert (await drink(stage)).code == "poison_suspected"
+    await asyncio.sleep(ban_s + 1.0)
+    await stage.until(stage.all_up, 60.0)
+    killed = len(poison.kills)
+    await drink(stage)
+    assert len(poison.kills) > killed
 
 
 @played(Stage, units=8)

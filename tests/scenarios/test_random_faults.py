@@ -146,7 +146,8 @@ def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_sus
         assert play.stage.flips(name) == ["up"]
 
 
-@pytest.mark.parametrize("seed", seeds(range(100, 110)))
+@pytest.mark.parametrize("seed", [*seeds(range(100, 110)), 200])
 def test_with_any_unit_hurt_at_any_time_what_cannot_be_answered_is_refused_honestly(seed: int) -> None:
-    play = Play(seed, at_most=UNITS, meddling=seed % 2 == 0)
+    # 200: some wait that could go to the units of others who wait.
+    play = Play(seed, at_most=2 if seed == 200 else UNITS, meddling=seed % 2 == 0)
     assert any(visit.is_answered for visit in play.patient)

@@ -205,3 +205,16 @@ async def test_a_unit_that_comes_back_at_another_address_gets_no_request_before_
     await asyncio.sleep(1.0)
     await stage.crowd(20, max_tokens=2)
     assert stage.picks("a", stage.moved_at)
+
+
+@played(RolledStage)
+async def test_one_that_fails_there_gets_none_until_an_operator_undrains_it(stage: RolledStage) -> None:
+    await stage.roll(version="2.0")
+    await stage.ask_until(Phase.FAILED)
+    await stage.until(lambda: stage.verdict("a") is Verdict.UP, BACK_S)
+    await stage.crowd(20, max_tokens=2)
+    assert stage.picks("a", stage.moved_at) == []
+    stage.gate.plane.set_drain("a", False)
+    await asyncio.sleep(10.0)
+    await stage.crowd(20, max_tokens=2)
+    assert stage.picks("a", stage.moved_at)

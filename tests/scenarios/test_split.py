@@ -286,20 +286,16 @@ async def test_parameters_of_clients_reach_no_unit(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("kind", "stream"), [(Stage, True), (Stage, False), (CrewStage, True)])
-def test_a_decoder_without_a_free_slot_is_not_taken_for_a_link_that_hangs(
-    kind: type[Stage], stream: bool
+@played(lambda kind: kind(units=2, timing=NARROW, roles="pd"), given=("kind",))
+async def test_a_decoder_without_a_free_slot_is_not_taken_for_a_link_that_hangs(
+    stage: Stage, stream: bool
 ) -> None:
-    stage = kind(units=2, timing=NARROW, roles="pd")
-
-    async def scenario() -> None:
-        for _ in range(3):
-            answers = await busy(stage, tokens=400)
-            visits = await stage.crowd(4, prompt_tokens=LONG, stream=stream, max_tokens=4)
-            assert all(visit.is_answered for visit in visits + await answers)
-        assert transfers(stage) > 4
-        assert not stage.gate.board.pairs.link("a", "b").failed
-
-    stage.play(scenario())
+    for _ in range(3):
+        answers = await busy(stage, tokens=400)
+        visits = await stage.crowd(4, prompt_tokens=LONG, stream=stream, max_tokens=4)
+        assert all(visit.is_answered for visit in visits + await answers)
+    assert transfers(stage) > 4
+    assert not stage.gate.board.pairs.link("a", "b").failed
 
 
 @pytest.mark.parametrize(("ends", "found_s"), [(True, 6.0), (False, 16.0)])

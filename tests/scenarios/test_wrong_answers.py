@@ -49,9 +49,14 @@ def test_of_three_units_the_one_with_other_weights_goes_within_three_answers_and
     assert flip["reason"].startswith("wrong answers: a, b agree on another answer; it says ' ")
 
 
-@played(Stage, units=2)
-async def test_two_units_that_never_agreed_both_stay_and_it_is_told_once(stage: Stage) -> None:
+def two_that_differ() -> Stage:
+    stage = Stage(units=2)
     stage.engines["b"].behaviour = OTHERS
+    return stage
+
+
+@played(two_that_differ)
+async def test_two_units_that_never_agreed_both_stay_and_it_is_told_once(stage: Stage) -> None:
     await stage.until(lambda: sorted(told(stage, "answers_differ")) == ["a", "b"], FOUND_S)
     assert max(len(engine.known) for engine in stage.engines.values()) <= 4
     await asyncio.sleep(600.0)
