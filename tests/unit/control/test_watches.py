@@ -397,7 +397,7 @@ def test_a_gate_that_lags_counts_no_bad_news_but_fatal_and_says_so_now_and_then(
     assert scene.told() == ["lag", "lag"]
 
 
-def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
+def test_panic_is_told_when_it_begins_and_when_it_ends_and_troubles_of_the_gates_own_now_and_then() -> None:
     scene = Round(units=3)
     for _ in range(2):
         scene.observe("a", Sign.BAD, Strength.STRONG, NOW + 3.0)
@@ -409,6 +409,14 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
     scene.stall_watch.tick(NOW + 5.0, 0.0)
     assert scene.told() == ["panic", "panic_over"]
     assert "units were kept in rotation for 2.0 s, until units answered again" in scene.last_line()
+    scene = Round()
+    for _ in range(3):
+        scene.stall_watch.gate_fault("no file descriptor is left")
+    assert (scene.stall_watch.gate_faults, scene.told()) == (3, ["gate_fault"])
+    scene.now += 10.1
+    scene.stall_watch.gate_fault("no file descriptor is left")
+    assert scene.told() == ["gate_fault"] * 2
+    assert scene.verdict() is Verdict.UP
 
 
 def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_recovered() -> None:
@@ -429,17 +437,6 @@ def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_re
     for number in range(5, 10):
         scene.stall_watch.tick(NOW + number * COMPARE_S, 0.0)
     assert scene.told() == ["degraded", "recovered"]
-
-
-def test_troubles_of_the_gates_own_are_counted_and_told_now_and_then() -> None:
-    scene = Round()
-    for _ in range(3):
-        scene.stall_watch.gate_fault("no file descriptor is left")
-    assert (scene.stall_watch.gate_faults, scene.told()) == (3, ["gate_fault"])
-    scene.now += 10.1
-    scene.stall_watch.gate_fault("no file descriptor is left")
-    assert scene.told() == ["gate_fault"] * 2
-    assert scene.verdict() is Verdict.UP
 
 
 # What is kept of split requests: as much as there are units, however long the gate runs.

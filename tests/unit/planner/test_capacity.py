@@ -327,9 +327,6 @@ def test_a_model_of_the_hub_cache_is_found_by_its_id(
     assert ", 32 layers, " in capsys.readouterr().out
     assert main.main(["plan", "org/other", "--memory", "80GiB"]) == 2
     assert f"org/other: neither a file nor in the hub cache {tmp_path}; download" in capsys.readouterr().err
-
-
-def test_where_the_hub_cache_is() -> None:
     assert capacity.hub({"HF_HUB_CACHE": "/c"}) == Path("/c")
     assert capacity.hub({"HF_HOME": "/h", "XDG_CACHE_HOME": "/x"}) == Path("/h/hub")
     assert capacity.hub({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")

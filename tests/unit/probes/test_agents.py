@@ -370,7 +370,7 @@ def said(**told: Any) -> Answer:
     return reply(200, orjson.dumps({"cellgate_agent": 1, **told}))
 
 
-def test_a_report_is_asked_for_with_the_token() -> None:
+def test_a_report_is_asked_for_with_the_token_and_is_bounded_text() -> None:
     """An older agent is asked rarely."""
     patient = FakePatient(lambda _: said(stack={"image": "sha256:1"}), node=REPORTED)
     assert look(PROBE, patient) == [NodeFacts("u", "u-1", 100.0, {"image": "sha256:1"})]
@@ -379,6 +379,14 @@ def test_a_report_is_asked_for_with_the_token() -> None:
     patient = FakePatient(lambda _: reply(404), node=REPORTED)
     assert look(PROBE, patient) == []
     assert PROBE.due_at(patient, 100.0) == 700.0
+    stack: dict[str, Any] = {f"flag --{n}": "x" * 200 for n in range(600)}
+    facts = facts_of(said(stack={"image": 7, "driver\n": "1\x1b[0m", **stack}))
+    assert facts is not None
+    assert facts["driver?"] == "1?[0m"
+    assert "image" not in facts
+    assert len(facts) <= NAMES_MAX
+    assert max(map(len, facts.values())) == TEXT_MAX
+    assert facts_of(said(stack=["no", "mapping"])) == {}
 
 
 def facts_of(answer: Answer) -> dict[str, str] | None:
@@ -393,17 +401,6 @@ def facts_of(answer: Answer) -> dict[str, str] | None:
 )
 def test_an_agent_that_does_not_report_is_no_finding(answer: Answer) -> None:
     assert facts_of(answer) is None
-
-
-def test_a_report_of_any_kind_is_bounded_text() -> None:
-    stack: dict[str, Any] = {f"flag --{n}": "x" * 200 for n in range(600)}
-    facts = facts_of(said(stack={"image": 7, "driver\n": "1\x1b[0m", **stack}))
-    assert facts is not None
-    assert facts["driver?"] == "1?[0m"
-    assert "image" not in facts
-    assert len(facts) <= NAMES_MAX
-    assert max(map(len, facts.values())) == TEXT_MAX
-    assert facts_of(said(stack=["no", "mapping"])) == {}
 
 
 NO_AGENT = "not a cellgate agent: it "

@@ -73,7 +73,7 @@ def test_an_answer_of_each_is_one(name: str) -> None:
 
 
 def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
-    """By the model's own metadata; texts hold the prompt."""
+    """By the model's own metadata; texts hold the prompt. A slash in a model's name is none of the path's."""
     context, _ = fly("infer", reply(200))
     assert [(asked.method, asked.target) for asked in context.asked] == [
         ("GET", "/v2/models/m"),
@@ -84,6 +84,10 @@ def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
     assert (t["shape"], t["datatype"], len(t["data"])) == ([1, 1], "BYTES", 1)
     assert isinstance(t["data"][0], str)
     assert (b["shape"], b["data"]) == ([1, 1], [False])
+    assert at("/v2/models/{model}/infer", "a/b c") == "/v2/models/a%2Fb%20c/infer"
+    for surfaces in (*ENGINES.values(), UNKNOWN):
+        assert {*surfaces.canaries} <= CANARIES.keys()
+        assert surfaces.ready
 
 
 @pytest.mark.parametrize(
@@ -104,14 +108,6 @@ def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None
     assert [asked.method for asked in context.asked] == ["GET"]
     assert evidence.sign is Sign.NEUTRAL
     assert evidence.reason.endswith("set `canary:` to an API that the unit serves")
-
-
-def test_a_model_s_name_is_part_of_a_path_and_every_engine_s_canaries_exist() -> None:
-    """A slash in it is none of the path's."""
-    assert at("/v2/models/{model}/infer", "a/b c") == "/v2/models/a%2Fb%20c/infer"
-    for surfaces in (*ENGINES.values(), UNKNOWN):
-        assert {*surfaces.canaries} <= CANARIES.keys()
-        assert surfaces.ready
 
 
 # Learning what a unit serves: its engine and its models.
