@@ -22,9 +22,8 @@ OTHER_RULES = frozenset({"alone", "nightly", "simulated"})
 
 SLEEPS_LEFT: dict[str, int] = {
     "tests/processes/test_handover.py": 1,
-    "tests/processes/test_keys_sdks.py": 1,
     "tests/processes/test_recovery_in_kubernetes.py": 1,
-    "tests/real/test_shared_limits.py": 4,
+    "tests/real/test_shared_limits.py": 1,
     "tests/sockets/test_admin_bounds.py": 4,
     "tests/sockets/test_admin_pages.py": 1,
     "tests/sockets/test_admin_port.py": 1,

@@ -19,7 +19,6 @@ from tests.real.test_redis import Gate, linked, until
 from tests.wire.stage import live_for
 
 LIMIT_S = 60.0
-HEALED_S = 2.0
 PATIENCE_S = 20.0
 SECRET = "open-sesame"
 
@@ -45,9 +44,9 @@ async def test_gates_find_the_primary_that_sentinels_have_chosen(
             while not await asyncio.to_thread(group.failed_over):
                 assert one.roster.units() == {"u1", "u2"}
                 await asyncio.sleep(0.01)
-            await until(lambda: hears(one, other), HEALED_S)
+            await until(lambda: hears(one, other), PATIENCE_S)
             one.flip(Verdict.DOWN)
-            await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN, HEALED_S)
+            await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN, PATIENCE_S)
 
 
 @live_for(LIMIT_S)
@@ -83,4 +82,4 @@ async def lose_a_node(nodes: Cluster) -> None:
         node = nodes.nodes[1]
         node.kill()
         assert await waits_until(lambda: nodes.serves_without(node), PATIENCE_S)
-        await until(lambda: hears(one, other), HEALED_S)
+        await until(lambda: hears(one, other), PATIENCE_S)

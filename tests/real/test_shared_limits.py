@@ -18,7 +18,7 @@ from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.sharing import SharedLimits
 from cellgate.router.nouns import Ask
 from tests.real.redis_server import RedisServer
-from tests.wire.stage import live
+from tests.wire.stage import live, until
 
 GATES, LIMIT, TOKENS = 3, 10_000, 50
 ASK = Ask(model="m", tenant="t")
@@ -57,8 +57,7 @@ async def sharing(url: str) -> AsyncIterator[list[Gate]]:
     gates = [Gate(url, at) for _ in range(GATES)]
     for gate in gates:
         gate.sharing.start()
-    while not all(gate.ledger.gates for gate in gates):  # noqa: ASYNC110 - nobody tells.
-        await asyncio.sleep(TURN_S)
+    await until(lambda: all(gate.ledger.gates for gate in gates))
     try:
         yield gates
     finally:
@@ -93,12 +92,12 @@ async def test_without_redis_each_gate_passes_at_most_the_limit_and_says_so_once
             for gate in gates:
                 gate.ask()
             redis.kill()
-            await asyncio.sleep(0.5)
+            await until(lambda: all(gate.told for gate in gates))
             await flood(gates, 20, 20, 20)
             assert [gate.passed for gate in gates] == [LIMIT] * GATES
             assert [gate.told for gate in gates] == [["limits_alone"]] * GATES
             redis.start()
-            await asyncio.sleep(1.0)
+            await until(lambda: all(len(gate.told) == 2 for gate in gates))
             before = sum(gate.passed for gate in gates)
             await flood(gates, 5, 5, 5)
             assert sum(gate.passed for gate in gates) == before
@@ -110,7 +109,7 @@ async def test_a_frozen_redis_costs_no_request(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as redis:
         async with sharing(redis.url) as gates:
             redis.freeze()
-            await asyncio.sleep(1.0)
+            await until(lambda: all(gate.told for gate in gates))
             for gate in gates:
                 gate.ask()
             assert [gate.passed for gate in gates] == [TOKENS] * GATES
