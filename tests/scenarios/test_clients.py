@@ -160,3 +160,42 @@ async def test_a_connection_whose_last_read_met_a_slow_client_serves_the_next_re
         visit = await stage.ask(stream=False)
         assert visit.is_answered
         assert visit.reply.ended_s - visit.reply.sent_s < 1.0
+
+
+@pytest.mark.parametrize("units", [1, 2])
+@played(Stage, given=("units",), timing=Timing(prefill_s=25.0))
+async def test_a_stream_that_was_promised_and_cannot_be_had_ends_in_an_error_event(stage: Stage) -> None:
+    stage.gate.set_drain("b", drained=True)
+    crowd = stage.crowd(4)
+    await asyncio.sleep(15.0)
+    stage.gate.set_drain("b", drained=False)
+    for engine in stage.engines.values():
+        engine.behaviour.busy_status = 503
+    stage.engines["a"].die()
+    for visit in await crowd:
+        assert visit.reply.status == 200
+        assert visit.reply.comments == 1
+        assert visit.code is not None
+        assert visit.reply.end is End.TRUNCATED
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@played(Stage)
+async def test_a_body_that_is_parsed_elsewhere(stage: Stage, leaves: bool) -> None:
+    # It takes some 30 ms to get here, so that the one who leaves does while it is being parsed.
+    manner = Manner(leave_after_s=0.06) if leaves else Manner()
+    visits = await stage.crowd(4, padding="x" * (1 << 20), manner=manner)
+    assert all(visit.is_answered for visit in visits) is not leaves
+    await asyncio.sleep(1.0)
+    assert len(stage.gate.router.leases) == (0 if leaves else 4)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@played(Stage, units=1, timing=Timing(step_s=0.001))
+async def test_clients_that_never_read_hold_a_bounded_buffer_and_nothing_once_they_have_left(
+    stage: Stage, stream: bool
+) -> None:
+    size = 2500 if stream else 30_000
+    visits = await stage.crowd(4, max_tokens=size, stream=stream, manner=NEVER_READS)
+    assert {visit.reply.end for visit in visits} == {End.LEFT}
+    assert stage.flips("a") == ["up"]

@@ -8,7 +8,7 @@ import pytest
 
 from cellgate.router.nouns import Verdict
 from tests.scenarios.crew import CrewStage
-from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
@@ -24,6 +24,25 @@ STEPS = Timing(step_s=0.05)
 WARMS_UP = Timing(step_s=0.05, warm_up_s=2.0)
 CHUNKED = Timing(step_s=0.05, prefill_tokens_per_s=20_000.0, chunk_tokens=2048)
 SHARED = "what everybody asks about, " * 400
+
+
+@played(Stage, units=3)
+async def test_a_healthy_fleet_answers_everything_and_never_flips(stage: Stage) -> None:
+    for _ in range(5):
+        visits = await stage.crowd(60, max_tokens=20)
+        assert all(visit.is_answered for visit in visits)
+        assert {visit.unit for visit in visits} == {"a", "b", "c"}
+        await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
+    assert [stage.flips(name) for name in "abc"] == [["up"]] * 3
+
+
+@played(Stage)
+async def test_a_dead_unit_that_nobody_asks_is_found_by_a_probe(stage: Stage) -> None:
+    await asyncio.sleep(10.0)
+    stage.engines["a"].die()
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.1 + LATENCY_S)
+    assert all(visit.is_answered for visit in await stage.crowd(16))
+    assert not stage.picks("a")
 
 
 @played(Stage, timing=Timing(prefill_s=0.5, step_s=0.2, max_running=4))

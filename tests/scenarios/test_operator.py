@@ -67,6 +67,16 @@ async def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_u
     assert stage.flips("a") == ["up"]
 
 
+@played(Stage)
+async def test_with_every_unit_drained_there_is_no_unit(stage: Stage) -> None:
+    for name in "ab":
+        stage.gate.set_drain(name, drained=True)
+    visit = await stage.ask()
+    assert (visit.reply.status, visit.code) == (503, "no_unit")
+    assert "a is drained, b is drained" in visit.reply.json["error"]["message"]
+    assert (await stage.send("GET", "/readyz")).reply.status == 503
+
+
 # -- reload ------------------------------------------------------------------------------------------------
 
 
