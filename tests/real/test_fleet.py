@@ -119,25 +119,43 @@ async def test_all_units_answer_through_their_gates_and_a_long_prompt_comes_back
 
 
 @live_for(PROCESSES_S)
-async def test_a_gate_that_stops_or_is_killed_leaves_its_units_to_another_at_once(world: World) -> None:
+async def test_a_gate_killed_or_stopping_leaves_its_units_to_the_other(world: World) -> None:
     units = world.units("u1", "u2", "u3", "u4")
-    first, second = (world.gate(name, units) for name in ("first", "second"))
+    gates = [world.gate(name, units) for name in ("one", "other")]
     router = world.gate("router", {})
     router.until_up(*units)
-    assert set(ways(router).values()) <= {first.url, second.url}
+    assert set(ways(router).values()) <= {gate.url for gate in gates}
     async with asked_on(router.port, rps=RPS, body=BODY) as statuses:
-        first.signal(signal.SIGTERM)
-        await until(lambda: set(ways(router).values()) == {second.url}, router)
+        await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
+        gates[0].signal(signal.SIGKILL)
+        await until(lambda: set(ways(router).values()) == {gates[1].url}, router)
         await until(lambda: set(verdicts(router).values()) == {"up"}, router)
-        # Known to the router, which gives it units a while after it has come.
+        # Another takes its place, and then the one that had them all goes in good order.
         third = world.gate("third", units)
         await until(lambda: set(verdicts(third).values()) == {"up"}, third)
-        beats = exchanges(router)
-        await until(lambda: exchanges(router) > beats + 1, router)
-        assert set(ways(router).values()) == {second.url}
-        second.signal(signal.SIGKILL)
+        gates[1].signal(signal.SIGTERM)
         await until(lambda: set(ways(router).values()) == {third.url}, router)
-        await until(lambda: set(verdicts(router).values()) == {"up"}, router)
+        await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
+    assert statuses.keys() == {200}, router.log
+
+
+@live_for(PROCESSES_S)
+async def test_a_killed_gate_that_had_all_units_is_left_at_once(world: World) -> None:
+    units = world.units("u1", "u2", "u3", "u4")
+    first = world.gate("first", units)
+    router = world.gate("router", {})
+    router.until_up(*units)
+    # Known to the router, which gives it units a while after it has come.
+    other = world.gate("other", units)
+    await until(lambda: set(verdicts(other).values()) == {"up"}, other)
+    beats = exchanges(router)
+    await until(lambda: exchanges(router) > beats + 1, router)
+    assert set(ways(router).values()) == {first.url}
+    async with asked_on(router.port, rps=RPS, body=BODY) as statuses:
+        await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
+        first.signal(signal.SIGKILL)
+        await until(lambda: set(ways(router).values()) == {other.url}, router)
+        await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
     assert statuses.keys() == {200}, router.log
 
 
