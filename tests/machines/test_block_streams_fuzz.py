@@ -161,7 +161,7 @@ def resume(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(
     answer=st.builds(Answer, WORDS, CALLS, st.sampled_from(["length", "stop"])),
     again=st.lists(st.booleans(), min_size=2, max_size=2),
@@ -187,7 +187,7 @@ def test_a_continued_answer_is_the_answer_of_one_unit(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(
     answer=st.builds(Answer, WORDS, CALLS, st.just("length")),
     other=st.builds(Answer, WORDS, CALLS, st.just("length")),

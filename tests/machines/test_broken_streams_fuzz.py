@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import BOM, payload, split
 from cellgate.proxy.resume.chat import StreamJoiner, ending
-from cellgate.proxy.resume.eligible import stops_of, token_start
+from cellgate.proxy.resume.eligible import BoundaryStops, stops_of, token_start
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.replay import TAIL_BYTES, EventFilter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import MismatchError
@@ -247,7 +247,7 @@ class Gate:
         return extended(self.body, self.said, chat=self.chat) | left | self.stitch.ask_usage()
 
 
-@fuzz(250)
+@fuzz(400)
 @given(WORDS, MANNERS, STOPS, st.integers(1, 12), st.booleans(), st.booleans(), st.data())
 def test_a_continued_answer_is_the_answer_of_one_unit(
     words: list[str],
@@ -267,7 +267,7 @@ def test_a_continued_answer_is_the_answer_of_one_unit(
     check(words, manner, body, data)
 
 
-@fuzz(150)
+@fuzz(300)
 @given(st.lists(LETTERS.map(" {}".format), min_size=3, max_size=6), MANNERS, st.booleans(), st.data())
 def test_a_stop_string_that_one_unit_begins_and_another_ends(
     words: list[str], manner: Manner, spells: bool, data: st.DataObject
@@ -337,6 +337,35 @@ def compare(continued: Read, unbroken: Read, stop: str | None) -> None:
     assert len(both[1]) - len(both[0]) < len(stop)
 
 
+@given(
+    st.text("abE", max_size=8),
+    st.lists(st.text("abE", min_size=1, max_size=3), min_size=1, max_size=8),
+    st.lists(st.text("abE", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_a_stop_string_across_the_seam_ends_the_text_where_it_would_have_ended(
+    shown: str, pieces: list[str], stops: list[str]
+) -> None:
+    """Only those that begin before the seam: the unit itself sees the others."""
+    seam, out, ended = BoundaryStops(shown, stops), "", False
+    for piece in pieces:
+        text, stop = seam.feed(piece)
+        out += text
+        if stop is not None:
+            ended = True
+            break
+    else:
+        out += seam.flush()
+    behind = "".join(pieces)
+    ends = [
+        at + len(stop) - len(shown)
+        for stop in stops
+        for at in range(max(0, len(shown) - len(stop) + 1), len(shown))
+        if (shown + behind)[at : at + len(stop)] == stop and at + len(stop) > len(shown)
+    ]
+    assert ended == bool(ends)
+    assert out == ("" if ended else behind)
+
+
 @given(st.text(max_size=20), st.integers(0, 30), st.booleans())
 def test_limits_are_those_of_the_whole_answer(text: str, shown: int, chat: bool) -> None:
     body: dict[str, Any] = {"max_tokens": 20, "max_completion_tokens": 25, "min_tokens": 10}
@@ -398,7 +427,7 @@ CHOICES = st.lists(
 )
 
 
-@fuzz(250)
+@fuzz(400)
 @given(
     st.lists(
         st.one_of(DOCUMENTS, st.builds(lambda c, u: {"choices": c, "usage": u}, CHOICES, ANYTHING)),

@@ -18,7 +18,7 @@ from cellgate.router.cost_model import Usage
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
 
-STREAMS_GENERATED = int(os.environ.get("WHOLE_STREAMS", "160"))
+STREAMS_GENERATED = int(os.environ.get("WHOLE_STREAMS", "400"))
 NOTHING = {"prompt_tokens": 0, "completion_tokens": 0, "input_tokens": 0, "output_tokens": 0}
 TEMPTING = (
     'event: response.completed\ndata: {"type":"response.completed"}\n\n',
@@ -73,7 +73,7 @@ def chat(rng: random.Random, size: int, *, text: bool) -> Told:
     ends = [part(index, rng.choice(["", " x"]), "stop", logprobs=echo(rng, size)) for index in range(n)]
     events = [part(0, ""), *words, *(ends if is_whole else [])]
     if numbers is not None and is_whole:
-        last = {"id": "c", "choices": [], "usage": numbers, **echo(rng, size * rng.randrange(2))}
+        last = {"id": "c", "choices": [], "usage": numbers, **echo(rng, size * rng.randrange(4))}
         events.append(("", last))
     if is_whole and rng.random() < 0.7:
         events.append(("", "[DONE]"))
@@ -192,9 +192,9 @@ def sizes(rng: random.Random) -> int:
     return int(1000 * 4000 ** (rng.random() ** 3))
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_a_stream_is_whole_and_counted_however_it_is_written_and_cut(part: int) -> None:
-    for seed in range(part, STREAMS_GENERATED, 2):
+    for seed in range(part, STREAMS_GENERATED, 4):
         rng = random.Random(seed)
         route = rng.choice(list(DIALECTS))
         told = DIALECTS[route](rng, sizes(rng))
