@@ -84,7 +84,7 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along_and_others_ar
     assert roster.units() == set()
     roster = Roster("g1")
     roster.answered(seen_by("g2"), 0.0)
-    roster.answered(seen_by("g3", in_flight=2), 60.0)
+    assert roster.update(("u1", "g3"), Seen(replace(VIEW, gate="g3", in_flight=2), 0.0), 60.0)
     roster.forget(30.0)
     assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
     assert not roster.update(("u1", "g3"), Seen(replace(VIEW, gate="g3", in_flight=1), 0.5), 60.1)

@@ -34,6 +34,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import (
+    STREAK,
     UNREACHABLE_S,
     Outlier,
     Speed,
@@ -315,6 +316,14 @@ def test_a_unit_of_less_weight_may_be_slower_and_one_of_more_need_not_be_faster(
     assert slowdown(heavy, OTHERS) == pytest.approx(1.0)
     assert slowdown(heavy._replace(gap_s=0.040), OTHERS) == pytest.approx(2.0)
     assert slowdown(USUAL, [heavy, heavy]) <= 1.0
+
+
+@thorough_law
+@given(st.lists(st.floats(0.001, 4.0), max_size=20))
+def test_whatever_is_compared_the_share_stays_between_nothing_and_all(gaps_s: list[float]) -> None:
+    outlier = after(*gaps_s)
+    assert 0.0 <= outlier.degraded < 1.0
+    assert 0 <= outlier.streak < STREAK
 
 
 # When the gate takes itself to be cut off, and what it never holds.
