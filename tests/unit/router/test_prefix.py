@@ -87,6 +87,38 @@ def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
     assert used < 220 * 1000 + 30_000
 
 
+class ByBlock:
+    """The same, block by block: each that a prompt has is used again, the last one first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held: dict[int, None] = {}
+
+    def record(self, blocks: tuple[int, ...]) -> None:
+        for block in reversed(blocks[: self.limit]):
+            self.held.pop(block, None)
+            self.held[block] = None
+        if (spare := len(self.held) - self.limit) > 0:
+            for block in list(self.held)[: spare + self.limit // 32]:
+                del self.held[block]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_holds_what_would_be_held_if_each_block_were_moved(seed: int) -> None:
+    """Prompts that go on from others, repeat a part of them, or are new."""
+    rng, new = random.Random(seed), iter(range(1, 10_000))
+    cache, model = PrefixCache(200), ByBlock(200)
+    prompts: list[tuple[int, ...]] = [(0,)]
+    for _ in range(300):
+        before = rng.choice(prompts[-12:])[: rng.choice((None, None, rng.randint(0, 12)))]
+        prompt = (*before, *(next(new) for _ in range(rng.randint(0 if before else 1, 9))))
+        prompts.append(prompt)
+        cache.prove(prompt, cache.record(prompt))
+        model.record(prompt)
+        assert cache.recent(1000) == list(reversed(model.held))
+        assert all(cache.match(each) == sum(block in model.held for block in each) for each in prompts[-12:])
+
+
 def test_a_turn_costs_what_is_new_however_much_was_said_before() -> None:
     def turn(said: int) -> float:
         cache, prompt = PrefixCache(100_000), tuple(range(said))

@@ -115,9 +115,9 @@ class World:
 def test_four_gates_with_stale_reports_do_not_herd(policy: str) -> None:
     world, rng = World(gates=4, policy=policy), random.Random(1)
     for gate in range(4):
-        now = 0.0
+        now, gaps = 0.0, random.Random(gate)
         # Together 80 % of what the units can do.
-        while (now := now + rng.expovariate(0.8 * UNITS * TOKENS_S / 4 / 1000)) < 60.0:
+        while (now := now + gaps.expovariate(0.8 * UNITS * TOKENS_S / 4 / 1000)) < 60.0:
             ask = Ask("m", stream=True, prompt_bytes=rng.choice((400, 4000, 7600)))
             world.at(now, partial(world.ask, gate, ask))
     peaks = dict.fromkeys(world.engines, 0.0)
