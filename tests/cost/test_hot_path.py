@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType
@@ -116,12 +117,16 @@ async def keyed_bench(folder: Path) -> AsyncIterator[Bench]:
     ]
     file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
     bench = Bench(asyncio.get_running_loop(), keys=KeySettings(str(file)))
-    assert bench.plane.accounting is not None
-    bench.plane.accounting.begin()
+    accounting = bench.plane.accounting
+    assert accounting is not None
+    assert accounting.door is not None
+    # What a limit gives back in time is counted anew now and then: here, never.
+    accounting.ledger._wall = accounting.door._wall = partial(float, 1.7e9)
+    accounting.begin()
     try:
         yield bench
     finally:
-        await bench.plane.accounting.close()
+        await accounting.close()
         bench.close()
 
 
