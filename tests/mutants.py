@@ -15,6 +15,7 @@ import argparse
 import ast
 import gc
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -141,8 +142,9 @@ def sites(file: str) -> Iterator[Site]:
 
 
 def chosen(folders: Sequence[str], mutants: int, seed: int) -> list[Site]:
-    """So many mutants of these folders. Their names say which ones, so that a change elsewhere moves none."""
-    files = sorted(str(path.relative_to(ROOT)) for each in folders for path in (ROOT / each).rglob("*.py"))
+    """So many mutants of these folders and files. Their names say which: a change elsewhere moves none."""
+    paths = [path for each in folders for path in [ROOT / each, *(ROOT / each).rglob("*")]]
+    files = sorted(str(path.relative_to(ROOT)) for path in paths if path.suffix == ".py")
     every = (site for file in files for site in sites(file))
     return sorted(every, key=lambda site: hashlib.sha256(f"{seed} {site.name}".encode()).digest())[:mutants]
 
@@ -177,6 +179,10 @@ class Hunt:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Measure the tests that are new, then try each mutant on those that call it."""
         session.config.pluginmanager.unregister(name="terminalreporter")
+        mutants = chosen(self.options.of, self.options.mutants, self.options.seed)
+        for file in {site.file for site in mutants}:
+            # Some are imported where they are needed only, and then a fork has no function to change.
+            importlib.import_module(".".join(Path(file).with_suffix("").parts).removesuffix(".__init__"))
         gc.unfreeze()
         functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
         self.alive = {identity(each.__code__): each for each in functions}
@@ -190,7 +196,7 @@ class Hunt:
         for seconds, test in sorted((reach[test][0], test) for test in self.items):
             for called in reach[test][1]:
                 callers[called].append((seconds, test))
-        for site in chosen(self.options.of, self.options.mutants, self.options.seed):
+        for site in mutants:
             tests = [before[site.name]] if before.get(site.name) in self.items else []
             left_s = SECONDS
             for seconds, test in callers[site.called]:
@@ -286,7 +292,7 @@ def kept(file: Path) -> dict[str, Any]:
 def main() -> int:
     """Hunt, and say how many were found."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--of", nargs="+", default=OF, help="folders of the product")
+    parser.add_argument("--of", nargs="+", default=OF, help="folders or files of the product")
     parser.add_argument("--mutants", type=int, default=300, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
     hunt = Hunt(parser.parse_args())
