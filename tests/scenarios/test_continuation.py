@@ -353,6 +353,23 @@ async def test_a_unit_that_refuses_to_resume_a_stream_or_says_nothing_is_not_the
     assert stage.continuations()["continued"] > 0
 
 
+@played(Stage, units=3)
+async def test_a_unit_that_dies_of_the_check_before_it_may_go_on_is_not_the_last_word(stage: Stage) -> None:
+    crowd = stage.crowd(9, **LONG)
+    await asyncio.sleep(0.5)
+    b = stage.engines["b"]
+
+    def die(text: str) -> str:
+        b.die()
+        return text
+
+    b.behaviour = Behaviour(template=die)
+    stage.engines["a"].die()
+    assert all(visit.is_answered and visit.dishonesty() is None for visit in await crowd)
+    assert "down" in stage.flips("b")
+    assert stage.continuations()["continued"] > 0
+
+
 @pytest.mark.parametrize("by", ["header", "model", "all"])
 @played(
     lambda by: Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ())), given=("by",)

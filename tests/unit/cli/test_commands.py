@@ -348,7 +348,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(status: int, answer: Any, says: s
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("units", 404), ("why a1", 401), ("top", 404), ("drain a1", 401)]
+    ("command", "status"), [("units", 404), ("why a1", 401), ("top", 404), ("drain a1", 401), ("reload", 404)]
 )
 def test_the_port_for_clients_is_said_to_be_that(command: str, status: int, ask: Ask) -> None:
     answer = {"error": {"message": "no", "type": "not_found_error", "param": None, "code": "unknown_path"}}

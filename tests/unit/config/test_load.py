@@ -29,6 +29,7 @@ from cellgate.proxy.config.settings import (
     LwsSource,
     Peers,
     RedisAccess,
+    payer_at,
 )
 from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.judge import KnownAnswerRules
@@ -272,6 +273,25 @@ NAMED = Peers(["10.0.0.0/8", "2001:db8::/32", "fe80::/10", "192.0.2.7"])
 def test_this_machine_is_trusted_and_who_is_named(peers: Peers, trusted: str, others: str) -> None:
     assert all(map(peers.trusts, trusted.split()))
     assert not any(map(peers.trusts, ["", "::ffff:11.0.0.1", *others.split()]))
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded_for", "payer"),
+    [
+        ("192.0.2.8", "198.51.100.1", "192.0.2.8"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.1, 192.0.2.8 ,10.0.0.2", "192.0.2.8"),
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
+        ("10.0.0.1", "198.51.100.1, unknown, 10.0.0.2", "10.0.0.2"),
+        ("2001:db8::1", "2001:db9:0:7:1:2:3:4", "2001:db9:0:7::/64"),
+        ("::ffff:10.0.0.1", "::ffff:192.0.2.8", "192.0.2.8"),
+        ("", "192.0.2.8", ""),
+    ],
+)
+def test_who_pays_is_the_last_address_that_nobody_trusted_stands_behind(
+    peer: str, forwarded_for: str, payer: str
+) -> None:
+    assert payer_at(peer, forwarded_for, NAMED) == payer
 
 
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "ten", "", "10.0.0.0/33"])
