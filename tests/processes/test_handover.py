@@ -26,13 +26,19 @@ from tests.processes.test_gate_process import units as units
 from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually
 
 TIMEOUTS = {"drain_delay_s": 0, "drain_s": 20}
-NOT_READY_S = 8
-"""Enough for a successor to be ready, on a machine that is busy with other things."""
-LESS_PATIENT = f"""
+NOT_READY_S = 1
+
+
+def less_patient(when: Path) -> str:
+    """What a gate runs first: while the file is there, it waits so long for a successor that is not ready."""
+    return f"""
+from pathlib import Path
 from cellgate.proxy import app
-hand_over = app.hand_over
-app.hand_over = lambda *what_is_known: hand_over(*what_is_known[:3], {NOT_READY_S})
+hand_over, when = app.hand_over, Path({str(when)!r})
+app.hand_over = lambda *known: hand_over(*known[:3], {NOT_READY_S} if when.exists() else known[3])
 """
+
+
 _SUCCESSOR = re.compile(r"process (\d+) accepts clients")
 
 
@@ -153,7 +159,8 @@ def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_oth
     units: dict[str, SimUnit], tmp_path: Path
 ) -> None:
     """The first cannot read its configuration. The second does not get ready: its only unit is not there."""
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, first=LESS_PATIENT) as gate:
+    impatience = tmp_path / "impatience"
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, first=less_patient(impatience)) as gate:
         gate.until_up("a")
         stream = Stream(gate, LONG)
         (tmp_path / "cellgate.yaml").write_text("cells: nonsense\n")
@@ -164,6 +171,7 @@ def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_oth
         kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
         assert kinds[-1] == "handover_failed"
         gate.configure({"c": "http://127.0.0.1:1"})
+        impatience.touch()
         gate.signal(signal.SIGUSR2)
         killed = f"no hand-over: it was not ready within {NOT_READY_S} s and was killed"
         assert eventually(lambda: killed in gate.log)
@@ -172,6 +180,7 @@ def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_oth
         units["a"].release()
         assert stream.is_whole()
         assert models(gate).headers.get("connection") is None
+        impatience.unlink()
         gate.configure({"b": units["b"].url})
         gate.hand_over()
         after = Stream(gate, tokens=2)
