@@ -194,7 +194,8 @@ def test_without_a_control_process_streams_go_on_and_who_comes_is_served_within_
         assert all(stream.is_whole() for stream in streams)
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
         assert gate.units()["a"]["verdict"] == "up"
-        assert gate.admin("GET", "/readyz")[0] == 200
+        status, said = gate.admin("GET", "/readyz")[:2]
+        assert status == 200, said
         assert "Traceback" not in gate.log
 
 
