@@ -103,7 +103,9 @@ def hunt(lane: str, runs: int) -> dict[str, list[int]]:
         new = run(lane, seed)
         for test in new:
             failed[test].append(seed)
-        print(f"{lane} {seed}/{runs}: {len(new)} failed, {time.monotonic() - begun_at:.0f} s", flush=True)
+        print(
+            f"{lane} {seed}/{runs}: {len(new)} failed, {time.monotonic() - begun_at:.0f} s", *new, flush=True
+        )
     return failed
 
 

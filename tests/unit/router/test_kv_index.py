@@ -47,6 +47,13 @@ def test_two_engines_with_other_names_have_the_same_chain() -> None:
     assert larger.held.keys().isdisjoint(smaller.held), "sizes of blocks do not mix"
 
 
+def test_a_block_that_was_stored_twice_is_held_until_it_was_removed_twice() -> None:
+    index = index_of(stored([1, 2]), stored([1, 2]), Removed([2, 1]))
+    assert len(index.held) == 2
+    index.apply(Removed([2]), 3.0)
+    assert (len(index.held), len(index.gone)) == (1, 1)
+
+
 def test_one_stored_under_two_names_or_in_two_tiers_is_held_until_both_are_removed() -> None:
     index = index_of(stored([1]), stored([9]), Removed([1]))
     assert len(index.held) == 1
