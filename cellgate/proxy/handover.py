@@ -129,12 +129,14 @@ class InheritedView:
         self._left: dict[str, KnownUnit] = {unit["name"]: unit for unit in known["units"]} if is_read else {}
         self._used = [name for name, unit in self._left.items() if _was_usable(unit)]
 
-    def apply(self, board: Board) -> None:
-        """Apply the known state to units that have appeared since."""
-        for name in self._left.keys() & board.units.keys():
+    def apply(self, board: Board) -> bool:
+        """Apply the known state to units that have appeared since; whether there are any."""
+        names = self._left.keys() & board.units.keys()
+        for name in names:
             unit, state = self._left.pop(name), board.units[name]
             if unit["url"] == state.unit.url:
                 take_over(state, unit)
+        return bool(names)
 
     def is_warm(self, board: Board, *, may_come: bool) -> bool:
         """Whether the gate may take over: it can use a unit, if the predecessor could, and has evidence of

@@ -146,7 +146,9 @@ class ObservedControl(Observed):
     ) -> None:
         diary, rng, ticker = Diary(), Random(seed), Ticker(loop)
         events = EventLog(time.time, settings.rules.passes, log=lambda level, line: None)
-        plane = ObservedPlane(rng, diary, settings, loop, rng, ticker, events=events)
+        self.is_ready = False
+        """What /readyz says."""
+        plane = ObservedPlane(rng, diary, settings, loop, rng, ticker, events=events, publish=self._published)
         super().__init__(plane, diary)
         self.loop = loop
         self.process = ControlProcess(plane, loop, listeners=(), is_first=not workers)
@@ -158,6 +160,9 @@ class ObservedControl(Observed):
             for number in range(WORKERS)
         ]
         self.pipes = [self.introduce(worker) for worker in self.workers]
+
+    def _published(self, ready: bool, _body: bytes, _lines: bytes) -> None:
+        self.is_ready = ready
 
     def introduce(self, worker: ObservedWorker) -> Pipe:
         """Connect a worker."""

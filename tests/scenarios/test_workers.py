@@ -84,6 +84,7 @@ async def test_a_new_control_process_knows_what_is_open_and_streams_go_on(
     await asyncio.sleep(0.05)
     assert {state.unit.name: state.in_flight for state in stage.gate.board} == before
     assert stage.all_up()
+    assert stage.gate.is_ready
     # Those that waited in the queue of the old one wait in that of the new one.
     await stage.until(lambda: len(stage.gate.router.queue) == 4 + 4, 1.0)
     assert all(visit.is_answered for visit in [*await crowd, *await late])

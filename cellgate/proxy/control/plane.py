@@ -331,7 +331,7 @@ class Plane:
             self.events,
             self.now,
             evict=self._evict_soon,
-            changed=self._units_changed,
+            changed=self.units_changed,
         )
         self.prober.on_quiescence = watch.hear
         return watch
@@ -520,6 +520,11 @@ class Plane:
         self.on_units(True)
         return known
 
+    def units_changed(self) -> None:
+        """Units are not what they were: publish it at the end of this turn, and serve who waits."""
+        self.room()
+        self._publish_soon()
+
     def reload(self, settings: Settings, by: str) -> str:
         """Apply the units of a configuration that `by` had read again; returns what changed, as text."""
         changed = self.take_over(settings)
@@ -538,15 +543,11 @@ class Plane:
             self.reach.distrust(self.board.units[flip.unit])
         if consequence.evicted:
             self._evict_soon(consequence.evicted)
-        self._units_changed()
+        self.units_changed()
 
     def _evict_soon(self, leases: tuple[Lease, ...]) -> None:
         # Later, because this may be called from within one of these exchanges.
         self._loop.call_soon(_evict, leases)
-
-    def _units_changed(self) -> None:
-        self.room()
-        self._publish_soon()
 
     def _publish_soon(self) -> None:
         self._page.changed()

@@ -641,8 +641,8 @@ class ControlProcess:
         if not self._has_learnt:
             self._has_learnt = True
             self.plane.remember(fleet_in(fleet))
-            InheritedView(view).apply(self.plane.board)
-            self._units_changed(False)
+            if InheritedView(view).apply(self.plane.board):
+                self.plane.units_changed()
             for session in self.sessions.values():
                 self._inform(session)
 
