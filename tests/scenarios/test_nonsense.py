@@ -19,8 +19,8 @@ from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
 from tests.sim.world import played
 
-CLIENTS = 4
-FIRST_S, LATER_S = 12.0, 6.0
+CLIENTS = 6
+FIRST_S, LATER_S = 20.0, 10.0
 OUT_S = BACK_S = 5.0
 PATIENCE_S = 2.5
 """A client gives up on an answer after this: then it was not served."""
