@@ -103,9 +103,8 @@ def hunt(lane: str, runs: int) -> dict[str, list[int]]:
         new = run(lane, seed)
         for test in new:
             failed[test].append(seed)
-        print(
-            f"{lane} {seed}/{runs}: {len(new)} failed, {time.monotonic() - begun_at:.0f} s", *new, flush=True
-        )
+        took_s = time.monotonic() - begun_at
+        print(f"{lane} {seed}/{runs}: {len(new)} failed, {took_s:.0f} s", *sorted(new), flush=True)
     return failed
 
 

@@ -329,17 +329,13 @@ class App:
     async def _get_warm(self, view: InheritedView) -> None:
         """Wait until the inherited state is applied and there is evidence of each unit in use."""
         may_come = bool(self._settings.sources)
-        self._take(view)
+        self._plane.inherit(view)
         # By then the previous gate has given up, unless it has ended and this is the only one.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeouts.handover_s):
                 while not view.is_warm(self._plane.board, may_come=may_come):
                     await asyncio.sleep(WARM_LOOK_S)
-                    self._take(view)
-
-    def _take(self, view: InheritedView) -> None:
-        if view.apply(self._plane.board):
-            self._plane.units_changed()
+                    self._plane.inherit(view)
 
     async def _hand_over(self) -> bool:
         """Whether there is a successor now."""

@@ -29,6 +29,7 @@ from cellgate.proxy.control.engine_control import Conductor
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.watches import HoldWatch, LinkWatch, RefusedWatch, StallWatch
+from cellgate.proxy.handover import InheritedView
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.fetch import Reach
 from cellgate.proxy.http.unit import MakeTls
@@ -331,7 +332,7 @@ class Plane:
             self.events,
             self.now,
             evict=self._evict_soon,
-            changed=self.units_changed,
+            changed=self._units_changed,
         )
         self.prober.on_quiescence = watch.hear
         return watch
@@ -520,10 +521,10 @@ class Plane:
         self.on_units(True)
         return known
 
-    def units_changed(self) -> None:
-        """Units are not what they were: publish it at the end of this turn, and serve who waits."""
-        self.room()
-        self._publish_soon()
+    def inherit(self, view: InheritedView) -> None:
+        """Take over what another process knew of the units that have appeared since."""
+        if view.apply(self.board):
+            self._units_changed()
 
     def reload(self, settings: Settings, by: str) -> str:
         """Apply the units of a configuration that `by` had read again; returns what changed, as text."""
@@ -543,11 +544,15 @@ class Plane:
             self.reach.distrust(self.board.units[flip.unit])
         if consequence.evicted:
             self._evict_soon(consequence.evicted)
-        self.units_changed()
+        self._units_changed()
 
     def _evict_soon(self, leases: tuple[Lease, ...]) -> None:
         # Later, because this may be called from within one of these exchanges.
         self._loop.call_soon(_evict, leases)
+
+    def _units_changed(self) -> None:
+        self.room()
+        self._publish_soon()
 
     def _publish_soon(self) -> None:
         self._page.changed()

@@ -641,8 +641,7 @@ class ControlProcess:
         if not self._has_learnt:
             self._has_learnt = True
             self.plane.remember(fleet_in(fleet))
-            if InheritedView(view).apply(self.plane.board):
-                self.plane.units_changed()
+            self.plane.inherit(InheritedView(view))
             for session in self.sessions.values():
                 self._inform(session)
 
