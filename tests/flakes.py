@@ -2,7 +2,7 @@
 
 Runs a lane (a target of the Makefile) again and again beside two busy loops and a disk that is always being
 written to. Names each test that has ever failed, how often, and the seeds of those runs; exits with 1 if
-there is one.
+there is one. The errors are in build/hunt-LANE.json.
 
 The seed of a run is PYTHONHASHSEED, the order of sets; those of scenarios and policies stand in the names of
 their tests. As a plugin of pytest (`-p tests.flakes`) this file notes what fails.
@@ -25,6 +25,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+
+from tests.again import record
 
 ROOT = Path(__file__).parents[1]
 LANES = ("test", "test-processes")
@@ -71,8 +73,9 @@ def load_beside() -> Iterator[None]:
 
 def run(lane: str, seed: int) -> set[str]:
     """Run a lane once; the tests that failed, or the lane itself if it ended otherwise."""
-    with tempfile.NamedTemporaryFile("r") as notes:
-        environ = {"PYTEST_ADDOPTS": "-p tests.flakes", "PYTHONHASHSEED": str(seed), NOTES: notes.name}
+    file = ROOT / "build" / f"hunt-{lane}.json"
+    environ = {"PYTEST_ADDOPTS": "-p tests.flakes", "PYTHONHASHSEED": str(seed), NOTES: str(file)}
+    with file.open("a+", encoding="utf-8") as notes:
         done = subprocess.run(
             ["make", "-s", lane],
             cwd=ROOT,
@@ -81,7 +84,7 @@ def run(lane: str, seed: int) -> set[str]:
             text=True,
             check=False,
         )
-        failed = set(map(json.loads, notes))
+        failed = {json.loads(line)["test"] for line in notes}
     if done.returncode and not failed:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
         return {f"make {lane}"}
@@ -91,8 +94,7 @@ def run(lane: str, seed: int) -> set[str]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note what fails, in the process that has the terminal."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        with open(os.environ[NOTES], "a", encoding="utf-8") as notes:
-            notes.write(json.dumps(report.nodeid) + "\n")
+        record(Path(os.environ[NOTES]), report.nodeid, report.longreprtext)
 
 
 def hunt(lane: str, runs: int) -> dict[str, list[int]]:

@@ -339,6 +339,8 @@ class Board:
         """The LoRA adapters that some unit lists."""
         self.has_far = False
         """Whether some units are farther away than others."""
+        self.is_changing = False
+        """Another fleet is about to be configured: who finds no unit waits for it."""
         self.cool_until = 0.0
         """When the last unit has cooled down."""
         self.retries_in_flight = 0

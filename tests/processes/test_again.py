@@ -47,10 +47,10 @@ def test_one_that_passes_by_itself_does_not_fail_the_run_and_is_kept_and_noted(t
     done = run(tmp_path, PASSES + FAILS_ONCE.format("once"), "-n", "2", "-p", "tests.flakes")
     assert done.returncode == 0, done.stdout
     assert "FLAKY: test_it.py::test_once failed, and passed by itself." in done.stderr
-    (flake,) = map(json.loads, (tmp_path / "build" / "flakes.json").read_text().splitlines())
-    assert flake["test"] == "test_it.py::test_once"
-    assert "assert was_tried" in flake["error"]
-    assert (tmp_path / "notes").read_text() == '"test_it.py::test_once"\n'
+    for file in ("build/flakes.json", "notes"):
+        (flake,) = map(json.loads, (tmp_path / file).read_text().splitlines())
+        assert flake["test"] == "test_it.py::test_once"
+        assert "assert was_tried" in flake["error"]
     assert lines("test", 20, {"b": [3], "a": [2, 7]}) == [
         "test: 2 tests failed in 20 runs",
         "  2 of 20: a (PYTHONHASHSEED 2, 7)",

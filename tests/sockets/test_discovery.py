@@ -6,8 +6,10 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import dns.flags
 import dns.message
@@ -19,13 +21,22 @@ from kubernetes_asyncio.config import incluster_config
 
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.settings import DnsSource, LwsSource
+from cellgate.proxy.control.dispatcher import LocalDispatcher
 from cellgate.proxy.discovery import kubernetes, sources
 from cellgate.proxy.discovery import kubernetes as lws
-from cellgate.proxy.discovery.base import Found, SourceError
+from cellgate.proxy.discovery.base import Feed, Found, SourceError
 from cellgate.proxy.discovery.sources import LATER, Endpoint, units_at, weighed
-from cellgate.router.nouns import Unit
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.redis.fleet import FleetRouter
+from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.request.body import read_ask
+from cellgate.proxy.request.ports import PickRequest
+from cellgate.router.nouns import Ask, Evidence, Fleet, Outcome, Sign, Strength, Unit, Verdict
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used
+from tests.wire.client import chat
+from tests.wire.stage import stage
+from tests.wire.unit import STREAM
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
 NAME = "units.example."
@@ -329,3 +340,42 @@ async def test_without_the_right_to_get_nodes_units_are_found_without_places(
         api.lacks = {("get", "nodes")}
         assert await placed(api, tmp_path) == [[(), ()]] * 2
     assert caplog.text.count("places of nodes are not known: the gate's account lacks a right") == 1
+
+
+async def test_a_request_that_comes_while_all_units_change_their_gate_waits_for_that() -> None:
+    """A killed gate had them all, so that all are DOWN in one turn; another gate has told of them too."""
+    async with stage(STREAM) as here, here.client() as client:
+        plane, feed, roster = here.plane, Feed(), Roster("router")
+        router = FleetRouter(plane, roster, feed)
+        plane.on_flip.append(router.flipped)
+
+        async def follow() -> None:
+            async for found in feed.follow():
+                plane.configure(Fleet(found.cells, found.units))
+
+        following = asyncio.create_task(follow())
+        reports = [
+            UnitReport(
+                unit, "c", "killed", Verdict.UP, f"http://{unit}", gate_url="http://[::1]:1", models=("tiny",)
+            )
+            for unit in ("u1", "u2")
+        ]
+        others = [replace(r, gate="other", gate_url=f"http://127.0.0.1:{here.unit.port}") for r in reports]
+        roster.answered({(r.unit, r.gate): Seen(r, 0.0) for r in reports}, plane.now())
+        router.tick(plane.now())
+        await here.until(lambda: len(plane.board.units) == 2 and all(s.is_usable() for s in plane.board))
+        roster.answered({(r.unit, r.gate): Seen(r, 0.0) for r in (*reports, *others)}, plane.now())
+        ask = read_ask(b'{"model": "tiny", "messages": [], "stream": true}')
+        assert isinstance(ask, Ask)
+        waiter, dispatcher = Mock(), LocalDispatcher(plane)
+        for unit in ("u1", "u2"):
+            plane.prober.observe(
+                Evidence(unit, Sign.BAD, Strength.FATAL, "request", "it refused", plane.now())
+            )
+        assert not isinstance(dispatcher.acquire(PickRequest(ask, 0), waiter), Failure)
+        await here.until(lambda: waiter.on_result.called)
+        (lease,) = waiter.on_result.call_args.args
+        assert lease.unit_state.unit.url == others[0].gate_url
+        dispatcher.released(lease, Outcome.OK)
+        assert (await client.ask(chat())).status == 200
+        following.cancel()

@@ -141,8 +141,9 @@ class LocalDispatcher:
                 return Refusal.NO_UNIT
             queue.entry = held
             return queue
-        # It lost its unit through no fault of its own, or the only unit waits for a canary.
-        moved = request.moved or why is Refusal.UNSURE
+        # It lost its unit through no fault of its own, or the only unit waits for a canary, or all units for
+        # another way to them.
+        moved = request.moved or why is Refusal.UNSURE or self._board.is_changing
         may_wait = why in (Refusal.FULL, Refusal.ON_HOLD)
         if not may_wait and not (moved and self._board.could_serve(ask, tried)):
             return why

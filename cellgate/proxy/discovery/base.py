@@ -78,11 +78,13 @@ class Feed:
         self._news = asyncio.Event()
         self.on_taken: Callable[[], None] = lambda: None
 
-    def put(self, found: Found) -> None:
-        """This is all there is now."""
-        if found != self._found:
-            self._found = found
-            self._news.set()
+    def put(self, found: Found) -> bool:
+        """This is all there is now; whether that is news, which its follower will take over."""
+        if found == self._found:
+            return False
+        self._found = found
+        self._news.set()
+        return True
 
     async def follow(self) -> AsyncGenerator[Found, None]:
         """Each fleet, once it is another than the last. While Redis is gone the last holds."""

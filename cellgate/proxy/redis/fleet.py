@@ -366,7 +366,7 @@ class FleetRouter:
         self._is_due = False
         self._check_at = 0.0
         self._checking: asyncio.Task[None] | None = None
-        feed.on_taken = self._apply_all
+        feed.on_taken = self._on_taken
 
     def heard(self, _: Seen) -> None:
         """A verdict of another gate has changed: apply all changes of this turn at once."""
@@ -379,7 +379,8 @@ class FleetRouter:
 
     def _tick_soon(self) -> None:
         if not self._is_due:
-            self._is_due = True
+            # All units of a gate that is gone may be DOWN now, and the way by another gate is known already.
+            self._is_due = self._plane.board.is_changing = True
             asyncio.get_running_loop().call_soon(lambda: self.tick(self._plane.now()))
 
     def tick(self, now: float) -> None:
@@ -387,12 +388,16 @@ class FleetRouter:
         self._is_due = False
         self._note_refusals()
         self._sights = self._units.refresh(now)
-        self._feed.put(found(self._sights.values()))
+        self._plane.board.is_changing = self._feed.put(found(self._sights.values()))
         self._evidence.keep(set(self._sights))
         self._apply_all()
         if now >= self._check_at and (self._checking is None or self._checking.done()):
             self._check_at = now + CHECK_S
             self._checking = asyncio.get_running_loop().create_task(self._check(), name="gates of the fleet")
+
+    def _on_taken(self) -> None:
+        self._plane.board.is_changing = False
+        self._apply_all()
 
     def _apply_all(self) -> None:
         now = self._plane.now()
