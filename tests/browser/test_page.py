@@ -216,8 +216,8 @@ async def test_a_second_click_does_what_the_first_one_was_told(stage: Stage) -> 
     await page.run("openDetail('a1')")
     await page.until(f"{text('#detail-drain')} === 'Undrain'")
     await page.run(click("#detail-drain"))
-    await page.run("$('detail').close(); openDetail('a2')")
-    assert await page.run("$('detail-drain').disabled"), "nothing is known of a2 yet"
+    opened_now = "$('detail').close(); openDetail('a2'); $('detail-drain').disabled"
+    assert await page.run(opened_now), "nothing is known of a2 yet"
     await page.until("!$('detail-drain').disabled")
     assert await page.run(text("#detail-drain")) == "Undrain"
 

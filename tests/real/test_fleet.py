@@ -94,6 +94,14 @@ def exchanges(gate: GateProcess) -> float:
     return float(told)
 
 
+async def until_known(gate: GateProcess, router: GateProcess) -> None:
+    """Wait until all units of a gate are UP there, and the router has read that."""
+    await until(lambda: set(verdicts(gate).values()) == {"up"}, gate)
+    for each in (gate, router):
+        beats = await asyncio.to_thread(exchanges, each)
+        await until(lambda: exchanges(each) > beats + 1, each)  # noqa: B023 - it is over by then.
+
+
 async def until(is_so: Callable[[], object], of: GateProcess) -> None:
     """Wait for what must come to be, beside requests under way."""
     assert await asyncio.to_thread(eventually, is_so), of.log
@@ -132,7 +140,7 @@ async def test_a_gate_killed_or_stopping_leaves_its_units_to_the_other(world: Wo
         await until(lambda: set(verdicts(router).values()) == {"up"}, router)
         # Another takes its place, and then the one that had them all goes in good order.
         third = world.gate("third", units)
-        await until(lambda: set(verdicts(third).values()) == {"up"}, third)
+        await until_known(third, router)
         gates[1].signal(signal.SIGTERM)
         await until(lambda: set(ways(router).values()) == {third.url}, router)
         await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
@@ -147,9 +155,7 @@ async def test_a_killed_gate_that_had_all_units_is_left_at_once(world: World) ->
     router.until_up(*units)
     # Known to the router, which gives it units a while after it has come.
     other = world.gate("other", units)
-    await until(lambda: set(verdicts(other).values()) == {"up"}, other)
-    beats = exchanges(router)
-    await until(lambda: exchanges(router) > beats + 1, router)
+    await until_known(other, router)
     assert set(ways(router).values()) == {first.url}
     async with asked_on(router.port, rps=RPS, body=BODY) as statuses:
         await steadily(router.port, rps=RPS, seconds=1.0, body=BODY)
