@@ -7,13 +7,13 @@ build/flakes.json. Two failures are a failure. `make test`, whose tests are dete
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.flakes import record
 
 
 class Again:
@@ -44,14 +44,6 @@ class Again:
     def pytest_unconfigure(self) -> None:
         if self.said:
             print(f"\n{'!' * 80}\n{self.said}\n{'!' * 80}", file=sys.stderr)
-
-
-def record(file: Path, test: str, error: str) -> None:
-    """Add a flake to a file: an object of JSON per line."""
-    file.parent.mkdir(exist_ok=True)
-    line = {"test": test, "at": time.strftime("%FT%TZ", time.gmtime()), "error": error}
-    with file.open("a", encoding="utf-8") as flakes:
-        flakes.write(json.dumps(line) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ written to. Names each test that has ever failed, how often, and the seeds of th
 there is one. The errors are in build/hunt-LANE.json.
 
 The seed of a run is PYTHONHASHSEED, the order of sets; those of scenarios and policies stand in the names of
-their tests. As a plugin of pytest (`-p tests.flakes`) this file notes what fails.
+their tests. As a plugin of pytest (`-p tests.flakes`, before all others) this file notes what fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-
-from tests.again import record
 
 ROOT = Path(__file__).parents[1]
 LANES = ("test", "test-processes")
@@ -89,6 +87,14 @@ def run(lane: str, seed: int) -> set[str]:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
         return {f"make {lane}"}
     return failed
+
+
+def record(file: Path, test: str, error: str) -> None:
+    """Add a flake to a file: an object of JSON per line."""
+    file.parent.mkdir(exist_ok=True)
+    line = {"test": test, "at": time.strftime("%FT%TZ", time.gmtime()), "error": error}
+    with file.open("a", encoding="utf-8") as flakes:
+        flakes.write(json.dumps(line) + "\n")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

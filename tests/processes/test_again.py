@@ -27,11 +27,16 @@ PASSES = "\n\ndef test_ever():\n    pass\n"
 
 
 def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     (folder / "test_it.py").write_text(tests)
     # It may run in a worker itself.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environ = {**own, "PYTHONPATH": str(ROOT), NOTES: str(folder / "notes"), "PYTEST_ADDOPTS": ""}
+    environ = {
+        **own,
+        "PYTHONPATH": str(ROOT),
+        NOTES: str(folder / "notes"),
+        "PYTEST_ADDOPTS": "-p tests.flakes",
+    }
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.again", *options],
         cwd=folder,
@@ -44,7 +49,7 @@ def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[
 
 def test_one_that_passes_by_itself_does_not_fail_the_run_and_is_kept_and_noted(tmp_path: Path) -> None:
     """As in the Makefile, side by side; and in a hunt, which names the seeds."""
-    done = run(tmp_path, PASSES + FAILS_ONCE.format("once"), "-n", "2", "-p", "tests.flakes")
+    done = run(tmp_path, PASSES + FAILS_ONCE.format("once"), "-n", "2")
     assert done.returncode == 0, done.stdout
     assert "FLAKY: test_it.py::test_once failed, and passed by itself." in done.stderr
     for file in ("build/flakes.json", "notes"):
