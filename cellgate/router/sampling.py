@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
+from math import inf
 
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
@@ -86,8 +87,10 @@ class Sampler:
 # A unit that was slow once would otherwise never get the request that shows its present speed. It gets one
 # that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. The
 # cost is limited to a share of all waiting time: each pick adds to a budget, and exploring takes out what it
-# costs more. So a unit that seems ten times slower is explored rarely; once whatever the budget is, when it
-# seems slower because of its weight, and was never tried. Asks with a deadline never explore.
+# costs more. All units get the same of it: the one that has been idle for the longest, measured by its price,
+# is next, and the budget is saved for it. So a unit that seems ten times slower is explored rarely, and a
+# cheaper one does not take it all; once whatever the budget is, when it seems slower because of its weight,
+# and was never tried. Asks with a deadline never explore.
 
 
 SHARE = 0.02
@@ -112,26 +115,30 @@ class Explorer:
     def choose(
         self, rows: Iterable[Candidate], best: Candidate, ask: Ask, expected: Expected, now: float
     ) -> Candidate:
-        """`best`, or instead of it an idle unit of its cell that the budget can afford."""
+        """`best`, or instead of it the idle unit of its cell whose turn it is, if the budget affords it."""
         self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
-        states, longest_s, chosen = self._board.units, IDLE_S, best
+        states, most_due, chosen = self._board.units, 0.0, best
         usual = states[best.unit]
         fast = usual.costs.forecast
         for row in rows:
             state = states[row.unit]
             idle_s, costs = now - state.last_lease_at, state.costs
-            if idle_s <= longest_s or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
+            if idle_s <= IDLE_S or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
                 continue
             own = costs.forecast
             if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
-            if row.cost_s - best.cost_s <= self.budget_s or is_guessed:
+            regret_s = max(row.cost_s - best.cost_s, SAME_S)
+            due = inf if is_guessed else idle_s / regret_s
+            if due > most_due and (is_guessed or regret_s <= PURSE_MAX_S):
                 as_fast = costs.quote(ask, row.held_blocks, expected, now, like=usual.costs)
                 if as_fast.terms[0] <= best.cost_s + SAME_S:
-                    longest_s, chosen = idle_s, row
-        regret_s = chosen.cost_s - best.cost_s
-        self.budget_s = max(self.budget_s - max(regret_s, 0.0), 0.0)
+                    most_due, chosen = due, row
+        regret_s = max(chosen.cost_s - best.cost_s, 0.0)
+        if regret_s > self.budget_s and most_due < inf:
+            return best
+        self.budget_s = max(self.budget_s - regret_s, 0.0)
         return chosen

@@ -12,6 +12,7 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.dispatcher import COOL_S
+from cellgate.router.learning import Errors
 from tests.scenarios.harness import BACK_S, CHAT, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.visit import Visit, chat
@@ -25,7 +26,8 @@ from tests.sim.world import World
 
 UNITS = 3
 LASTING_S = 45.0
-FAIR_S = 30.0
+FAIR_S = 10 * Errors.HALF_LIFE_S
+"""Until old errors are worth less than a millisecond of waiting."""
 RATE_PER_S = 4.0
 LOOKED_AT_S = 2.0
 TIMEOUTS = Timeouts(head_hold_s=2.0, answer_s=40.0)

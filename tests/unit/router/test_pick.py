@@ -162,6 +162,12 @@ def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
     router = router_of(*(unit(f"u{n}") for n in range(4)))
     slow(router, "u3", TOKENS_S / 4, 0.032)
     assert 0 < served(router, 400, 5.0).count("u3") <= 400 * SHARE
+    # The cheaper one of two does not take all of that share: the other is tried as well, in its turn.
+    router = router_of(*(unit(f"u{n}") for n in range(3)))
+    slow(router, "u1", TOKENS_S / 2, 0.012)
+    slow(router, "u2", TOKENS_S / 4, 0.032)
+    tried = Counter(served(router, 800, 5.0))
+    assert tried["u1"] > tried["u2"] > 0
 
 
 def test_nobody_waits_for_the_unit_that_seems_best_while_an_idle_one_is_worth_a_try() -> None:
