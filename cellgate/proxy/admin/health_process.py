@@ -69,6 +69,7 @@ SIZE = 1024 * 1024
 _CHECK = struct.Struct("<I")
 _RECORD = struct.Struct("<d?II")
 _BODY_AT = _CHECK.size + _RECORD.size
+_STARTING = b'{"ready": false, "reason": "the gate is starting"}\n'
 _TOO_LONG = b'{"ready": %s, "reason": "too many units to list here; GET /units has them"}\n'
 
 
@@ -95,9 +96,9 @@ class SharedStatus:
         if fd is None:
             os.ftruncate(self.fd, SIZE)
         self._memory = mmap.mmap(self.fd, SIZE)
-        self._last = PublishedStatus(clock(), False, b"")
+        self._last = PublishedStatus(clock(), False, _STARTING)
         if fd is None:
-            self.publish(False, b'{"ready": false, "reason": "the gate is starting"}\n')
+            self.publish(False, _STARTING)
 
     def publish(self, ready: bool, body: bytes, lines: bytes = b"") -> None:
         """Publish a status. Also called by the loop's timer, because an old status shows that the loop is

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import io
-import ipaddress
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from http import HTTPStatus
 from math import inf
 from typing import cast
@@ -16,7 +15,7 @@ import orjson
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
 
-from cellgate.proxy.config.settings import MIB, Peers, is_token
+from cellgate.proxy.config.settings import MIB, Peers, is_address, is_token
 from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.http.turns import bound_unsent, reset
@@ -357,6 +356,7 @@ OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics", "/metrics/engine"}
 
 _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 """A trusted peer that sends one of these acts for another: a proxy's client, a page in a browser."""
+_LOOPBACK = Peers()
 
 
 def unencrypted(path: str, peer: str | None) -> tuple[HTTPStatus, str] | None:
@@ -426,14 +426,4 @@ def _asks_for_here(peer: str, headers: Mapping[str, str]) -> bool:
     """
     host = headers.get("Host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return not _LOOPBACK.trusts(peer) or name in ("", "localhost") or _is_address(name)
-
-
-_LOOPBACK = Peers()
-
-
-def _is_address(name: str) -> bool:
-    with suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return False
+    return not _LOOPBACK.trusts(peer) or name in ("", "localhost") or is_address(name)

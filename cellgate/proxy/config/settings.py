@@ -475,13 +475,14 @@ def payer_at(peer: str, forwarded_for: str, peers: Peers) -> str:
     chain = [each.strip() for each in forwarded_for.split(",")] if forwarded_for else []
     address = peer
     while chain and peers.trusts(address):
-        if not _is_address(said := chain.pop()):
+        if not is_address(said := chain.pop()):
             break
         address = said
     return _customer(address)
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether this is an IP address, and no name."""
     try:
         ip_address(text)
     except ValueError:
