@@ -274,7 +274,6 @@ async def test_the_rights_that_the_page_names_are_enough(tmp_path: Path) -> None
             await until(lambda: all(gate.others() == 5 for gate in gates))
             gates[0].flip(Verdict.DOWN)
             await until(lambda: gates[1].flips[-1][1].report.verdict is Verdict.DOWN)
-            assert [gate.link.counts["failures"] for gate in gates] == [0, 0]
         assert server.do("ACL", "LOG") == []
 
 

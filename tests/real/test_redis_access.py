@@ -42,7 +42,6 @@ async def test_by_tls_both_sides_show_who_they_are(tmp_path: Path) -> None:
         one, other = Gate("g1", url, tls=tls), Gate("g2", url, tls=tls)
         async with linked(one, other):
             await until(lambda: one.others() == 5 and other.others() == 5)
-            assert [gate.link.counts["failures"] for gate in (one, other)] == [0, 0]
 
 
 @live

@@ -78,7 +78,6 @@ async def lose_a_node(nodes: Cluster) -> None:
         one.flip(Verdict.DOWN)
         await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN)
         assert hears(one, other)
-        assert [gate.link.counts["failures"] for gate in (one, other)] == [0, 0]
         node = nodes.nodes[1]
         node.kill()
         assert await waits_until(lambda: nodes.serves_without(node), PATIENCE_S)
