@@ -65,7 +65,7 @@ def is_refusing(gate: GateProcess) -> bool:
 def test_sigterm_lets_streams_finish_and_says_not_ready_meanwhile(
     units: dict[str, SimUnit], tmp_path: Path
 ) -> None:
-    timeouts = {"drain_delay_s": DELAY_S, "drain_s": 10}
+    timeouts = {"drain_delay_s": DELAY_S, "drain_s": 60}
     with GateProcess(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
         gate.until_up("a")
         assert gate.admin("GET", "/readyz")[0] == 200

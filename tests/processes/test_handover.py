@@ -25,7 +25,7 @@ from tests.processes.test_gate_process import long_lived as long_lived
 from tests.processes.test_gate_process import units as units
 from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually
 
-TIMEOUTS = {"drain_delay_s": 0, "drain_s": 20}
+TIMEOUTS = {"drain_delay_s": 0, "drain_s": 60}
 NOT_READY_S = 1
 
 

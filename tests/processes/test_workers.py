@@ -22,7 +22,7 @@ from tests.wire.process import ROOT, GateProcess, Stream, eventually, metrics
 STEP_MS = 10
 LONG = 30
 """Tokens of a stream that is held, and ends soon after the unit is told to release it."""
-TIMEOUTS = {"drain_delay_s": 0.2, "drain_s": 10}
+TIMEOUTS = {"drain_delay_s": 0.2, "drain_s": 60}
 SAMPLE = re.compile(r"^(cellgate_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
