@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import signal
 from typing import Any
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """In the background of a shell SIGINT is ignored, by all that is started too; tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

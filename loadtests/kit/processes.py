@@ -177,11 +177,7 @@ def serving(command: Sequence[str], port: int, path: str, log: Path) -> Iterator
 
 
 def end_on_sigterm() -> None:
-    """As Ctrl-C does, so that what was started is ended; the exit code is the shell's for SIGTERM.
-
-    SIGINT is heard as well where a shell has started this in the background, which ignores it there.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """As Ctrl-C does, so that what was started is ended; the exit code is the shell's for SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
