@@ -22,6 +22,8 @@ from tests.wire.stage import PROCESSES_S, live, live_for
 
 SECRET = "open-sesame"
 BODY = orjson.dumps({"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "Why?"}]})
+LATE = "no answer within"
+"""The reason when the machine was too busy for a handshake; it says nothing of the certificate."""
 
 
 @contextmanager
@@ -50,11 +52,13 @@ async def test_a_redis_that_another_authority_vouches_for_is_not_believed(tmp_pa
     shown = signed_by(ca, tmp_path, "gate")
     tls = Tls(ca=another.cert, unit_cert=shown.cert, unit_key=shown.key)
     with over_tls(tmp_path, ca) as (url, server):
-        one = Gate("g1", url, tls=tls, password=SECRET)
-        async with linked(one):
-            await until(lambda: one.link.counts["failures"] >= 3)
+        line = LATE
+        while LATE in line:
+            one = Gate("g1", url, tls=tls, password=SECRET)
+            async with linked(one):
+                await until(lambda one=one: one.link.counts["failures"] >= 3)
+            (line,) = one.lines
         assert server.do("DBSIZE") == 0
-    (line,) = one.lines
     assert "certificate verify failed" in line
     assert SECRET not in line
 
