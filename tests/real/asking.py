@@ -30,8 +30,10 @@ async def post(port: int, body: bytes = b"") -> int:
     reply = Reply()
     with suppress(OSError):
         connection = await Connection.open(port)
-        await connection.exchange(messages.post(body, lines="connection: close\r\n"), reply)
-        connection.close()
+        try:
+            await connection.exchange(messages.post(body, lines="connection: close\r\n"), reply)
+        finally:
+            connection.close()
     return reply.status if reply.is_whole else 0
 
 

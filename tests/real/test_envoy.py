@@ -28,7 +28,7 @@ async def until_healthy(here: Envoy, count: int = 2) -> None:
 @live
 async def test_envoy_weighs_gates_by_their_reports(tmp_path: Path, carrier: str) -> None:
     """The one whose answers take twice as long gets half, while both are far from busy."""
-    fast, slow = (TinyGate(answer_s, asks_for=FORMATS[carrier]) for answer_s in (0.05, 0.1))
+    fast, slow = (TinyGate(answer_s, asks_for=FORMATS[carrier]) for answer_s in (0.15, 0.3))
     async with listening(fast, slow):
         with envoy(tmp_path, [fast.port, slow.port]) as here:
             await until_healthy(here)
@@ -38,7 +38,7 @@ async def test_envoy_weighs_gates_by_their_reports(tmp_path: Path, carrier: str)
                 hosts = await here.hosts()
                 return 0.3 < hosts[slow.port].weight / hosts[fast.port].weight < 0.7
 
-            async with asked_on(here.port, rps=50.0) as statuses:
+            async with asked_on(here.port, rps=30.0) as statuses:
                 await until(is_weighed)
     assert statuses.keys() == {200}
 
