@@ -166,7 +166,7 @@ def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_oth
         (tmp_path / "cellgate.yaml").write_text("cells: nonsense\n")
         gate.signal(signal.SIGUSR2)
         assert eventually(lambda: "no hand-over" in gate.log)
-        assert "cells: expected a list, found 'nonsense'" in gate.log
+        assert eventually(lambda: "cells: expected a list, found 'nonsense'" in gate.log)
         assert "it ended with 2 before it was ready" in gate.log
         kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
         assert kinds[-1] == "handover_failed"

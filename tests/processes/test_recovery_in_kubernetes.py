@@ -95,7 +95,7 @@ def test_a_hung_unit_is_replaced_by_one_of_the_gates_once_it_may_evict_and_comes
         hang(cluster, 0)
         assert eventually(lambda: "refused" in results(tmp_path)), [gate.log for gate in gates]
         rule = '{apiGroups: [""], resources: [pods/eviction], verbs: [create]}'
-        assert any(rule in gate.log for gate in gates)
+        assert eventually(lambda: any(rule in gate.log for gate in gates))
         assert all(answer(gate) == 200 for gate in gates), "by the other unit"
         cluster.api.lacks = set()
         assert eventually(lambda: "ok" in results(tmp_path)), [gate.log for gate in gates]

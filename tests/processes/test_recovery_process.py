@@ -70,7 +70,7 @@ def test_a_wedged_unit_is_brought_back_by_a_command_once_a_reload_says_that_ther
         assert (end["result"], end["output"]) == ("ok", "a-0,a-1\n")
         kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
         assert {"recovery", "recovery_done"} <= set(kinds)
-        assert "recovering unit a: sh -c" in gate.log
+        assert eventually(lambda: "recovering unit a: sh -c" in gate.log)
         gate.signal(signal.SIGTERM)
         assert gate.exit_code() == 0
         assert "Traceback" not in gate.log

@@ -122,7 +122,8 @@ def test_workers_share_the_clients_and_one_that_is_killed_takes_its_own_streams_
         # What it had counted stays.
         assert gate.total("cellgate_client_requests_total") == 14
         assert gate.units()["a"]["verdict"] == "up"
-        assert f"worker 0 (process {pids['0']}) was killed by signal 9; a new one is started now" in gate.log
+        killed = f"worker 0 (process {pids['0']}) was killed by signal 9; a new one is started now"
+        assert eventually(lambda: killed in gate.log)
         unit.hold()
         streams = [Stream(gate, LONG) for _ in range(4)]
         assert eventually(lambda: gate.by_worker("cellgate_worker_clients") == [2, 2])
@@ -233,7 +234,7 @@ def test_a_control_process_that_stands_still_is_an_honest_503_and_then_replaced_
         assert all(stream.is_whole() for stream in streams)
         assert gate.units()["a"]["verdict"] == "up"
         assert gate.deaths("control") == deaths + 1
-        assert f"the control process (process {control}) has been blocked for" in gate.log
+        assert eventually(lambda: f"the control process (process {control}) has been blocked for" in gate.log)
 
         unit.hold()
         stream, pids = Stream(gate, LONG), gate.pids()

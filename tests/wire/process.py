@@ -164,8 +164,12 @@ class Stream:
     def __init__(self, gate: GateProcess, tokens: int) -> None:
         self.connection = gate.connect()
         body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
-        self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        self.reply = self.connection.getresponse()
+        try:
+            self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            self.reply = self.connection.getresponse()
+        except ConnectionError:
+            self.connection.close()
+            raise
         self.unit = self.reply.headers["x-cellgate-unit"]
         self.lines = [self.reply.readline()]
 
