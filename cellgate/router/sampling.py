@@ -118,7 +118,7 @@ class Explorer:
         """`best`, or instead of it the idle unit of its cell whose turn it is, if the budget affords it."""
         self.budget_s = min(self.budget_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
-        states, most_due, chosen = self._board.units, 0.0, best
+        states, most_due, chosen, price_s = self._board.units, 0.0, best, 0.0
         usual = states[best.unit]
         fast = usual.costs.forecast
         for row in rows:
@@ -131,14 +131,13 @@ class Explorer:
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
-            regret_s = max(row.cost_s - best.cost_s, SAME_S)
-            due = inf if is_guessed else idle_s / regret_s
+            regret_s = row.cost_s - best.cost_s
+            due = inf if is_guessed else idle_s / max(regret_s, SAME_S)
             if due > most_due and (is_guessed or regret_s <= PURSE_MAX_S):
                 as_fast = costs.quote(ask, row.held_blocks, expected, now, like=usual.costs)
                 if as_fast.terms[0] <= best.cost_s + SAME_S:
-                    most_due, chosen = due, row
-        regret_s = max(chosen.cost_s - best.cost_s, 0.0)
-        if regret_s > self.budget_s and most_due < inf:
+                    most_due, chosen, price_s = due, row, max(regret_s, 0.0)
+        if price_s > self.budget_s and most_due < inf:
             return best
-        self.budget_s = max(self.budget_s - regret_s, 0.0)
+        self.budget_s = max(self.budget_s - price_s, 0.0)
         return chosen
