@@ -15,7 +15,7 @@ from loadtests.kit.waiting import until as waits_until
 from tests.real.redis_server import cluster, sentinels
 from tests.real.test_one_acting_gate import CLAIM
 from tests.real.test_one_acting_gate import Gate as ActingGate
-from tests.real.test_redis import Gate, linked, until
+from tests.real.test_redis import Gate, faults, linked, until
 from tests.wire.stage import live_for
 
 LIMIT_S = 60.0
@@ -78,6 +78,7 @@ async def lose_a_node(nodes: Cluster) -> None:
         one.flip(Verdict.DOWN)
         await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN)
         assert hears(one, other)
+        assert faults(one, other) == []
         node = nodes.nodes[1]
         node.kill()
         assert await waits_until(lambda: nodes.serves_without(node), PATIENCE_S)
