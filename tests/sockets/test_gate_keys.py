@@ -16,7 +16,7 @@ import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cellgate.proxy.admission import keys
+from cellgate.proxy.admission import web_tokens
 from cellgate.proxy.config.settings import JwtSettings, KeySettings
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.request.large_bodies import WhyNot
@@ -469,7 +469,7 @@ async def test_a_token_ends_with_its_key_though_the_next_one_has_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An issuer whose keys have no ids, or always the same one."""
-    monkeypatch.setattr(keys, "SOONEST_S", 0.05)
+    monkeypatch.setattr(web_tokens, "SOONEST_S", 0.05)
     pages, asked = [page(), page(STRANGER)], asyncio.Event()
 
     async def serve(request: Received) -> None:

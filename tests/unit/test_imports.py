@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -35,3 +39,23 @@ def test_the_names_at_the_top_are_links_and_nothing_is_imported_by_them() -> Non
     assert {name: links[name] for name in LINKS} == {name: Path("cellgate", name) for name in LINKS}
     assert not [path for path in (ROOT / "cellgate").rglob("*") if path.is_symlink()]
     assert all(sources(folder) for folder in FOLDERS)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["proxy.app", "proxy.cli.demo", "proxy.workers.control_process", "proxy.workers.worker", "probes.agent"],
+)
+def test_what_is_only_installed_with_an_extra_is_imported_by_nothing_that_all_need(module: str) -> None:
+    """`make run` and a bare `pip install` have none of it."""
+    asked = [each for each in requires("cellgate") or () if "extra ==" in each]
+    extras = {re.split(r"[^\w-]", each.replace("_", "-"))[0].lower() for each in asked} - {"cellgate"}
+    missing = [
+        name
+        for name, packages in packages_distributions().items()
+        if extras & {each.replace("_", "-").lower() for each in packages}
+    ]
+    assert {"jwt", "dns", "boto3", "zmq", "kubernetes_asyncio"} <= set(missing)
+    # None stands for a module that is not there.
+    program = f"import sys; sys.modules.update(dict.fromkeys({missing})); import cellgate.{module}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -219,7 +219,7 @@ def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] 
     tokens: TokenVerifier | None = None
     if keys.jwt is not None:
         try:
-            from cellgate.proxy.admission.keys import WebTokens
+            from cellgate.proxy.admission.web_tokens import WebTokens
 
             tokens = WebTokens(keys.jwt, settings.tls.ca)
         except ModuleNotFoundError as error:
