@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.tracing import MetricsSender, Tracing
 
 
-# What needs OpenTelemetry is imported late, because it is an extra, and takes its time.
-
-
 def trace(settings: TracingSettings | None) -> Tracing | None:
     """The tracing of a gate; None: it has none."""
     if settings is None:
@@ -45,3 +42,6 @@ def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSende
 def _missing(what: str, error: ModuleNotFoundError) -> None:
     why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
     log_line("error", f"{what}, though it is configured: {why}")
+
+
+# What needs OpenTelemetry is imported late, because it is an extra, and takes its time.

@@ -47,87 +47,6 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import Lease, UnitState
 
 
-# Which kinds of requests clients send, so that canaries ask for these kinds. Pure.
-#
-# A kind is a path, whether it is streamed, and a model. It is in use for USED_S after it was last answered
-# somewhere: only what a unit has answered can be expected of the others.
-
-
-USED_S = 600.0
-KEPT = 64
-"""Kinds that are kept: the last ones."""
-LOOKED_AT = 64
-"""Requests of a unit that are looked at for one that waits."""
-WAITS_S = 2.0
-"""A request that waits for so long, while later ones are answered, may hang alone."""
-LATER_S = 0.25
-"""A request that came so much later was not under way at the same time."""
-
-
-class Uses:
-    """The kinds in use at one gate."""
-
-    def __init__(self) -> None:
-        self._at: dict[Use, float] = {}
-        self._plain_at: dict[str, float] = {}
-        """When the last plain request that a unit has answered was sent to it."""
-
-    def note(self, state: UnitState, now: float) -> None:
-        """Look at what a unit has just answered: its last plain answer, and the last request it has."""
-        if (plain := state.costs.last_plain) is not None:
-            self._note(plain[0].ask, plain[2])
-            self._plain_at[state.unit.name] = plain[0].opened_at
-        last = next(reversed(state.leases), None)
-        if last is not None and last.committed:
-            self._note(last.ask, now)
-
-    def of(self, state: UnitState, now: float) -> Iterator[Use]:
-        """What is in use of what a unit serves, the last first."""
-        for use, at in reversed(self._at.items()):
-            if now - at <= USED_S and state.serves_model(use.model or None):
-                yield use
-
-    def answers_since(self, state: UnitState, since: float) -> bool:
-        """Whether a unit has answered a request that came after `since`: what was there before cannot be
-        waiting behind others then. A unit of several queues shows nothing.
-        """
-        later = since + LATER_S
-        if state.ranks.count:
-            return False
-        if self._plain_at.get(state.unit.name, -1.0) > later:
-            return True
-        last = zip(reversed(state.leases), range(LOOKED_AT), strict=False)
-        return any(lease.committed and lease.opened_at > later for lease, _ in last)
-
-    def hanging(self, state: UnitState, now: float) -> Lease | None:
-        """A request of a unit that waits, while a later one was answered."""
-        for lease, _ in zip(state.leases, range(LOOKED_AT), strict=False):
-            if not (lease.committed or lease.evicted or lease.paused):
-                is_old = now - lease.opened_at > WAITS_S
-                return lease if is_old and self.answers_since(state, lease.opened_at) else None
-        return None
-
-    def _note(self, ask: Ask, at: float) -> None:
-        use = use_of(ask)
-        if use.route and at > self._at.get(use, -1.0):
-            self._at.pop(use, None)
-            self._at[use] = at
-            if len(self._at) > KEPT:
-                del self._at[next(iter(self._at))]
-
-
-def use_of(ask: Ask) -> Use:
-    """The kind of a request."""
-    return Use(ask.route, ask.stream, ask.model or "")
-
-
-# A change of verdict, and why a unit went DOWN, in one word for alerts. Pure.
-
-
-HEALTH_SOURCE = "readiness"
-"""The source of evidence about the engine's own health check (probes/readiness.py)."""
-
-
 class DownCause(Enum):
     """Label of `cellgate_unit_downs_total`."""
 
@@ -157,134 +76,6 @@ class Flip:
     at: float
     evidence: Evidence
     cause: DownCause | None = None
-
-
-def flip_of(state: UnitState, before: Case, evidence: Evidence) -> Flip:
-    """What `evidence` has made of the case `before` of a unit."""
-    after, cause = state.case.verdict, None
-    if after is Verdict.DOWN:
-        cause = down_cause(before, evidence, state.last_evidence.get((None, HEALTH_SOURCE)))
-    return Flip(state.unit.name, state.unit.cell, before.verdict, after, evidence.at, evidence, cause)
-
-
-def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> DownCause:
-    """Why `evidence` moved the case `before` to DOWN; `health` is the last evidence of the health check.
-
-    A health check that has said nothing since the suspicion began proves nothing: a leader that was killed
-    was healthy a second ago as well.
-    """
-    if evidence.source == ANSWER_SOURCE:
-        return DownCause.WRONG_ANSWERS
-    if evidence.source == REFUSING_SOURCE:
-        return DownCause.REFUSES_REQUESTS
-    if evidence.node is not None:
-        return DownCause.NODE
-    if evidence.strength is Strength.FATAL:
-        return DownCause.REFUSED
-    is_healthy = health is not None and health.sign is Sign.GOOD and health.at >= before.since
-    return DownCause.WEDGED if is_healthy else DownCause.UNHEALTHY
-
-
-# Compares units: their costs, estimates from peers, and units that are slower than their cell.
-
-
-PEERS_S = 1.0
-"""How often units take over estimates from their peers."""
-AT_ONCE = 64
-"""Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
-up together, that would take the loop for seconds: they wait for the next tick.
-"""
-TURNS = 4
-"""A unit without requests in a larger fleet is priced once in so many ticks."""
-
-
-class Learning:
-    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
-    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
-    burst would go to this one.
-    """
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._guesses = 0
-        """How many rates of units were never measured, the last time."""
-
-    def tick(self, states: Collection[UnitState], now: float) -> None:
-        """Learn, if it is due. To be called before costs are computed."""
-        guesses = self._guesses
-        if len(states) <= AT_ONCE:
-            guesses = sum(len(state.costs.guessed()) for state in states)
-        if now - self._at >= PEERS_S or guesses < self._guesses:
-            _watch(states)
-            learn_of_peers([_peer(state) for state in states], now - self._at)
-            self._at = now
-        self._guesses = guesses
-
-
-def _peer(state: UnitState) -> Peer:
-    return Peer(state.base_models(), state.weight, state.costs.rates)
-
-
-def _watch(states: Iterable[UnitState]) -> None:
-    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
-    first answers may take a minute.
-    """
-    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
-    for state in islice(new, AT_ONCE):
-        if (speed := state.speed()) is not None:
-            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
-
-
-def foresee(states: Collection[UnitState], others: Mapping[str, RemoteLoad], now: float) -> None:
-    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
-
-    Of a large fleet, units without requests take turns.
-    """
-    share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
-    others_s = _others_s(states, others, now) if others else {}
-    due, facts = [], []
-    for place, state in enumerate(states):
-        costs, there = state.costs, others.get(state.unit.name)
-        in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
-        if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
-            costs.size(state.load, share)
-            costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
-            due.append((place, costs))
-        facts.append(costs.facts)
-    for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
-        costs.set_forecast(one)
-
-
-def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:
-    """Seconds of other gates' prompts at each unit that is in rotation."""
-    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
-    for state in states:
-        if state.is_usable():
-            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
-    found: dict[str, float] = {}
-    for pool in pools.values():
-        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
-        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
-    return found
-
-
-def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
-    """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
-    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
-    for state in states:
-        if (speed := state.speed()) is not None:
-            cells.setdefault(state.unit.cell, []).append((state, speed))
-    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
-    for state in changed:
-        state.outlier = fade(state.outlier)
-    changed = [state for state in changed if not state.outlier.degraded]
-    for rows in cells.values():
-        for state, speed in rows if len(rows) > 1 else ():
-            others = [other for known, other in rows if known is not state]
-            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
-            if bool(before.degraded) is not bool(state.outlier.degraded):
-                changed.append(state)
-    return changed
 
 
 RESTART_SUSPECTED_S = 5.0
@@ -666,3 +457,212 @@ class Board:
         for lease in leases:
             lease.evicted = True
         return leases
+
+
+# Which kinds of requests clients send, so that canaries ask for these kinds. Pure.
+#
+# A kind is a path, whether it is streamed, and a model. It is in use for USED_S after it was last answered
+# somewhere: only what a unit has answered can be expected of the others.
+
+
+USED_S = 600.0
+KEPT = 64
+"""Kinds that are kept: the last ones."""
+LOOKED_AT = 64
+"""Requests of a unit that are looked at for one that waits."""
+WAITS_S = 2.0
+"""A request that waits for so long, while later ones are answered, may hang alone."""
+LATER_S = 0.25
+"""A request that came so much later was not under way at the same time."""
+
+
+class Uses:
+    """The kinds in use at one gate."""
+
+    def __init__(self) -> None:
+        self._at: dict[Use, float] = {}
+        self._plain_at: dict[str, float] = {}
+        """When the last plain request that a unit has answered was sent to it."""
+
+    def note(self, state: UnitState, now: float) -> None:
+        """Look at what a unit has just answered: its last plain answer, and the last request it has."""
+        if (plain := state.costs.last_plain) is not None:
+            self._note(plain[0].ask, plain[2])
+            self._plain_at[state.unit.name] = plain[0].opened_at
+        last = next(reversed(state.leases), None)
+        if last is not None and last.committed:
+            self._note(last.ask, now)
+
+    def of(self, state: UnitState, now: float) -> Iterator[Use]:
+        """What is in use of what a unit serves, the last first."""
+        for use, at in reversed(self._at.items()):
+            if now - at <= USED_S and state.serves_model(use.model or None):
+                yield use
+
+    def answers_since(self, state: UnitState, since: float) -> bool:
+        """Whether a unit has answered a request that came after `since`: what was there before cannot be
+        waiting behind others then. A unit of several queues shows nothing.
+        """
+        later = since + LATER_S
+        if state.ranks.count:
+            return False
+        if self._plain_at.get(state.unit.name, -1.0) > later:
+            return True
+        last = zip(reversed(state.leases), range(LOOKED_AT), strict=False)
+        return any(lease.committed and lease.opened_at > later for lease, _ in last)
+
+    def hanging(self, state: UnitState, now: float) -> Lease | None:
+        """A request of a unit that waits, while a later one was answered."""
+        for lease, _ in zip(state.leases, range(LOOKED_AT), strict=False):
+            if not (lease.committed or lease.evicted or lease.paused):
+                is_old = now - lease.opened_at > WAITS_S
+                return lease if is_old and self.answers_since(state, lease.opened_at) else None
+        return None
+
+    def _note(self, ask: Ask, at: float) -> None:
+        use = use_of(ask)
+        if use.route and at > self._at.get(use, -1.0):
+            self._at.pop(use, None)
+            self._at[use] = at
+            if len(self._at) > KEPT:
+                del self._at[next(iter(self._at))]
+
+
+def use_of(ask: Ask) -> Use:
+    """The kind of a request."""
+    return Use(ask.route, ask.stream, ask.model or "")
+
+
+# A change of verdict, and why a unit went DOWN, in one word for alerts. Pure.
+
+
+HEALTH_SOURCE = "readiness"
+"""The source of evidence about the engine's own health check (probes/readiness.py)."""
+
+
+def flip_of(state: UnitState, before: Case, evidence: Evidence) -> Flip:
+    """What `evidence` has made of the case `before` of a unit."""
+    after, cause = state.case.verdict, None
+    if after is Verdict.DOWN:
+        cause = down_cause(before, evidence, state.last_evidence.get((None, HEALTH_SOURCE)))
+    return Flip(state.unit.name, state.unit.cell, before.verdict, after, evidence.at, evidence, cause)
+
+
+def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> DownCause:
+    """Why `evidence` moved the case `before` to DOWN; `health` is the last evidence of the health check.
+
+    A health check that has said nothing since the suspicion began proves nothing: a leader that was killed
+    was healthy a second ago as well.
+    """
+    if evidence.source == ANSWER_SOURCE:
+        return DownCause.WRONG_ANSWERS
+    if evidence.source == REFUSING_SOURCE:
+        return DownCause.REFUSES_REQUESTS
+    if evidence.node is not None:
+        return DownCause.NODE
+    if evidence.strength is Strength.FATAL:
+        return DownCause.REFUSED
+    is_healthy = health is not None and health.sign is Sign.GOOD and health.at >= before.since
+    return DownCause.WEDGED if is_healthy else DownCause.UNHEALTHY
+
+
+# Compares units: their costs, estimates from peers, and units that are slower than their cell.
+
+
+PEERS_S = 1.0
+"""How often units take over estimates from their peers."""
+AT_ONCE = 64
+"""Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
+up together, that would take the loop for seconds: they wait for the next tick.
+"""
+TURNS = 4
+"""A unit without requests in a larger fleet is priced once in so many ticks."""
+
+
+class Learning:
+    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
+    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
+    burst would go to this one.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._guesses = 0
+        """How many rates of units were never measured, the last time."""
+
+    def tick(self, states: Collection[UnitState], now: float) -> None:
+        """Learn, if it is due. To be called before costs are computed."""
+        guesses = self._guesses
+        if len(states) <= AT_ONCE:
+            guesses = sum(len(state.costs.guessed()) for state in states)
+        if now - self._at >= PEERS_S or guesses < self._guesses:
+            _watch(states)
+            learn_of_peers([_peer(state) for state in states], now - self._at)
+            self._at = now
+        self._guesses = guesses
+
+
+def _peer(state: UnitState) -> Peer:
+    return Peer(state.base_models(), state.weight, state.costs.rates)
+
+
+def _watch(states: Iterable[UnitState]) -> None:
+    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
+    first answers may take a minute.
+    """
+    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
+    for state in islice(new, AT_ONCE):
+        if (speed := state.speed()) is not None:
+            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
+
+
+def foresee(states: Collection[UnitState], others: Mapping[str, RemoteLoad], now: float) -> None:
+    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
+
+    Of a large fleet, units without requests take turns.
+    """
+    share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
+    others_s = _others_s(states, others, now) if others else {}
+    due, facts = [], []
+    for place, state in enumerate(states):
+        costs, there = state.costs, others.get(state.unit.name)
+        in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
+        if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
+            costs.size(state.load, share)
+            costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
+            due.append((place, costs))
+        facts.append(costs.facts)
+    for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
+        costs.set_forecast(one)
+
+
+def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:
+    """Seconds of other gates' prompts at each unit that is in rotation."""
+    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
+    for state in states:
+        if state.is_usable():
+            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
+    found: dict[str, float] = {}
+    for pool in pools.values():
+        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
+        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
+    return found
+
+
+def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
+    """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
+    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
+    for state in states:
+        if (speed := state.speed()) is not None:
+            cells.setdefault(state.unit.cell, []).append((state, speed))
+    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
+    for state in changed:
+        state.outlier = fade(state.outlier)
+    changed = [state for state in changed if not state.outlier.degraded]
+    for rows in cells.values():
+        for state, speed in rows if len(rows) > 1 else ():
+            others = [other for known, other in rows if known is not state]
+            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
+            if bool(before.degraded) is not bool(state.outlier.degraded):
+                changed.append(state)
+    return changed

@@ -17,46 +17,6 @@ if TYPE_CHECKING:
     import random
 
 
-# Nouns of what engines say: which build they are, and the answer to the known prompt; both for an epoch.
-
-
-CHANGES_MAX = 1
-"""A fingerprint may change so often in an epoch: a fast restart of an engine is not always seen."""
-
-
-class Build(NamedTuple):
-    """What a unit's engine says that it is; empty: unknown.
-
-    `fingerprint` is `system_fingerprint` of OpenAI's API. vLLM's has its version, its parallelism and a hash
-    of its configuration, llama.cpp's is its build. `version` is what the engine shows on a page of its own.
-    `changes`: how many times the fingerprint was another one than before. Engines, and proxies before them,
-    that make up a new one for each answer say nothing by it: then it stays empty.
-    """
-
-    fingerprint: str = ""
-    version: str = ""
-    changes: int = 0
-
-    @property
-    def key(self) -> str:
-        """What builds are compared by: the fingerprint, or the version of an engine without one."""
-        return self.fingerprint or self.version
-
-    def differs(self, other: Build) -> bool:
-        """Whether both tell the same thing of themselves, and tell it differently. A unit that has only just
-        started has told its version, and no fingerprint yet.
-        """
-        if self.fingerprint and other.fingerprint:
-            return self.fingerprint != other.fingerprint
-        return bool(self.version and other.version) and self.version != other.version
-
-    def updated(self, news: Build) -> Build:
-        """This build with what `news` tells; what that leaves empty stays."""
-        changes = self.changes + (news.fingerprint not in ("", self.fingerprint) and self.fingerprint != "")
-        fingerprint = "" if changes > CHANGES_MAX else news.fingerprint or self.fingerprint
-        return Build(fingerprint, news.version or self.version, changes)
-
-
 @dataclass(frozen=True, slots=True)
 class Built:
     """The build that a unit reports; what is empty was not reported."""
@@ -64,17 +24,6 @@ class Built:
     unit: str
     build: Build
     at: float
-
-
-class AnswerToken(NamedTuple):
-    """One token of an answer: its text, its log probability, and the next likely tokens with theirs.
-
-    None: the engine does not say. NaN: it cannot say, because it computes no numbers.
-    """
-
-    token: str
-    logprob: float | None = None
-    others: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +39,6 @@ class Answered:
     at: float
 
 
-class Urgency(IntEnum):
-    """How soon the known prompt is to be sent to a unit."""
-
-    ROUTINE = 0
-    SOON = 1
-    """As soon as it is idle."""
-    NOW = 2
-    """Even if it has requests."""
-
-
-UNKNOWN_BUILD = Build()
-
-
-# The nouns of units on hold: what an engine says of standing still on purpose, and what is held of it.
-
-
-class HoldKind(Enum):
-    """What an engine is doing on purpose, instead of generating."""
-
-    PAUSED = "paused"
-    ASLEEP = "asleep"
-    SCALING = "scaling"
-
-
 @dataclass(frozen=True, slots=True)
 class EnginePause:
     """What an engine says when it is asked whether it stands still on purpose; `kind` None: it does not."""
@@ -121,70 +46,6 @@ class EnginePause:
     unit: str
     kind: HoldKind | None
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A unit stands still on purpose, as its engine says. It is beside the verdict (see health.py).
-
-    `said_at`: when the engine last said so; `ended_at`: when the hold ended (0: it lasts): from then on the
-    unit has to show work before it gets requests.
-    """
-
-    kind: HoldKind
-    since: float
-    said_at: float
-    ended_at: float = 0.0
-
-
-# Nouns of what agents report of their nodes beside the state of processes, and what follows from it.
-
-
-CALM_KEPT = 3
-"""Reports of quiet times that are kept of each node: error counters are compared with the oldest."""
-
-
-class RankPlace(NamedTuple):
-    """Where a rank of a communicator runs. `host` is its address as NCCL knows it."""
-
-    rank: int
-    host: str
-    pid: int
-
-
-class Behind(NamedTuple):
-    """A rank that has launched so many collectives of a kind, while another one has launched `most`."""
-
-    place: RankPlace
-    operation: str
-    launched: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Communicator:
-    """One group of ranks, as NCCL's RAS service reports it.
-
-    `launched` is the sum of all counts of all ranks. `missing` are ranks that do not answer RAS, and whether
-    it considers them dead; `failed` are ranks with an error and its number.
-    """
-
-    id: str
-    size: int
-    launched: int = 0
-    behind_count: int = 0
-    behind: tuple[Behind, ...] = ()
-    missing: tuple[tuple[RankPlace, bool], ...] = ()
-    failed: tuple[tuple[RankPlace, int], ...] = ()
-
-    @property
-    def is_mostly_behind(self) -> bool:
-        """More ranks are behind than in front."""
-        return 2 * self.behind_count > self.size
-
-
-AGENT = "agent"
-"""The source of evidence from the agents of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,106 +65,6 @@ class NodeFacts:
     addresses: frozenset[str] = frozenset()
     communicators: tuple[Communicator, ...] = ()
     is_of_ranks: bool = False
-
-
-@dataclass(slots=True)
-class UnitFacts:
-    """What the nodes of a unit report, by node, and what was concluded from it; an empty text: nothing.
-
-    `before` is the report before the last one. `mixed`: its nodes run different software. `odd`: it runs
-    other software than units of its cell. `ranks`: what its ranks and their links say.
-    """
-
-    nodes: dict[str, NodeFacts] = field(default_factory=dict)
-    before: dict[str, NodeFacts] = field(default_factory=dict)
-    mixed: str = ""
-    odd: str = ""
-    ranks: tuple[str, ...] = ()
-    _calm: dict[str, deque[NodeFacts]] = field(default_factory=dict)
-
-    def take(self, facts: NodeFacts) -> None:
-        """A new report of a node."""
-        if facts.node in self.nodes:
-            self.before[facts.node] = self.nodes[facts.node]
-        self.nodes[facts.node] = facts
-        if not facts.is_of_ranks:
-            self._calm.setdefault(facts.node, deque(maxlen=CALM_KEPT)).append(facts)
-
-    def baseline(self, node: str) -> NodeFacts | None:
-        """The report that error counters of a node are compared with; None: there is none."""
-        calm = self._calm.get(node)
-        return calm[0] if calm else None
-
-    def node_of(self, host: str) -> str:
-        """The node that has this address; the address itself where no agent has reported it."""
-        return next((facts.node for facts in self.nodes.values() if host in facts.addresses), host)
-
-    def forget(self) -> None:
-        """Forget what was reported of the previous incarnation."""
-        self.nodes.clear()
-        self.before.clear()
-        self._calm.clear()
-
-
-# The nouns of a split request: its prompt is computed by one unit, its answer by another.
-#
-# Strings and plain tuples, because workers get them over a socket.
-
-
-ServingRole = Literal["both", "prefill", "decode"]
-"""What a unit does for requests: all of it, only prompts for others, or whole requests and answers."""
-Transfer = Literal["none", "nixl", "sglang"]
-"""How KV blocks go from one unit of a cell to another; none: they do not."""
-
-
-class SplitPlan(NamedTuple):
-    """The plan of a request whose prompt `prefiller` computes for the unit of the lease.
-
-    The prompt should be computed in `prefill_s`; then `tokens` of KV cache are to be moved. The first token
-    should come `transfer_s` after the request was sent to the decoder; after `limit_s` without one the
-    transfer counts as failed. `is_first`: nothing has gone over this link yet, and its engines have yet to
-    connect, in which time the decoder may do nothing at all. `together`: both units get the request at the
-    same time, and the decoder cannot compute a prompt. `may_wait`: the decoder may have no decode slot for it
-    yet, or has prompts of its own to compute.
-    """
-
-    prefiller: str
-    tokens: int
-    prefill_s: float
-    transfer_s: float
-    limit_s: float
-    is_first: bool = False
-    together: bool = False
-    may_wait: bool = False
-
-
-class SplitStep(NamedTuple):
-    """What became of one step of a split request, as it is reported.
-
-    `kind` is one of STEPS; `seconds` is how long it took, where that is known.
-    """
-
-    kind: str
-    prefiller: str
-    decoder: str
-    tokens: int = 0
-    seconds: float = 0.0
-    reason: str = ""
-
-
-PREFILLED, LEG_LOST, TRANSFERRED, LINK_FAILED, UNFIT, ORPHANED, RELEASED = STEPS = (
-    "prefilled",
-    "prefill_lost",
-    "transferred",
-    "transfer_failed",
-    "unfit",
-    "orphaned",
-    "released",
-)
-"""The prompt was computed; the prefiller failed; the decoder has sent its first token; the blocks did not
-arrive; the request cannot be split; blocks were computed that nobody will fetch; those were released."""
-ORPHAN_S = 30.0
-"""Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""
 
 
 class Role(Enum):
@@ -714,3 +475,242 @@ class Policy(Protocol):
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All of `candidates` (at least one), best first, so that the next best needs no new call."""
         ...
+
+
+# Nouns of what engines say: which build they are, and the answer to the known prompt; both for an epoch.
+
+
+CHANGES_MAX = 1
+"""A fingerprint may change so often in an epoch: a fast restart of an engine is not always seen."""
+
+
+class Build(NamedTuple):
+    """What a unit's engine says that it is; empty: unknown.
+
+    `fingerprint` is `system_fingerprint` of OpenAI's API. vLLM's has its version, its parallelism and a hash
+    of its configuration, llama.cpp's is its build. `version` is what the engine shows on a page of its own.
+    `changes`: how many times the fingerprint was another one than before. Engines, and proxies before them,
+    that make up a new one for each answer say nothing by it: then it stays empty.
+    """
+
+    fingerprint: str = ""
+    version: str = ""
+    changes: int = 0
+
+    @property
+    def key(self) -> str:
+        """What builds are compared by: the fingerprint, or the version of an engine without one."""
+        return self.fingerprint or self.version
+
+    def differs(self, other: Build) -> bool:
+        """Whether both tell the same thing of themselves, and tell it differently. A unit that has only just
+        started has told its version, and no fingerprint yet.
+        """
+        if self.fingerprint and other.fingerprint:
+            return self.fingerprint != other.fingerprint
+        return bool(self.version and other.version) and self.version != other.version
+
+    def updated(self, news: Build) -> Build:
+        """This build with what `news` tells; what that leaves empty stays."""
+        changes = self.changes + (news.fingerprint not in ("", self.fingerprint) and self.fingerprint != "")
+        fingerprint = "" if changes > CHANGES_MAX else news.fingerprint or self.fingerprint
+        return Build(fingerprint, news.version or self.version, changes)
+
+
+class AnswerToken(NamedTuple):
+    """One token of an answer: its text, its log probability, and the next likely tokens with theirs.
+
+    None: the engine does not say. NaN: it cannot say, because it computes no numbers.
+    """
+
+    token: str
+    logprob: float | None = None
+    others: tuple[tuple[str, float], ...] = ()
+
+
+class Urgency(IntEnum):
+    """How soon the known prompt is to be sent to a unit."""
+
+    ROUTINE = 0
+    SOON = 1
+    """As soon as it is idle."""
+    NOW = 2
+    """Even if it has requests."""
+
+
+UNKNOWN_BUILD = Build()
+
+
+# The nouns of units on hold: what an engine says of standing still on purpose, and what is held of it.
+
+
+class HoldKind(Enum):
+    """What an engine is doing on purpose, instead of generating."""
+
+    PAUSED = "paused"
+    ASLEEP = "asleep"
+    SCALING = "scaling"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A unit stands still on purpose, as its engine says. It is beside the verdict (see health.py).
+
+    `said_at`: when the engine last said so; `ended_at`: when the hold ended (0: it lasts): from then on the
+    unit has to show work before it gets requests.
+    """
+
+    kind: HoldKind
+    since: float
+    said_at: float
+    ended_at: float = 0.0
+
+
+# Nouns of what agents report of their nodes beside the state of processes, and what follows from it.
+
+
+CALM_KEPT = 3
+"""Reports of quiet times that are kept of each node: error counters are compared with the oldest."""
+
+
+class RankPlace(NamedTuple):
+    """Where a rank of a communicator runs. `host` is its address as NCCL knows it."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+class Behind(NamedTuple):
+    """A rank that has launched so many collectives of a kind, while another one has launched `most`."""
+
+    place: RankPlace
+    operation: str
+    launched: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One group of ranks, as NCCL's RAS service reports it.
+
+    `launched` is the sum of all counts of all ranks. `missing` are ranks that do not answer RAS, and whether
+    it considers them dead; `failed` are ranks with an error and its number.
+    """
+
+    id: str
+    size: int
+    launched: int = 0
+    behind_count: int = 0
+    behind: tuple[Behind, ...] = ()
+    missing: tuple[tuple[RankPlace, bool], ...] = ()
+    failed: tuple[tuple[RankPlace, int], ...] = ()
+
+    @property
+    def is_mostly_behind(self) -> bool:
+        """More ranks are behind than in front."""
+        return 2 * self.behind_count > self.size
+
+
+AGENT = "agent"
+"""The source of evidence from the agents of nodes."""
+
+
+@dataclass(slots=True)
+class UnitFacts:
+    """What the nodes of a unit report, by node, and what was concluded from it; an empty text: nothing.
+
+    `before` is the report before the last one. `mixed`: its nodes run different software. `odd`: it runs
+    other software than units of its cell. `ranks`: what its ranks and their links say.
+    """
+
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    before: dict[str, NodeFacts] = field(default_factory=dict)
+    mixed: str = ""
+    odd: str = ""
+    ranks: tuple[str, ...] = ()
+    _calm: dict[str, deque[NodeFacts]] = field(default_factory=dict)
+
+    def take(self, facts: NodeFacts) -> None:
+        """A new report of a node."""
+        if facts.node in self.nodes:
+            self.before[facts.node] = self.nodes[facts.node]
+        self.nodes[facts.node] = facts
+        if not facts.is_of_ranks:
+            self._calm.setdefault(facts.node, deque(maxlen=CALM_KEPT)).append(facts)
+
+    def baseline(self, node: str) -> NodeFacts | None:
+        """The report that error counters of a node are compared with; None: there is none."""
+        calm = self._calm.get(node)
+        return calm[0] if calm else None
+
+    def node_of(self, host: str) -> str:
+        """The node that has this address; the address itself where no agent has reported it."""
+        return next((facts.node for facts in self.nodes.values() if host in facts.addresses), host)
+
+    def forget(self) -> None:
+        """Forget what was reported of the previous incarnation."""
+        self.nodes.clear()
+        self.before.clear()
+        self._calm.clear()
+
+
+# The nouns of a split request: its prompt is computed by one unit, its answer by another.
+#
+# Strings and plain tuples, because workers get them over a socket.
+
+
+ServingRole = Literal["both", "prefill", "decode"]
+"""What a unit does for requests: all of it, only prompts for others, or whole requests and answers."""
+Transfer = Literal["none", "nixl", "sglang"]
+"""How KV blocks go from one unit of a cell to another; none: they do not."""
+
+
+class SplitPlan(NamedTuple):
+    """The plan of a request whose prompt `prefiller` computes for the unit of the lease.
+
+    The prompt should be computed in `prefill_s`; then `tokens` of KV cache are to be moved. The first token
+    should come `transfer_s` after the request was sent to the decoder; after `limit_s` without one the
+    transfer counts as failed. `is_first`: nothing has gone over this link yet, and its engines have yet to
+    connect, in which time the decoder may do nothing at all. `together`: both units get the request at the
+    same time, and the decoder cannot compute a prompt. `may_wait`: the decoder may have no decode slot for it
+    yet, or has prompts of its own to compute.
+    """
+
+    prefiller: str
+    tokens: int
+    prefill_s: float
+    transfer_s: float
+    limit_s: float
+    is_first: bool = False
+    together: bool = False
+    may_wait: bool = False
+
+
+class SplitStep(NamedTuple):
+    """What became of one step of a split request, as it is reported.
+
+    `kind` is one of STEPS; `seconds` is how long it took, where that is known.
+    """
+
+    kind: str
+    prefiller: str
+    decoder: str
+    tokens: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+PREFILLED, LEG_LOST, TRANSFERRED, LINK_FAILED, UNFIT, ORPHANED, RELEASED = STEPS = (
+    "prefilled",
+    "prefill_lost",
+    "transferred",
+    "transfer_failed",
+    "unfit",
+    "orphaned",
+    "released",
+)
+"""The prompt was computed; the prefiller failed; the decoder has sent its first token; the blocks did not
+arrive; the request cannot be split; blocks were computed that nobody will fetch; those were released."""
+ORPHAN_S = 30.0
+"""Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""

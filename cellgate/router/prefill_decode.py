@@ -29,28 +29,30 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.unit_state import UnitState
 
-# The link between two units: how fast KV blocks move from a prefiller to a decoder, and whether they
-# arrive.
-#
-# A transfer that fails is the fault of the link, not of either unit: this pair is avoided, and both units
-# stay in rotation for others. Rules:
-# 1. The first failure closes the link for AVOID_S; each further one in a row for twice as long, up to
-# AVOID_MOST_S. Then one request at a time tries it.
-# 2. A slow link is not closed: its price rises, until splitting does not pay there.
-# 3. One request at a time goes over a link that was never used: engines connect first, for seconds.
-# 4. What was not confirmed for STALE_S is forgotten, so that a link that was slow gets another chance.
-
-
 AVOID_S = 5.0
+
+
 AVOID_MOST_S = 60.0
+
+
 STALE_S = 60.0
+
+
 FIRST_S = 20.0
 """The first transfer of a pair may take so long: its engines connect (vLLM on CPU: 3 to 10 s)."""
+
+
 FIRST_TOKENS_S = 50_000.0
 """Tokens a second of a link of which nothing is known: 10 GB/s at 200 kB a token."""
+
+
 SETUP_S = 0.01
 """What a transfer takes apart from its tokens."""
+
+
 _WEIGHT = 0.5
+
+
 _CLIP = 4.0
 
 
@@ -364,3 +366,15 @@ def _moved_tokens(ask: Ask, state: UnitState, held: int) -> int:
     """Tokens of KV cache that the decoder lacks."""
     share = 1.0 - held / len(ask.blocks) if ask.blocks else 1.0
     return int(ask.prompt_bytes / state.costs.rates.bytes_per_token.value * share)
+
+
+# The link between two units: how fast KV blocks move from a prefiller to a decoder, and whether they
+# arrive.
+#
+# A transfer that fails is the fault of the link, not of either unit: this pair is avoided, and both units
+# stay in rotation for others. Rules:
+# 1. The first failure closes the link for AVOID_S; each further one in a row for twice as long, up to
+# AVOID_MOST_S. Then one request at a time tries it.
+# 2. A slow link is not closed: its price rises, until splitting does not pay there.
+# 3. One request at a time goes over a link that was never used: engines connect first, for seconds.
+# 4. What was not confirmed for STALE_S is forgotten, so that a link that was slow gets another chance.

@@ -41,16 +41,6 @@ from cellgate.router.nouns import (
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.prefix import PrefixCache
 
-# What decides whether a unit is in rotation, and whether others go before it: its verdict, a hold, a drain,
-# a suspected restart, a slow start; and the models it serves.
-#
-# These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
-# something from them (`Board.usable`) makes it again.
-
-
-def _nobody() -> None:
-    """Nothing was prepared."""
-
 
 class InRotation:
     """The part of a unit's state that every request asks for. `on_change` is called when any of it has
@@ -142,213 +132,6 @@ class InRotation:
     def serves_model(self, model: str | None) -> bool:
         """Whether it serves a model; one whose models are not known may serve any."""
         return model is None or not self._models or model in self._models
-
-
-# The data parallel ranks of a unit: places within it, each with its own requests and prefix cache. Pure.
-#
-# An engine with `--data-parallel-size n` has n schedulers behind one API. It obeys `X-data-parallel-rank`
-# (vLLM, SGLang), so the gate can send a prompt to the rank that holds its beginning. All ranks are one unit,
-# because the server ends when one of them does.
-
-
-RANKS_MAX = 256
-"""Further ranks of one unit are not known to the gate."""
-
-
-class Ranked(Protocol):
-    """An attempt on a unit: a lease. `rank_record` is that of its prompt in the cache of its rank."""
-
-    ask: Ask
-    job: Job
-    committed: bool
-    rank: int
-    rank_record: int
-
-
-class Rank:
-    """One rank. `moved_at` is when its engine was last seen to make a step, or had nothing to do."""
-
-    def __init__(self, blocks: int) -> None:
-        self.prefixes = PrefixCache(blocks)
-        self.in_flight = 0
-        self.queued_tokens = 0
-        """Prompt tokens that this gate has sent and that are not computed yet, as estimated."""
-        self.foreign = 0
-        self.running = self.waiting = 0
-        self.progress = 0.0
-        self.moved_at = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StandstillReport:
-    """A rank with requests that has made no step for `still_s` seconds."""
-
-    rank: int
-    requests: int
-    still_s: float
-
-
-class Ranks:
-    """The ranks of one unit, none of an engine that has one scheduler only."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ranks: list[Rank] = []
-        """Never fewer than before, because leases refer to them; the first `count` exist now."""
-
-    def report(self, loads: tuple[RankLoad, ...], blocks: int, at: float) -> None:
-        """Apply the engine's report on its ranks; `blocks` of prompts fit into the caches of all."""
-        self.count = count = min(len(loads), RANKS_MAX)
-        while len(self.ranks) < count:
-            self.ranks.append(Rank(max(blocks // count, 1)))
-        for rank, load in zip(self.ranks, loads[:count], strict=False):
-            if load.progress != rank.progress or not rank.running + rank.waiting:
-                # It has made a step, or had nothing to do when it was last seen.
-                rank.moved_at, rank.progress = at, load.progress
-            rank.running, rank.waiting = load.running, load.waiting
-            rank.foreign = max(0, load.running + load.waiting - rank.in_flight)
-
-    def choose(self, ask: Ask, expected: Expected, prices: CostTerms) -> int:
-        """The rank where the fewest seconds follow: of equal ones, that with the least requests.
-
-        A beginning that many requests share is charged in part only, as for units: else all of them would go
-        to the rank that was first.
-        """
-        costs = []
-        for number, rank in enumerate(self.ranks[: self.count]):
-            held = rank.prefixes.match(ask.blocks) if ask.blocks else 0
-            free = held + expected.spared_blocks(held)
-            share = 1.0 - free / len(ask.blocks) if ask.blocks else 1.0
-            beside = rank.in_flight + rank.foreign
-            prompt_s = (rank.queued_tokens + ask.prompt_tokens * share) * prices.token_s
-            costs.append((prompt_s + beside * expected.answer_tokens * prices.sequence_s, beside, number))
-        return min(costs)[2]
-
-    def open(self, lease: Ranked, expected: Expected, prices: CostTerms) -> None:
-        """Choose the rank of a lease that was just opened; `prices` are those of its unit."""
-        lease.rank = self.choose(lease.ask, expected, prices)
-        rank = self.ranks[lease.rank]
-        rank.in_flight += 1
-        rank.queued_tokens += lease.job.uncached_tokens
-        lease.rank_record = rank.prefixes.record(lease.ask.blocks) if lease.ask.blocks else 0
-
-    def show(self, lease: Ranked) -> None:
-        """The first token of a lease has come."""
-        rank = self.ranks[lease.rank]
-        rank.queued_tokens -= lease.job.uncached_tokens
-        rank.prefixes.prove(lease.ask.blocks, lease.rank_record)
-
-    def close(self, lease: Ranked) -> None:
-        """A lease has ended."""
-        rank = self.ranks[lease.rank]
-        rank.in_flight -= 1
-        if not lease.committed:
-            self.withdraw(lease)
-
-    def withdraw(self, lease: Ranked) -> None:
-        """The prompt of a lease may not have been computed."""
-        rank = self.ranks[lease.rank]
-        rank.queued_tokens -= lease.job.uncached_tokens
-        rank.prefixes.forget(lease.ask.blocks, lease.rank_record)
-
-    def forget(self) -> None:
-        """The unit has restarted: its caches are empty, and it may have another number of ranks."""
-        self.count = 0
-        for rank in self.ranks:
-            rank.prefixes.purge()
-
-    def standstill(self, at: float) -> StandstillReport | None:
-        """The rank with requests that has made no step for longest, as of a report at `at`."""
-        worst: StandstillReport | None = None
-        for number, rank in enumerate(self.ranks[: self.count]):
-            requests, still_s = rank.running + rank.waiting, at - rank.moved_at
-            if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
-                worst = StandstillReport(number, requests, still_s)
-        return worst
-
-
-# The LoRA adapters of a unit: which it lists, which are loaded, and what it costs to use another one. Pure.
-#
-# An engine keeps a limited number of adapters beside its weights (vLLM: `--max-loras`). An adapter that is
-# not there is loaded first, which takes the place of the one that was not used for longest; when all of them
-# are in use, its requests wait until one is not. So a request is best served where its adapter is loaded.
-
-
-LOAD_S = 1.0
-"""What loading an adapter is assumed to take: from a disk, as most engines keep no others in memory."""
-EVICT_SHARE = 0.5
-"""The chance that the adapter which is replaced is needed again, and has to be loaded once more."""
-
-
-class Adapters:
-    """The adapters of one unit. `bases` has the model that each is for; empty: the unit lists none.
-
-    `places` is how many the engine keeps at once; 0: unknown.
-    """
-
-    def __init__(self) -> None:
-        self.bases: Mapping[str, str] = {}
-        self.places = 0
-        self.in_use: dict[str, int] = {}
-        """How many requests of this gate use an adapter; those that none uses are left out."""
-        self._loaded: dict[str, None] = {}
-        """The adapters that are believed to be loaded, the one not used for longest first."""
-        self._reported: frozenset[str] = frozenset()
-        """The adapters that requests of others use, as the engine reported them last."""
-
-    def set_bases(self, bases: Mapping[str, str]) -> None:
-        """The unit lists these adapters now."""
-        self.bases = bases
-        self._loaded = {name: None for name in self._loaded if name in bases}
-
-    def report(self, in_use: frozenset[str], places: int, *, has_foreign: bool) -> None:
-        """Apply the engine's report; without requests of others it shows only what the gate knows better."""
-        self.places = places
-        self._reported = in_use if has_foreign else frozenset()
-        for name in in_use:
-            if name in self.bases:
-                self._use(name)
-
-    def open(self, model: str | None) -> None:
-        """A request for `model`, an adapter or not, is sent to the unit."""
-        if model in self.bases:
-            assert model is not None
-            self.in_use[model] = self.in_use.get(model, 0) + 1
-            self._use(model)
-
-    def close(self, model: str | None) -> None:
-        """A request has ended."""
-        count = self.in_use.get(model, 0) if model is not None else 0
-        if model is not None and count > 1:
-            self.in_use[model] = count - 1
-        elif model is not None and count:
-            del self.in_use[model]
-
-    def forget(self) -> None:
-        """The unit has restarted: nothing is loaded."""
-        self._loaded, self._reported = {}, frozenset()
-
-    def cost_s(self, model: str, answer_s: float) -> float:
-        """The seconds that a request for `model` costs because of its adapter; 0 for one that is loaded.
-
-        `answer_s` is how long an answer takes there: until then an adapter in use keeps its place.
-        """
-        if model not in self.bases or model in self._loaded or model in self._reported:
-            return 0.0
-        if not self.places or len(self._loaded) < self.places:
-            return LOAD_S
-        in_use = self._reported.union(self.in_use)
-        return LOAD_S * (1.0 + EVICT_SHARE) + (answer_s if len(in_use) >= self.places else 0.0)
-
-    def loaded(self) -> list[str]:
-        """The adapters that are believed to be loaded, by name."""
-        return sorted(self._loaded)
-
-    def _use(self, name: str) -> None:
-        self._loaded.pop(name, None)
-        self._loaded[name] = None
-        while self.places and len(self._loaded) > self.places:
-            del self._loaded[next(iter(self._loaded))]
 
 
 FULL_S = 1.0
@@ -762,3 +545,221 @@ class Lease:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"
         return f"<Lease {self.unit} {state} committed={self.committed}>"
+
+
+# What decides whether a unit is in rotation, and whether others go before it: its verdict, a hold, a drain,
+# a suspected restart, a slow start; and the models it serves.
+#
+# These change seldom and are needed for each request. So they tell of each change, and whoever has prepared
+# something from them (`Board.usable`) makes it again.
+
+
+def _nobody() -> None:
+    """Nothing was prepared."""
+
+
+# The data parallel ranks of a unit: places within it, each with its own requests and prefix cache. Pure.
+#
+# An engine with `--data-parallel-size n` has n schedulers behind one API. It obeys `X-data-parallel-rank`
+# (vLLM, SGLang), so the gate can send a prompt to the rank that holds its beginning. All ranks are one unit,
+# because the server ends when one of them does.
+
+
+RANKS_MAX = 256
+"""Further ranks of one unit are not known to the gate."""
+
+
+class Ranked(Protocol):
+    """An attempt on a unit: a lease. `rank_record` is that of its prompt in the cache of its rank."""
+
+    ask: Ask
+    job: Job
+    committed: bool
+    rank: int
+    rank_record: int
+
+
+class Rank:
+    """One rank. `moved_at` is when its engine was last seen to make a step, or had nothing to do."""
+
+    def __init__(self, blocks: int) -> None:
+        self.prefixes = PrefixCache(blocks)
+        self.in_flight = 0
+        self.queued_tokens = 0
+        """Prompt tokens that this gate has sent and that are not computed yet, as estimated."""
+        self.foreign = 0
+        self.running = self.waiting = 0
+        self.progress = 0.0
+        self.moved_at = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandstillReport:
+    """A rank with requests that has made no step for `still_s` seconds."""
+
+    rank: int
+    requests: int
+    still_s: float
+
+
+class Ranks:
+    """The ranks of one unit, none of an engine that has one scheduler only."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ranks: list[Rank] = []
+        """Never fewer than before, because leases refer to them; the first `count` exist now."""
+
+    def report(self, loads: tuple[RankLoad, ...], blocks: int, at: float) -> None:
+        """Apply the engine's report on its ranks; `blocks` of prompts fit into the caches of all."""
+        self.count = count = min(len(loads), RANKS_MAX)
+        while len(self.ranks) < count:
+            self.ranks.append(Rank(max(blocks // count, 1)))
+        for rank, load in zip(self.ranks, loads[:count], strict=False):
+            if load.progress != rank.progress or not rank.running + rank.waiting:
+                # It has made a step, or had nothing to do when it was last seen.
+                rank.moved_at, rank.progress = at, load.progress
+            rank.running, rank.waiting = load.running, load.waiting
+            rank.foreign = max(0, load.running + load.waiting - rank.in_flight)
+
+    def choose(self, ask: Ask, expected: Expected, prices: CostTerms) -> int:
+        """The rank where the fewest seconds follow: of equal ones, that with the least requests.
+
+        A beginning that many requests share is charged in part only, as for units: else all of them would go
+        to the rank that was first.
+        """
+        costs = []
+        for number, rank in enumerate(self.ranks[: self.count]):
+            held = rank.prefixes.match(ask.blocks) if ask.blocks else 0
+            free = held + expected.spared_blocks(held)
+            share = 1.0 - free / len(ask.blocks) if ask.blocks else 1.0
+            beside = rank.in_flight + rank.foreign
+            prompt_s = (rank.queued_tokens + ask.prompt_tokens * share) * prices.token_s
+            costs.append((prompt_s + beside * expected.answer_tokens * prices.sequence_s, beside, number))
+        return min(costs)[2]
+
+    def open(self, lease: Ranked, expected: Expected, prices: CostTerms) -> None:
+        """Choose the rank of a lease that was just opened; `prices` are those of its unit."""
+        lease.rank = self.choose(lease.ask, expected, prices)
+        rank = self.ranks[lease.rank]
+        rank.in_flight += 1
+        rank.queued_tokens += lease.job.uncached_tokens
+        lease.rank_record = rank.prefixes.record(lease.ask.blocks) if lease.ask.blocks else 0
+
+    def show(self, lease: Ranked) -> None:
+        """The first token of a lease has come."""
+        rank = self.ranks[lease.rank]
+        rank.queued_tokens -= lease.job.uncached_tokens
+        rank.prefixes.prove(lease.ask.blocks, lease.rank_record)
+
+    def close(self, lease: Ranked) -> None:
+        """A lease has ended."""
+        rank = self.ranks[lease.rank]
+        rank.in_flight -= 1
+        if not lease.committed:
+            self.withdraw(lease)
+
+    def withdraw(self, lease: Ranked) -> None:
+        """The prompt of a lease may not have been computed."""
+        rank = self.ranks[lease.rank]
+        rank.queued_tokens -= lease.job.uncached_tokens
+        rank.prefixes.forget(lease.ask.blocks, lease.rank_record)
+
+    def forget(self) -> None:
+        """The unit has restarted: its caches are empty, and it may have another number of ranks."""
+        self.count = 0
+        for rank in self.ranks:
+            rank.prefixes.purge()
+
+    def standstill(self, at: float) -> StandstillReport | None:
+        """The rank with requests that has made no step for longest, as of a report at `at`."""
+        worst: StandstillReport | None = None
+        for number, rank in enumerate(self.ranks[: self.count]):
+            requests, still_s = rank.running + rank.waiting, at - rank.moved_at
+            if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
+                worst = StandstillReport(number, requests, still_s)
+        return worst
+
+
+# The LoRA adapters of a unit: which it lists, which are loaded, and what it costs to use another one. Pure.
+#
+# An engine keeps a limited number of adapters beside its weights (vLLM: `--max-loras`). An adapter that is
+# not there is loaded first, which takes the place of the one that was not used for longest; when all of them
+# are in use, its requests wait until one is not. So a request is best served where its adapter is loaded.
+
+
+LOAD_S = 1.0
+"""What loading an adapter is assumed to take: from a disk, as most engines keep no others in memory."""
+EVICT_SHARE = 0.5
+"""The chance that the adapter which is replaced is needed again, and has to be loaded once more."""
+
+
+class Adapters:
+    """The adapters of one unit. `bases` has the model that each is for; empty: the unit lists none.
+
+    `places` is how many the engine keeps at once; 0: unknown.
+    """
+
+    def __init__(self) -> None:
+        self.bases: Mapping[str, str] = {}
+        self.places = 0
+        self.in_use: dict[str, int] = {}
+        """How many requests of this gate use an adapter; those that none uses are left out."""
+        self._loaded: dict[str, None] = {}
+        """The adapters that are believed to be loaded, the one not used for longest first."""
+        self._reported: frozenset[str] = frozenset()
+        """The adapters that requests of others use, as the engine reported them last."""
+
+    def set_bases(self, bases: Mapping[str, str]) -> None:
+        """The unit lists these adapters now."""
+        self.bases = bases
+        self._loaded = {name: None for name in self._loaded if name in bases}
+
+    def report(self, in_use: frozenset[str], places: int, *, has_foreign: bool) -> None:
+        """Apply the engine's report; without requests of others it shows only what the gate knows better."""
+        self.places = places
+        self._reported = in_use if has_foreign else frozenset()
+        for name in in_use:
+            if name in self.bases:
+                self._use(name)
+
+    def open(self, model: str | None) -> None:
+        """A request for `model`, an adapter or not, is sent to the unit."""
+        if model in self.bases:
+            assert model is not None
+            self.in_use[model] = self.in_use.get(model, 0) + 1
+            self._use(model)
+
+    def close(self, model: str | None) -> None:
+        """A request has ended."""
+        count = self.in_use.get(model, 0) if model is not None else 0
+        if model is not None and count > 1:
+            self.in_use[model] = count - 1
+        elif model is not None and count:
+            del self.in_use[model]
+
+    def forget(self) -> None:
+        """The unit has restarted: nothing is loaded."""
+        self._loaded, self._reported = {}, frozenset()
+
+    def cost_s(self, model: str, answer_s: float) -> float:
+        """The seconds that a request for `model` costs because of its adapter; 0 for one that is loaded.
+
+        `answer_s` is how long an answer takes there: until then an adapter in use keeps its place.
+        """
+        if model not in self.bases or model in self._loaded or model in self._reported:
+            return 0.0
+        if not self.places or len(self._loaded) < self.places:
+            return LOAD_S
+        in_use = self._reported.union(self.in_use)
+        return LOAD_S * (1.0 + EVICT_SHARE) + (answer_s if len(in_use) >= self.places else 0.0)
+
+    def loaded(self) -> list[str]:
+        """The adapters that are believed to be loaded, by name."""
+        return sorted(self._loaded)
+
+    def _use(self, name: str) -> None:
+        self._loaded.pop(name, None)
+        self._loaded[name] = None
+        while self.places and len(self._loaded) > self.places:
+            del self._loaded[next(iter(self._loaded))]

@@ -22,15 +22,6 @@ from cellgate.proxy.http.sse import end_of_events, payload, split
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import GUARDRAIL, tally
 
-# What a guardrail is asked, and what it may answer. Pure.
-#
-# A question is a JSON object: `phase` (`request` or `answer`), `id`, `route`, `model`, and `body` or `text`.
-# An answer is `{"action": "allow"}`, `{"action": "deny", "reason": "…"}`, or, to a request, `{"action":
-# "change", "body": {…}}`.
-
-
-REASON_CHARS = 256
-
 
 class GuardAction(Enum):
     """What a guardrail wants to be done."""
@@ -46,44 +37,6 @@ class GuardrailVerdict(NamedTuple):
     action: GuardAction
     reason: str = ""
     body: bytes = b""
-
-
-ALLOWED = GuardrailVerdict(GuardAction.ALLOW)
-
-
-def denied(opinion: GuardrailVerdict, what: str) -> Failure:
-    """The failure for the client."""
-    reason = opinion.reason or "no reason was given"
-    return Failure(FailureKind.GUARDRAIL_DENIED, f"the guardrail of this gate denied the {what}: {reason}")
-
-
-class InvalidReplyError(ValueError):
-    """It answered what has no meaning; `str()` says what."""
-
-
-def question(phase: str, about: dict[str, Any], name: str, content: bytes) -> bytes:
-    """What is asked, as JSON. `content` is JSON already, and stands under `name`."""
-    head = orjson.dumps({"phase": phase, **about})
-    return b'%b,"%b":%b}' % (head[:-1], name.encode(), content)
-
-
-def opinion_of(status: int, answer: bytes, *, may_change: bool) -> GuardrailVerdict:
-    """What was answered. Raises InvalidReplyError."""
-    if status != 200:
-        raise InvalidReplyError(f"it answered {status}")
-    try:
-        told = orjson.loads(answer)
-        action = GuardAction(told["action"])
-    except (ValueError, TypeError, KeyError):
-        raise InvalidReplyError("its answer is no object with an action of allow, deny, change") from None
-    reason, body = told.get("reason", ""), told.get("body")
-    if action is not GuardAction.CHANGE:
-        return GuardrailVerdict(
-            action, " ".join(reason.split())[:REASON_CHARS] if isinstance(reason, str) else ""
-        )
-    if not may_change or not isinstance(body, dict):
-        raise InvalidReplyError("it changes what it may not change, or into no object")
-    return GuardrailVerdict(action, body=orjson.dumps(body))
 
 
 OnOpinion = Callable[[GuardrailVerdict | Failure], None]
@@ -243,6 +196,54 @@ class HookCall:
 
 
 _RESULTS = {GuardAction.ALLOW: "allowed", GuardAction.DENY: "denied", GuardAction.CHANGE: "changed"}
+
+
+# What a guardrail is asked, and what it may answer. Pure.
+#
+# A question is a JSON object: `phase` (`request` or `answer`), `id`, `route`, `model`, and `body` or `text`.
+# An answer is `{"action": "allow"}`, `{"action": "deny", "reason": "…"}`, or, to a request, `{"action":
+# "change", "body": {…}}`.
+
+
+REASON_CHARS = 256
+
+
+ALLOWED = GuardrailVerdict(GuardAction.ALLOW)
+
+
+def denied(opinion: GuardrailVerdict, what: str) -> Failure:
+    """The failure for the client."""
+    reason = opinion.reason or "no reason was given"
+    return Failure(FailureKind.GUARDRAIL_DENIED, f"the guardrail of this gate denied the {what}: {reason}")
+
+
+class InvalidReplyError(ValueError):
+    """It answered what has no meaning; `str()` says what."""
+
+
+def question(phase: str, about: dict[str, Any], name: str, content: bytes) -> bytes:
+    """What is asked, as JSON. `content` is JSON already, and stands under `name`."""
+    head = orjson.dumps({"phase": phase, **about})
+    return b'%b,"%b":%b}' % (head[:-1], name.encode(), content)
+
+
+def opinion_of(status: int, answer: bytes, *, may_change: bool) -> GuardrailVerdict:
+    """What was answered. Raises InvalidReplyError."""
+    if status != 200:
+        raise InvalidReplyError(f"it answered {status}")
+    try:
+        told = orjson.loads(answer)
+        action = GuardAction(told["action"])
+    except (ValueError, TypeError, KeyError):
+        raise InvalidReplyError("its answer is no object with an action of allow, deny, change") from None
+    reason, body = told.get("reason", ""), told.get("body")
+    if action is not GuardAction.CHANGE:
+        return GuardrailVerdict(
+            action, " ".join(reason.split())[:REASON_CHARS] if isinstance(reason, str) else ""
+        )
+    if not may_change or not isinstance(body, dict):
+        raise InvalidReplyError("it changes what it may not change, or into no object")
+    return GuardrailVerdict(action, body=orjson.dumps(body))
 
 
 # The text of an answer, from the bytes that its client gets. Pure.

@@ -27,6 +27,48 @@ from cellgate.router.learning import MARK_S
 from cellgate.router.nouns import Fleet, Rules, Unit
 from cellgate.router.outliers import COMPARE_S, STREAK
 
+
+def _check_redis(settings: Settings) -> None:
+    """Raises ConfigError for a URL that a gate would serve without."""
+    if settings.redis is None:
+        return
+    from cellgate.proxy.redis.commands import connector  # Late: it takes long, and most have none.
+
+    try:
+        connector(settings.redis)
+    except ValueError as error:
+        raise ConfigError([f"redis: {error}"]) from None
+
+
+def _as_json(settings: Settings) -> dict[str, Any]:
+    """What the tables show. `found_within`: seconds from a fault until the unit is out."""
+    found = kinds(settings.fleet.units)
+    return {
+        "valid": True,
+        "problems": [],
+        "listen": str(settings.listen),
+        "admin": str(settings.admin),
+        "policy": settings.policy,
+        "sources": [source.title for source in settings.sources],
+        "units": [
+            {
+                "name": unit.name,
+                "cell": unit.cell,
+                "url": unit.url,
+                "weight": unit.weight,
+                "max_in_flight": unit.max_in_flight,
+                "models": unit.models,
+                "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
+            }
+            for unit in settings.fleet.units
+        ],
+        "found_within": [
+            {"units": names, "faults": [bound._asdict() for bound in rows(kind, settings.rules)]}
+            for kind, names in found.items()
+        ],
+    }
+
+
 # How soon each kind of fault takes a unit out of rotation: derived from the rules. Pure.
 #
 # The times are upper bounds for a gate that does not lag and units with short steps; cli/check.py
@@ -241,47 +283,6 @@ def run_check(args: argparse.Namespace) -> int:
     print("\n".join([fleet_table(settings.fleet), *unsaid_ports(settings.fleet)]), end="\n\n")
     print(times_text(settings.fleet, settings.rules))
     return 0
-
-
-def _check_redis(settings: Settings) -> None:
-    """Raises ConfigError for a URL that a gate would serve without."""
-    if settings.redis is None:
-        return
-    from cellgate.proxy.redis.commands import connector  # Late: it takes long, and most have none.
-
-    try:
-        connector(settings.redis)
-    except ValueError as error:
-        raise ConfigError([f"redis: {error}"]) from None
-
-
-def _as_json(settings: Settings) -> dict[str, Any]:
-    """What the tables show. `found_within`: seconds from a fault until the unit is out."""
-    found = kinds(settings.fleet.units)
-    return {
-        "valid": True,
-        "problems": [],
-        "listen": str(settings.listen),
-        "admin": str(settings.admin),
-        "policy": settings.policy,
-        "sources": [source.title for source in settings.sources],
-        "units": [
-            {
-                "name": unit.name,
-                "cell": unit.cell,
-                "url": unit.url,
-                "weight": unit.weight,
-                "max_in_flight": unit.max_in_flight,
-                "models": unit.models,
-                "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
-            }
-            for unit in settings.fleet.units
-        ],
-        "found_within": [
-            {"units": names, "faults": [bound._asdict() for bound in rows(kind, settings.rules)]}
-            for kind, names in found.items()
-        ],
-    }
 
 
 # `cellgate schema`: the JSON Schema of the configuration.

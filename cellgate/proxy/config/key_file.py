@@ -18,9 +18,6 @@ import orjson
 
 from cellgate.proxy.config.checks import did_you_mean
 
-# What the file of keys says: who may come in, as whom, and how much each may use. Immutable.
-
-
 PRIORITY_LAST = 1_000_000
 """The priority that goes last; less than nothing goes before, down to minus as much."""
 
@@ -53,34 +50,11 @@ class TenantRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """One key, without itself. `name` is empty for bearers of a JWT: they have the limits of their tenant
-    only. `expires_at`: seconds since 1970.
-    """
-
-    name: str
-    tenant: TenantRules
-    models: frozenset[str] | None = None
-    priority: tuple[int, int] = (0, PRIORITY_LAST)
-    limits: LimitRules = LimitRules()
-    expires_at: float = inf
-
-
-@dataclass(frozen=True, slots=True)
 class TokenPrice:
     """What a million tokens of a model cost."""
 
     prompt: float = 0.0
     completion: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRing:
-    """All keys, by the SHA-256 of each; tenants and prices by their names."""
-
-    keys: Mapping[bytes, Key] = field(default_factory=dict)
-    tenants: Mapping[str, TenantRules] = field(default_factory=dict)
-    prices: Mapping[str, TokenPrice] = field(default_factory=dict)
 
 
 FILE_BYTES = 64 << 20
@@ -205,6 +179,32 @@ class _Draft:
             expires_at = values.pop("expires", inf)
             keys[digest] = Key(name, tenant, expires_at=expires_at, **(inherited | values))
         return KeyRing(keys, self.tenants, self.prices)
+
+
+# What the file of keys says: who may come in, as whom, and how much each may use. Immutable.
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key, without itself. `name` is empty for bearers of a JWT: they have the limits of their tenant
+    only. `expires_at`: seconds since 1970.
+    """
+
+    name: str
+    tenant: TenantRules
+    models: frozenset[str] | None = None
+    priority: tuple[int, int] = (0, PRIORITY_LAST)
+    limits: LimitRules = LimitRules()
+    expires_at: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys, by the SHA-256 of each; tenants and prices by their names."""
+
+    keys: Mapping[bytes, Key] = field(default_factory=dict)
+    tenants: Mapping[str, TenantRules] = field(default_factory=dict)
+    prices: Mapping[str, TokenPrice] = field(default_factory=dict)
 
 
 # Checks of single values.

@@ -36,6 +36,155 @@ from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import FIXED, Cell, Fleet, Unit
 
+AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
+REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
+UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
+_VARIABLES = (
+    ADMIN_TOKEN_VARIABLE,
+    AGENT_TOKEN_VARIABLE,
+    UNIT_API_KEY_VARIABLE,
+    REDIS_USERNAME_VARIABLE,
+    REDIS_PASSWORD_VARIABLE,
+    SECRET_VARIABLE,
+)
+
+K = TypeVar("K", bound=Keys)
+_ANYWHERE = {"0.0.0.0", "::"}
+_FLAGS = {
+    "workers": "--workers",
+    "listen": "--listen",
+    "admin": "--admin",
+    "cells": "--unit",
+    "redis": "--redis",
+    "policy": "--policy",
+    "access_log": "--access-log",
+}
+
+
+def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that the file at `path` (if any), the flags and the environment make together.
+
+    Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
+    """
+    flags = overrides.keys()
+    written, repeated = _read(path, environ)
+    keys = {**overrides.defaults(), **written, **flags}
+    file, misfits = _checked(keys, FileKeys, SCHEMA)
+    path = yaml_file.title(path) if path else None
+    problems = [_line(path, {}, *problem) for problem in repeated]
+    problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
+    secrets: dict[str, str] = {}
+    for variable in _VARIABLES:
+        try:
+            secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
+        except InvalidValueError as error:
+            problems.append(f"{variable}: {sentence(error)}")
+    if file is not None:
+        more = (*_shared_addresses(file), *role_misfits(file.cells))
+        problems += [_line(path, flags, *problem) for problem in more]
+        problems += _wrong_keys(file)
+    operator, operator_files = _operator(keys, file, environ, problems)
+    if file is None or problems:
+        raise ConfigError(problems)
+    return _settings(file, operator, secrets, (*_secret_files(keys), *operator_files))
+
+
+def _operator(
+    keys: Mapping[Any, object], file: FileKeys | None, environ: Mapping[str, str], problems: list[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings of the operator's file, if one is named, and the files of secrets there; what is wrong
+    with it is added to `problems`.
+    """
+    path = keys.get("operator")
+    if not isinstance(path, str) or not os.access(path, os.R_OK):
+        return {}, ()
+    # Imported late: most gates have no such file.
+    from cellgate.proxy.config.actions import OPERATOR_SCHEMA, OperatorKeys, operated, operator_misfits
+
+    try:
+        written, misfits = _read(path, environ)
+    except ConfigError as error:
+        problems += error.problems
+        return {}, ()
+    checked, more = _checked(written, OperatorKeys, OPERATOR_SCHEMA)
+    misfits += more
+    secret = environ.get(SECRET_VARIABLE, "")
+    if checked is not None:
+        cells = [cell.name for cell in file.cells] if file is not None else []
+        has_redis = file is not None and file.redis is not None
+        misfits += operator_misfits(checked, secret, cells, has_redis=has_redis)
+    problems += [_line(path, {}, *problem) for problem in misfits]
+    return operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
+
+
+def _secret_files(found: object) -> Iterator[str]:
+    """The files of tokens and keys that are named anywhere in the configuration."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and str(key).endswith("_file"):
+                yield value
+            else:
+                yield from _secret_files(value)
+    elif isinstance(found, list):
+        for each in found:
+            yield from _secret_files(each)
+
+
+def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, object], list[Problem]]:
+    if path is None:
+        return {}, []
+    try:
+        return yaml_file.read(path, environ)
+    except yaml_file.UnreadableError as error:
+        raise ConfigError(list(error.problems)) from None
+
+
+def _settings(
+    file: FileKeys, operator: Mapping[str, Any], secrets: Mapping[str, str], secret_files: tuple[str, ...]
+) -> Settings:
+    api_key = secrets[UNIT_API_KEY_VARIABLE]
+    made: dict[str, Any] = {
+        "fleet": Fleet(
+            cells=tuple(Cell(**all_but(cell, "discover", "units")) for cell in file.cells),
+            units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
+        ),
+        "sources": _sources(file, api_key),
+        "redis": _redis(file, secrets),
+        "headers": HeaderNames(session=file.session_header),
+        "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
+        "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
+        "secret_files": secret_files,
+    }
+    return Settings(**all_but(file, *made, *INGREDIENTS), **made, **operator)
+
+
+def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:
+    if file.discovery:
+        return (RedisSource(),)
+    return tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover)
+
+
+def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
+    if file.redis is None:
+        return None
+    return RedisAccess(
+        file.redis,
+        secrets[REDIS_USERNAME_VARIABLE] or None,
+        secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
+        file.redis_prefix,
+    )
+
+
+def _wrong_keys(file: FileKeys) -> Iterable[str]:
+    if file.keys is not None:
+        try:
+            read_keys(file.keys.file)
+        except KeyFileError as error:
+            return error.problems
+    return ()
+
+
 # Which roles of units, and which transfer of their cell, go together. Pure.
 
 
@@ -189,155 +338,6 @@ def _known_keys(key_path: KeyPath, schema: Schema) -> str:
     elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
     near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
     return near or f"known here: {', '.join(here)}"
-
-
-AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
-REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
-REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
-UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
-_VARIABLES = (
-    ADMIN_TOKEN_VARIABLE,
-    AGENT_TOKEN_VARIABLE,
-    UNIT_API_KEY_VARIABLE,
-    REDIS_USERNAME_VARIABLE,
-    REDIS_PASSWORD_VARIABLE,
-    SECRET_VARIABLE,
-)
-
-K = TypeVar("K", bound=Keys)
-_ANYWHERE = {"0.0.0.0", "::"}
-_FLAGS = {
-    "workers": "--workers",
-    "listen": "--listen",
-    "admin": "--admin",
-    "cells": "--unit",
-    "redis": "--redis",
-    "policy": "--policy",
-    "access_log": "--access-log",
-}
-
-
-def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings that the file at `path` (if any), the flags and the environment make together.
-
-    Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
-    """
-    flags = overrides.keys()
-    written, repeated = _read(path, environ)
-    keys = {**overrides.defaults(), **written, **flags}
-    file, misfits = _checked(keys, FileKeys, SCHEMA)
-    path = yaml_file.title(path) if path else None
-    problems = [_line(path, {}, *problem) for problem in repeated]
-    problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
-    secrets: dict[str, str] = {}
-    for variable in _VARIABLES:
-        try:
-            secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
-        except InvalidValueError as error:
-            problems.append(f"{variable}: {sentence(error)}")
-    if file is not None:
-        more = (*_shared_addresses(file), *role_misfits(file.cells))
-        problems += [_line(path, flags, *problem) for problem in more]
-        problems += _wrong_keys(file)
-    operator, operator_files = _operator(keys, file, environ, problems)
-    if file is None or problems:
-        raise ConfigError(problems)
-    return _settings(file, operator, secrets, (*_secret_files(keys), *operator_files))
-
-
-def _operator(
-    keys: Mapping[Any, object], file: FileKeys | None, environ: Mapping[str, str], problems: list[str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings of the operator's file, if one is named, and the files of secrets there; what is wrong
-    with it is added to `problems`.
-    """
-    path = keys.get("operator")
-    if not isinstance(path, str) or not os.access(path, os.R_OK):
-        return {}, ()
-    # Imported late: most gates have no such file.
-    from cellgate.proxy.config.actions import OPERATOR_SCHEMA, OperatorKeys, operated, operator_misfits
-
-    try:
-        written, misfits = _read(path, environ)
-    except ConfigError as error:
-        problems += error.problems
-        return {}, ()
-    checked, more = _checked(written, OperatorKeys, OPERATOR_SCHEMA)
-    misfits += more
-    secret = environ.get(SECRET_VARIABLE, "")
-    if checked is not None:
-        cells = [cell.name for cell in file.cells] if file is not None else []
-        has_redis = file is not None and file.redis is not None
-        misfits += operator_misfits(checked, secret, cells, has_redis=has_redis)
-    problems += [_line(path, {}, *problem) for problem in misfits]
-    return operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
-
-
-def _secret_files(found: object) -> Iterator[str]:
-    """The files of tokens and keys that are named anywhere in the configuration."""
-    if isinstance(found, dict):
-        for key, value in found.items():
-            if isinstance(value, str) and str(key).endswith("_file"):
-                yield value
-            else:
-                yield from _secret_files(value)
-    elif isinstance(found, list):
-        for each in found:
-            yield from _secret_files(each)
-
-
-def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, object], list[Problem]]:
-    if path is None:
-        return {}, []
-    try:
-        return yaml_file.read(path, environ)
-    except yaml_file.UnreadableError as error:
-        raise ConfigError(list(error.problems)) from None
-
-
-def _settings(
-    file: FileKeys, operator: Mapping[str, Any], secrets: Mapping[str, str], secret_files: tuple[str, ...]
-) -> Settings:
-    api_key = secrets[UNIT_API_KEY_VARIABLE]
-    made: dict[str, Any] = {
-        "fleet": Fleet(
-            cells=tuple(Cell(**all_but(cell, "discover", "units")) for cell in file.cells),
-            units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
-        ),
-        "sources": _sources(file, api_key),
-        "redis": _redis(file, secrets),
-        "headers": HeaderNames(session=file.session_header),
-        "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
-        "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
-        "secret_files": secret_files,
-    }
-    return Settings(**all_but(file, *made, *INGREDIENTS), **made, **operator)
-
-
-def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:
-    if file.discovery:
-        return (RedisSource(),)
-    return tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover)
-
-
-def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
-    if file.redis is None:
-        return None
-    return RedisAccess(
-        file.redis,
-        secrets[REDIS_USERNAME_VARIABLE] or None,
-        secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
-        file.redis_prefix,
-    )
-
-
-def _wrong_keys(file: FileKeys) -> Iterable[str]:
-    if file.keys is not None:
-        try:
-            read_keys(file.keys.file)
-        except KeyFileError as error:
-            return error.problems
-    return ()
 
 
 # What is wrong, and how it is said.

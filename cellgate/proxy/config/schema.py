@@ -64,8 +64,6 @@ from cellgate.router.judge import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Cell, Role, Rules, ServingRole, Transfer
 from cellgate.router.queue import FairRules
 
-# Sections: one mapping for each settings dataclass, with its fields as keys.
-
 _MAY_BE_ZERO = {
     "ban_s",
     "drain_delay_s",
@@ -160,6 +158,9 @@ class GuardrailKeys(Keys, of=GuardrailSettings):
     answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)]
     timeout_s: Annotated[float, PlainValidator(checks.seconds)]
     fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)]
+
+
+# Sections: one mapping for each settings dataclass, with its fields as keys.
 
 
 # Cells, and the file as a whole.

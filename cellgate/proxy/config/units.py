@@ -24,8 +24,6 @@ from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, PACKAGES, SOURCES, Source, Split
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
-# What the values of a configuration that are about probing have to be (see proxy/config/checks.py).
-
 
 def an_engine(found: object) -> str:
     """The name of an inference engine."""
@@ -63,9 +61,6 @@ def a_service(found: object) -> str:
     if isinstance(found, str) and re.fullmatch(r"[!-~]{1,256}", found):
         return found
     raise InvalidValueError("a service name, such as inference.GRPCInferenceService")
-
-
-T = TypeVar("T")
 
 
 class Keys(BaseModel):
@@ -221,6 +216,12 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
         api_key=unit.api_key_file or api_key,
         **all_but(unit, "nodes", "api_key_file"),
     )
+
+
+# What the values of a configuration that are about probing have to be (see proxy/config/checks.py).
+
+
+T = TypeVar("T")
 
 
 # What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.

@@ -53,173 +53,6 @@ from cellgate.router.pick import Router
 from cellgate.router.queue import Queue
 from cellgate.router.unit_state import Lease, UnitState
 
-# Why a request got no unit: the failures for clients.
-
-
-RETRY_MAX_S = 600
-NAMES_SHOWN = 20
-UNITS_SHOWN = 5
-
-
-class Refusals:
-    """Of one control plane."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._models = ModelNames(board)
-
-    def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
-        """The failure for a refusal. `drain_s`: until all waiting requests have been served."""
-        if refusal is Refusal.UNKNOWN_MODEL:
-            known = self._models.names()
-            more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
-            shown = ", ".join(known[:NAMES_SHOWN]) or "none"
-            message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
-            return Failure(FailureKind.UNKNOWN_MODEL, message, param="model")
-        # It is infinite while there is no unit.
-        after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
-        if refusal is Refusal.FULL:
-            reason = "every usable unit and the queue are full; retry after the time in Retry-After"
-            return Failure(FailureKind.FULL, reason, retry_after_s=after_s)
-        if refusal is Refusal.LATE:
-            reason = (
-                "the request could not be answered before its deadline; retry after the time in Retry-After"
-            )
-            return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
-        states = [f"{d.unit.name} is {_word(d)}" for d in self._board]
-        more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
-        shown = ", ".join(states[:UNITS_SHOWN])
-        reason = f"no unit can take this request: {shown}{more}; see /units on the gate's admin port"
-        return Failure(FailureKind.NO_UNIT, reason)
-
-
-def _word(state: UnitState) -> str:
-    """Why a unit gets no requests, in a word or two."""
-    if state.drained:
-        return "drained"
-    return state.case.verdict.value if state.hold is None else "on hold"
-
-
-# What /readyz shows, for the health process: made again when units have changed, and once a second.
-#
-# It is published on every tick all the same, because an old status shows that the loop is blocked.
-
-
-Publish = Callable[[bool, bytes, bytes], None]
-
-RENDER_S = 1.0
-"""So old are the remarks about units at most: with a thousand of them they take milliseconds to write."""
-
-
-class ReadinessPage:
-    """The page of one gate. `soon` calls something at the end of this turn of the loop, `is_full` says that
-    no client can be accepted.
-    """
-
-    def __init__(
-        self,
-        board: Board,
-        publish: Publish,
-        soon: Callable[[Callable[[], None]], object],
-        is_full: Callable[[], bool],
-    ) -> None:
-        self._board = board
-        self._publish = publish
-        self._soon = soon
-        self._is_full = is_full
-        self._is_due = False
-        self._render_at = 0.0
-        self._made_for: tuple[bool, bool] = (False, False)
-        self._made: tuple[bool, bytes, bytes] = (False, b"", b"")
-        self.stopping = False
-        """True once the gate has begun to stop."""
-
-    def changed(self) -> None:
-        """Units have changed: publish it once, at the end of this turn of the loop."""
-        if not self._is_due:
-            self._is_due = True
-            self._soon(self.publish)
-
-    def publish(self) -> None:
-        """Publish what is so now."""
-        self._is_due = False
-        board, stopping = self._board, self.stopping
-        self._made_for = full, _ = self._facts()
-        ready, detail = readiness(board, stopping, full=full)
-        self._made = ready, as_json(detail), lines(readyz_headers(board, stopping=stopping))
-        self._publish(*self._made)
-
-    def tick(self, now: float) -> None:
-        """Publish it again."""
-        if now >= self._render_at or self._facts() != self._made_for:
-            self._render_at = now + RENDER_S
-            self.publish()
-        else:
-            self._publish(*self._made)
-
-    def _facts(self) -> tuple[bool, bool]:
-        """What changes without units: whether the gate is full, and whether it is in panic."""
-        return self._is_full(), self._board.panic_at is not None
-
-
-# Which unit made which stored response (`/v1/responses`): only this unit can answer requests that follow
-# it.
-
-
-RESPONSES_KEPT = 10_000
-
-
-class StoredResponses:
-    """Remembers the most recent ones."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._made_by: OrderedDict[str, str] = OrderedDict()
-        self._told: set[str] = set()
-        """Units that were not there when they were needed, and that was reported."""
-
-    def made(self, response: str, unit: str) -> None:
-        """Record which unit made a response."""
-        self._made_by[response] = unit
-        if len(self._made_by) > RESPONSES_KEPT:
-            self._made_by.popitem(last=False)
-
-    def bind(self, ask: Ask) -> Ask | Failure:
-        """`ask`, bound to the unit that made the response it follows; or that this unit is not there.
-
-        If that is not known any unit may try, unless the ask is only for that response (its unit is "") and
-        there are several units.
-        """
-        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
-        if unit is not None:
-            return self._lost(ask, unit) or ask._replace(unit=unit)
-        if ask.unit != "":
-            return ask
-        if len(self._board.units) == 1:
-            return ask._replace(unit=None)
-        reason = f"this gate does not know which unit made response {ask.follows}"
-        return Failure(FailureKind.UNKNOWN_PATH, reason)
-
-    def newly_lost(self, ask: Ask) -> str:
-        """The unit that has what `ask` follows and is not there, once for each time it goes; else empty."""
-        unit = self._made_by.get(ask.follows or "", "")
-        is_news = unit != "" and unit not in self._told
-        self._told.add(unit)
-        return unit if is_news else ""
-
-    def _lost(self, ask: Ask, unit: str) -> Failure | None:
-        """The failure where only a unit that is not there could answer."""
-        state = self._board.units.get(unit)
-        if state is not None and state.case.verdict is not Verdict.DOWN:
-            self._told.discard(unit)
-            return None
-        if state is None:
-            what = f"unit {unit} made response {ask.follows} and is gone; begin a new conversation"
-            return Failure(FailureKind.RESPONSE_GONE, what, param="previous_response_id")
-        what = f"unit {unit} made response {ask.follows} and is down; begin a new conversation, or try later"
-        return Failure(FailureKind.RESPONSE_AWAY, what, param="previous_response_id")
-
-
 MODELS_AGAIN_S = 2.0
 """Requests for unknown models make units list their models at most this often."""
 
@@ -576,3 +409,170 @@ def _evict(leases: tuple[Lease, ...]) -> None:
     for lease in leases:
         if lease.on_evict is not None:
             lease.on_evict()
+
+
+# Why a request got no unit: the failures for clients.
+
+
+RETRY_MAX_S = 600
+NAMES_SHOWN = 20
+UNITS_SHOWN = 5
+
+
+class Refusals:
+    """Of one control plane."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._models = ModelNames(board)
+
+    def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
+        """The failure for a refusal. `drain_s`: until all waiting requests have been served."""
+        if refusal is Refusal.UNKNOWN_MODEL:
+            known = self._models.names()
+            more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
+            shown = ", ".join(known[:NAMES_SHOWN]) or "none"
+            message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
+            return Failure(FailureKind.UNKNOWN_MODEL, message, param="model")
+        # It is infinite while there is no unit.
+        after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
+        if refusal is Refusal.FULL:
+            reason = "every usable unit and the queue are full; retry after the time in Retry-After"
+            return Failure(FailureKind.FULL, reason, retry_after_s=after_s)
+        if refusal is Refusal.LATE:
+            reason = (
+                "the request could not be answered before its deadline; retry after the time in Retry-After"
+            )
+            return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
+        states = [f"{d.unit.name} is {_word(d)}" for d in self._board]
+        more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
+        shown = ", ".join(states[:UNITS_SHOWN])
+        reason = f"no unit can take this request: {shown}{more}; see /units on the gate's admin port"
+        return Failure(FailureKind.NO_UNIT, reason)
+
+
+def _word(state: UnitState) -> str:
+    """Why a unit gets no requests, in a word or two."""
+    if state.drained:
+        return "drained"
+    return state.case.verdict.value if state.hold is None else "on hold"
+
+
+# What /readyz shows, for the health process: made again when units have changed, and once a second.
+#
+# It is published on every tick all the same, because an old status shows that the loop is blocked.
+
+
+Publish = Callable[[bool, bytes, bytes], None]
+
+RENDER_S = 1.0
+"""So old are the remarks about units at most: with a thousand of them they take milliseconds to write."""
+
+
+class ReadinessPage:
+    """The page of one gate. `soon` calls something at the end of this turn of the loop, `is_full` says that
+    no client can be accepted.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        publish: Publish,
+        soon: Callable[[Callable[[], None]], object],
+        is_full: Callable[[], bool],
+    ) -> None:
+        self._board = board
+        self._publish = publish
+        self._soon = soon
+        self._is_full = is_full
+        self._is_due = False
+        self._render_at = 0.0
+        self._made_for: tuple[bool, bool] = (False, False)
+        self._made: tuple[bool, bytes, bytes] = (False, b"", b"")
+        self.stopping = False
+        """True once the gate has begun to stop."""
+
+    def changed(self) -> None:
+        """Units have changed: publish it once, at the end of this turn of the loop."""
+        if not self._is_due:
+            self._is_due = True
+            self._soon(self.publish)
+
+    def publish(self) -> None:
+        """Publish what is so now."""
+        self._is_due = False
+        board, stopping = self._board, self.stopping
+        self._made_for = full, _ = self._facts()
+        ready, detail = readiness(board, stopping, full=full)
+        self._made = ready, as_json(detail), lines(readyz_headers(board, stopping=stopping))
+        self._publish(*self._made)
+
+    def tick(self, now: float) -> None:
+        """Publish it again."""
+        if now >= self._render_at or self._facts() != self._made_for:
+            self._render_at = now + RENDER_S
+            self.publish()
+        else:
+            self._publish(*self._made)
+
+    def _facts(self) -> tuple[bool, bool]:
+        """What changes without units: whether the gate is full, and whether it is in panic."""
+        return self._is_full(), self._board.panic_at is not None
+
+
+# Which unit made which stored response (`/v1/responses`): only this unit can answer requests that follow
+# it.
+
+
+RESPONSES_KEPT = 10_000
+
+
+class StoredResponses:
+    """Remembers the most recent ones."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._made_by: OrderedDict[str, str] = OrderedDict()
+        self._told: set[str] = set()
+        """Units that were not there when they were needed, and that was reported."""
+
+    def made(self, response: str, unit: str) -> None:
+        """Record which unit made a response."""
+        self._made_by[response] = unit
+        if len(self._made_by) > RESPONSES_KEPT:
+            self._made_by.popitem(last=False)
+
+    def bind(self, ask: Ask) -> Ask | Failure:
+        """`ask`, bound to the unit that made the response it follows; or that this unit is not there.
+
+        If that is not known any unit may try, unless the ask is only for that response (its unit is "") and
+        there are several units.
+        """
+        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
+        if unit is not None:
+            return self._lost(ask, unit) or ask._replace(unit=unit)
+        if ask.unit != "":
+            return ask
+        if len(self._board.units) == 1:
+            return ask._replace(unit=None)
+        reason = f"this gate does not know which unit made response {ask.follows}"
+        return Failure(FailureKind.UNKNOWN_PATH, reason)
+
+    def newly_lost(self, ask: Ask) -> str:
+        """The unit that has what `ask` follows and is not there, once for each time it goes; else empty."""
+        unit = self._made_by.get(ask.follows or "", "")
+        is_news = unit != "" and unit not in self._told
+        self._told.add(unit)
+        return unit if is_news else ""
+
+    def _lost(self, ask: Ask, unit: str) -> Failure | None:
+        """The failure where only a unit that is not there could answer."""
+        state = self._board.units.get(unit)
+        if state is not None and state.case.verdict is not Verdict.DOWN:
+            self._told.discard(unit)
+            return None
+        if state is None:
+            what = f"unit {unit} made response {ask.follows} and is gone; begin a new conversation"
+            return Failure(FailureKind.RESPONSE_GONE, what, param="previous_response_id")
+        what = f"unit {unit} made response {ask.follows} and is down; begin a new conversation, or try later"
+        return Failure(FailureKind.RESPONSE_AWAY, what, param="previous_response_id")

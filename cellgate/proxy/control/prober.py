@@ -50,126 +50,6 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.unit_state import UnitState
 
-# What a probe sees of its unit: the `ProbeContext` of probes/base.py, from the unit's state on the Board.
-
-
-@dataclass(frozen=True, slots=True)
-class UnitContext:
-    """What one probe sees of a unit, or of a node of it."""
-
-    unit_state: UnitState
-    node: Node | None
-    rules: Rules
-    fetch: Fetch
-    net: Net
-    now: Callable[[], float]
-    rng: random.Random
-    notes: dict[str, Any]
-    known_uses: Uses
-
-    @property
-    def uses(self) -> Sequence[Use]:
-        return list(self.known_uses.of(self.unit_state, self.now()))
-
-    def takes_turn(self) -> Use | None:
-        use, self.unit_state.asks_next = self.unit_state.asks_next, None
-        return use
-
-    def answers_since(self, since: float) -> bool:
-        return self.known_uses.answers_since(self.unit_state, since)
-
-    @property
-    def unit(self) -> Unit:
-        return self.unit_state.unit
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.unit_state.case.verdict
-
-    @property
-    def in_flight(self) -> int:
-        return self.unit_state.in_flight
-
-    @property
-    def progress_at(self) -> float:
-        return self.unit_state.progress_at
-
-    @property
-    def answered_at(self) -> float:
-        return self.fetch.answered_at
-
-    @property
-    def is_peers_turn(self) -> bool:
-        return self.unit_state.peer_canary_at >= self.unit_state.progress_at
-
-    @property
-    def load(self) -> Load | None:
-        return self.unit_state.load
-
-    @property
-    def ranks(self) -> int:
-        return self.unit_state.ranks.count
-
-    @property
-    def stalled_rank(self) -> int | None:
-        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
-        return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
-
-    @property
-    def stall_limit_s(self) -> float:
-        return stall_limit_s(self.unit_state, self.rules)
-
-    @property
-    def held_down(self) -> bool:
-        return bool(self.unit_state.case.faults)
-
-    @property
-    def is_on_hold(self) -> bool:
-        return health.is_on(self.unit_state.hold)
-
-    def hides_work(self, asked_at: float = inf) -> bool:
-        return hides_work(self.unit_state, self.now(), self.rules, asked_at)
-
-    def answered_beside(self, asked_at: float) -> None:
-        self.unit_state.record_seats(asked_at)
-
-    def occupied_until(self, at: float) -> None:
-        self.unit_state.occupied_until = at
-
-    @property
-    def is_seen_still(self) -> bool:
-        return is_seen_still(self.unit_state, self.now())
-
-    @property
-    def engine(self) -> str:
-        return self.unit_state.engine
-
-    @property
-    def restarted(self) -> tuple[str, float] | None:
-        return self.unit_state.case.restarted
-
-    @property
-    def build(self) -> Build:
-        return self.unit_state.build
-
-    @property
-    def urgency(self) -> Urgency:
-        return self.unit_state.urgency
-
-    @property
-    def models(self) -> frozenset[str]:
-        return self.unit_state.base_models()
-
-    async def pause(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-
-    def new_id(self) -> str:
-        return f"{self.rng.getrandbits(40):010x}"
-
-    def heard(self) -> None:
-        self.unit_state.answered_at = self.now()
-
-
 _LOOK_AT: dict[Verdict, str] = {
     # Whether its health check is good meanwhile tells a wedge from a crash.
     Verdict.SUSPECT: Readiness.name,
@@ -445,3 +325,123 @@ def _is_news(born: str, known: str | None) -> bool:
     One that started earlier is another process on the same port: an engine may have several front ends.
     """
     return known is None or float(born) > float(known)
+
+
+# What a probe sees of its unit: the `ProbeContext` of probes/base.py, from the unit's state on the Board.
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContext:
+    """What one probe sees of a unit, or of a node of it."""
+
+    unit_state: UnitState
+    node: Node | None
+    rules: Rules
+    fetch: Fetch
+    net: Net
+    now: Callable[[], float]
+    rng: random.Random
+    notes: dict[str, Any]
+    known_uses: Uses
+
+    @property
+    def uses(self) -> Sequence[Use]:
+        return list(self.known_uses.of(self.unit_state, self.now()))
+
+    def takes_turn(self) -> Use | None:
+        use, self.unit_state.asks_next = self.unit_state.asks_next, None
+        return use
+
+    def answers_since(self, since: float) -> bool:
+        return self.known_uses.answers_since(self.unit_state, since)
+
+    @property
+    def unit(self) -> Unit:
+        return self.unit_state.unit
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.unit_state.case.verdict
+
+    @property
+    def in_flight(self) -> int:
+        return self.unit_state.in_flight
+
+    @property
+    def progress_at(self) -> float:
+        return self.unit_state.progress_at
+
+    @property
+    def answered_at(self) -> float:
+        return self.fetch.answered_at
+
+    @property
+    def is_peers_turn(self) -> bool:
+        return self.unit_state.peer_canary_at >= self.unit_state.progress_at
+
+    @property
+    def load(self) -> Load | None:
+        return self.unit_state.load
+
+    @property
+    def ranks(self) -> int:
+        return self.unit_state.ranks.count
+
+    @property
+    def stalled_rank(self) -> int | None:
+        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
+        return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
+
+    @property
+    def stall_limit_s(self) -> float:
+        return stall_limit_s(self.unit_state, self.rules)
+
+    @property
+    def held_down(self) -> bool:
+        return bool(self.unit_state.case.faults)
+
+    @property
+    def is_on_hold(self) -> bool:
+        return health.is_on(self.unit_state.hold)
+
+    def hides_work(self, asked_at: float = inf) -> bool:
+        return hides_work(self.unit_state, self.now(), self.rules, asked_at)
+
+    def answered_beside(self, asked_at: float) -> None:
+        self.unit_state.record_seats(asked_at)
+
+    def occupied_until(self, at: float) -> None:
+        self.unit_state.occupied_until = at
+
+    @property
+    def is_seen_still(self) -> bool:
+        return is_seen_still(self.unit_state, self.now())
+
+    @property
+    def engine(self) -> str:
+        return self.unit_state.engine
+
+    @property
+    def restarted(self) -> tuple[str, float] | None:
+        return self.unit_state.case.restarted
+
+    @property
+    def build(self) -> Build:
+        return self.unit_state.build
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.unit_state.urgency
+
+    @property
+    def models(self) -> frozenset[str]:
+        return self.unit_state.base_models()
+
+    async def pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(40):010x}"
+
+    def heard(self) -> None:
+        self.unit_state.answered_at = self.now()

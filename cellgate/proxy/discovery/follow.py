@@ -26,29 +26,6 @@ from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
 
-# Merges configured and discovered units into one fleet. Pure.
-
-
-class MergedFleet(NamedTuple):
-    """The fleet; and of each found, the names of the units that are not in it because others have them."""
-
-    fleet: Fleet
-    left_out: tuple[frozenset[str], ...]
-
-
-def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
-    """The configured units, then the found ones, in this order. The first unit keeps a name."""
-    cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
-    units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
-    left_out = []
-    for one in found:
-        for cell in one.cells:
-            cells.setdefault(cell.name, cell)
-        left_out.append(frozenset(u.name for u in one.units if units.setdefault(u.name, u) is not u))
-    return MergedFleet(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))
-
-
-PAUSE_S = 1.0
 PAUSE_MAX_S = 5.0
 """The pause before a failed source is retried: doubled with each failure in a row."""
 
@@ -261,6 +238,31 @@ def _says(
             if suspicion.unit not in one.left_out:
                 held.setdefault(_Against(kind, suspicion.unit, suspicion.node), suspicion)
     return epochs, held
+
+
+# Merges configured and discovered units into one fleet. Pure.
+
+
+class MergedFleet(NamedTuple):
+    """The fleet; and of each found, the names of the units that are not in it because others have them."""
+
+    fleet: Fleet
+    left_out: tuple[frozenset[str], ...]
+
+
+def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
+    """The configured units, then the found ones, in this order. The first unit keeps a name."""
+    cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
+    units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
+    left_out = []
+    for one in found:
+        for cell in one.cells:
+            cells.setdefault(cell.name, cell)
+        left_out.append(frozenset(u.name for u in one.units if units.setdefault(u.name, u) is not u))
+    return MergedFleet(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))
+
+
+PAUSE_S = 1.0
 
 
 # Ties a control plane to the sources of its units. The one place that knows both.

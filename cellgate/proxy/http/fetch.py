@@ -31,108 +31,6 @@ from cellgate.proxy.http.unit import (
 )
 from cellgate.router.unit_state import UnitState
 
-# One request to a server whose whole reply is wanted: callbacks, no task, no timer.
-
-
-REPLY_BYTES = 64 << 20
-
-
-class Caller(Protocol):
-    """Gets the result of a call: one of the two is called, once, unless the call is abandoned."""
-
-    def answered(self, status: int, body: bytes) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-
-
-class Call:
-    """One request in flight. Also the taker of its connection, and the sink of its reply.
-
-    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
-    `usual` is what the server usually replies, or has just replied, if that may be usual.
-    """
-
-    def __init__(
-        self,
-        caller: Caller,
-        pool: Pool,
-        head: bytes,
-        body: bytes,
-        *,
-        max_bytes: int = REPLY_BYTES,
-        usual: UsualReply | None = None,
-    ) -> None:
-        self._caller = caller
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._max_bytes = max_bytes
-        self.usual = usual
-        self._pieces: list[bytes]
-        self._size: int
-
-    def begin(self, *, fresh: bool = False) -> None:
-        """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
-        self.over = self._has_read = False
-        self._conn: UnitConnection | None = None
-        self.reply_head: ReplyHead | None = None
-        self._pool.take(self, fresh=fresh)
-
-    def abandon(self) -> None:
-        """Stop waiting for the reply."""
-        if self.over:
-            return
-        self.over = True
-        if self._conn is not None:
-            self._conn.drop()
-        else:
-            self._pool.cancel(self)
-
-    @property
-    def phase(self) -> str:
-        """How far it is."""
-        if self._conn is None:
-            return "connecting"
-        return "waiting for its reply" if self.reply_head is None else "reading its reply"
-
-    def on_connected(self, conn: UnitConnection) -> None:
-        """The pool's answer."""
-        self._conn = conn
-        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
-
-    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """A part of the reply."""
-        usual = self.usual
-        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
-            self._take(data, pieces, conn)
-        else:
-            # Only the whole of it is known by its head.
-            self.over = True
-            self.reply_head = usual.head
-            self._caller.answered(usual.head.status, usual.body)
-
-    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        is_first, self._has_read = not self._has_read, True
-        if is_first:
-            self._pieces, self._size = [], 0
-        self._pieces += pieces
-        self._size += sum(map(len, pieces))
-        self.reply_head = head = conn.reply.head
-        if self._size > self._max_bytes:
-            conn.drop()
-            self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
-        elif conn.reply.ended and head is not None:
-            self.over = True
-            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            keep_alive = conn.reply.keep_alive and is_first
-            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
-            self._caller.answered(head.status, body)
-
-    def on_failed(self, failure: Failure) -> None:
-        """The reply failed."""
-        self.over = True
-        self._caller.failed(failure)
-
-
 FRESH_S = 30.0
 FRESH_POST_S = 10.0
 """The same for a request with a body (a canary): so much later at most, a new connection is tried."""
@@ -389,6 +287,108 @@ class _Headers(Mapping[str, str]):
     def _read(self) -> dict[str, str]:
         pairs = [*self._head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in self._head.lines)]
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+
+
+# One request to a server whose whole reply is wanted: callbacks, no task, no timer.
+
+
+REPLY_BYTES = 64 << 20
+
+
+class Caller(Protocol):
+    """Gets the result of a call: one of the two is called, once, unless the call is abandoned."""
+
+    def answered(self, status: int, body: bytes) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
+
+
+class Call:
+    """One request in flight. Also the taker of its connection, and the sink of its reply.
+
+    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
+    `usual` is what the server usually replies, or has just replied, if that may be usual.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        *,
+        max_bytes: int = REPLY_BYTES,
+        usual: UsualReply | None = None,
+    ) -> None:
+        self._caller = caller
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._max_bytes = max_bytes
+        self.usual = usual
+        self._pieces: list[bytes]
+        self._size: int
+
+    def begin(self, *, fresh: bool = False) -> None:
+        """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
+        self.over = self._has_read = False
+        self._conn: UnitConnection | None = None
+        self.reply_head: ReplyHead | None = None
+        self._pool.take(self, fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop waiting for the reply."""
+        if self.over:
+            return
+        self.over = True
+        if self._conn is not None:
+            self._conn.drop()
+        else:
+            self._pool.cancel(self)
+
+    @property
+    def phase(self) -> str:
+        """How far it is."""
+        if self._conn is None:
+            return "connecting"
+        return "waiting for its reply" if self.reply_head is None else "reading its reply"
+
+    def on_connected(self, conn: UnitConnection) -> None:
+        """The pool's answer."""
+        self._conn = conn
+        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """A part of the reply."""
+        usual = self.usual
+        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
+            self._take(data, pieces, conn)
+        else:
+            # Only the whole of it is known by its head.
+            self.over = True
+            self.reply_head = usual.head
+            self._caller.answered(usual.head.status, usual.body)
+
+    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        is_first, self._has_read = not self._has_read, True
+        if is_first:
+            self._pieces, self._size = [], 0
+        self._pieces += pieces
+        self._size += sum(map(len, pieces))
+        self.reply_head = head = conn.reply.head
+        if self._size > self._max_bytes:
+            conn.drop()
+            self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
+        elif conn.reply.ended and head is not None:
+            self.over = True
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            keep_alive = conn.reply.keep_alive and is_first
+            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
+            self._caller.answered(head.status, body)
+
+    def on_failed(self, failure: Failure) -> None:
+        """The reply failed."""
+        self.over = True
+        self._caller.failed(failure)
 
 
 # Follows a reply without an end, on a connection of its own.

@@ -28,40 +28,6 @@ from cellgate.proxy.http.heads import (
     head_size,
 )
 
-# The usual reply of an engine: `200 OK` with a body whose end leaves no doubt. Pure.
-#
-# What is not exactly that is left to the parser, which would read the same from what is.
-
-
-_FIRST_LINE = b"HTTP/1.1 200 OK"
-_SIZE_LINE = re.compile(rb"([1-9a-f][0-9a-f]{0,5})\r\n")
-_UNUSUAL = frozenset(
-    {
-        b"connection",
-        b"content-encoding",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"upgrade",
-    }
-)
-"""Of REPLY_FIELDS; but `Connection: keep-alive` is usual."""
-_LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _UNUSUAL)
-_LENGTH_LINE = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
-
-
-def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
-    """The forwarded lines and the fields of a head, without the empty line behind it; or None."""
-    lines = head.split(b"\r\n")
-    if lines.pop(0) != _FIRST_LINE or (read := _LINES.head(lines)) is None:
-        return None
-    forwarded, fields, _ = read
-    # A field that comes twice is unusual.
-    return (forwarded, fields) if len(dict(fields)) == len(fields) else None
-
-
 HEAD_BYTES = 64 * 1024
 HEADS_MAX = 256
 """So many heads of streams are kept; then all are forgotten. A unit sends the same one for a second or so."""
@@ -419,6 +385,40 @@ def _read_head(raw: bytes, known_as: bytes | tuple[bytes, bytes]) -> ReplyHead |
             _HEADS.clear()
         _HEADS[known_as] = raw, head
     return head
+
+
+# The usual reply of an engine: `200 OK` with a body whose end leaves no doubt. Pure.
+#
+# What is not exactly that is left to the parser, which would read the same from what is.
+
+
+_FIRST_LINE = b"HTTP/1.1 200 OK"
+_SIZE_LINE = re.compile(rb"([1-9a-f][0-9a-f]{0,5})\r\n")
+_UNUSUAL = frozenset(
+    {
+        b"connection",
+        b"content-encoding",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+    }
+)
+"""Of REPLY_FIELDS; but `Connection: keep-alive` is usual."""
+_LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _UNUSUAL)
+_LENGTH_LINE = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
+
+
+def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
+    """The forwarded lines and the fields of a head, without the empty line behind it; or None."""
+    lines = head.split(b"\r\n")
+    if lines.pop(0) != _FIRST_LINE or (read := _LINES.head(lines)) is None:
+        return None
+    forwarded, fields, _ = read
+    # A field that comes twice is unusual.
+    return (forwarded, fields) if len(dict(fields)) == len(fields) else None
 
 
 # The usual reply: a server that is asked the same again and again mostly sends the same bytes each time, but

@@ -18,23 +18,6 @@ from cellgate.proxy.config.settings import TICK_S, Timeouts
 from cellgate.proxy.observe.counters import RELOADS, tally
 from cellgate.proxy.observe.log import Level, log_line, report_defect
 
-# Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET).
-
-
-def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send assignments such as READY=1. Without systemd nothing happens."""
-    address = environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    # A leading @ means the abstract namespace.
-    place = "\0" + address[1:] if address.startswith("@") else address
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.settimeout(1.0)
-            sock.sendto("\n".join(words).encode(), place)
-    except OSError as error:
-        log_line("warning", f"systemd could not be notified of {' '.join(words)}: {error}")
-
 
 class Stoppable(Protocol):
     """A gate, as far as its end is concerned."""
@@ -160,6 +143,24 @@ class Signals:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+
+
+# Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET).
+
+
+def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Send assignments such as READY=1. Without systemd nothing happens."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # A leading @ means the abstract namespace.
+    place = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(1.0)
+            sock.sendto("\n".join(words).encode(), place)
+    except OSError as error:
+        log_line("warning", f"systemd could not be notified of {' '.join(words)}: {error}")
 
 
 # What was read again while the gate runs, and whether it was good.

@@ -41,6 +41,174 @@ from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.redis.reports import Names, UnitReport, written
 from cellgate.router.poison import Ban
 
+SLICE = 32
+MEMBERS_MAX = 20_000
+CELLS_MAX = 1_000
+
+T = TypeVar("T")
+
+
+class IndexEntry(NamedTuple):
+    """An entry of an index: this gate reports this unit of this cell."""
+
+    cell: str
+    unit: str
+    gate: str
+
+
+class RedisCommands:
+    """The exchanges on one connection."""
+
+    def __init__(self, client: RedisClient, names: Names) -> None:
+        self._client = client
+        self._names = names
+
+    async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
+        """Write these documents. How many there were, and what was refused."""
+        count, refused = 0, list[ResponseError]()
+        for part in _slices(reports):
+            count += len(part)
+            answers = await self._client.exchange(
+                [self._set(report, written(report), expiry_ms) for report in part]
+            )
+            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
+        return count, refused
+
+    async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
+        """Write these, and publish them on the channel of flips."""
+        for part in _slices(flips):
+            commands: list[Command] = []
+            for report in part:
+                document = written(report)
+                commands.append(("PUBLISH", self._names.flips, document))
+                commands.append(self._set(report, document, expiry_ms))
+            await self._client.exchange(commands)
+
+    async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
+        """Write this gate's heartbeat; what was refused."""
+        answers = await self._client.exchange([("SET", self._names.beat(gate), beat, "PX", expiry_ms)])
+        return [answer for answer in answers if isinstance(answer, ResponseError)]
+
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
+        for part in _slices(gates):
+            keys = [self._names.beat(gate) for gate in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def cells(self) -> list[str]:
+        """All cells with reports."""
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.cells)])
+        return sorted(_texts(found))[:CELLS_MAX]
+
+    async def index_sizes(self, cells: Sequence[str]) -> dict[str, int]:
+        """How many entries the index of each of these cells has."""
+        sizes: dict[str, int] = {}
+        for part in _slices(cells):
+            answers = await self._client.exchange([("SCARD", self._names.units_of(cell)) for cell in part])
+            sizes |= zip(part, answers, strict=True)
+        return sizes
+
+    async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
+        """The reporting gates of the units of these cells."""
+        if not cells:
+            return set()
+        found = await self._client.exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
+        rows = zip(cells, found, strict=True)
+        return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
+
+    async def add_to_index(self, members: Iterable[IndexEntry]) -> None:
+        """Put these on the index."""
+        for part in _slices(members):
+            commands: list[Command] = []
+            for member in part:
+                commands.append(("SADD", self._names.cells, member.cell))
+                commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
+            await self._client.exchange(commands)
+
+    async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
+        """Take these off the index, and remove their documents."""
+        for part in _slices(members):
+            commands: list[Command] = []
+            for member in part:
+                entry = f"{member.unit}:{member.gate}"
+                commands.append(("SREM", self._names.units_of(member.cell), entry))
+                commands.append(("DEL", self._names.unit(member.unit, member.gate)))
+            await self._client.exchange(commands)
+
+    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
+        """The value of each key, unchecked, and its time to live in milliseconds."""
+        for part in _slices(members):
+            keys = [self._names.unit(member.unit, member.gate) for member in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
+        """Write these bans, or their ends, and publish them on the channel of flips."""
+        for part in _slices(rows):
+            commands: list[Command] = []
+            for row in part:
+                if publish:
+                    commands.append(("PUBLISH", self._names.flips, row.document))
+                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
+                commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
+            await self._client.exchange(commands)
+
+    async def bans(self) -> set[str]:
+        """The prompts that any gate refuses."""
+        (found,) = await self._client.exchange([("SMEMBERS", self._names.poison)])
+        return set(islice(_texts(found), BANS_MAX))
+
+    async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """The value of each key and its time to live in milliseconds; missing ones are removed from the
+        index.
+        """
+        for part in _slices(marks):
+            keys = [self._names.ban(mark) for mark in part]
+            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
+                await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
+        """Write this gate's hashes of cached prompts. A refusal does no harm."""
+        await self._client.exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+
+    async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
+        """The documents of these gates; None: there is none."""
+        for part in _slices(gates):
+            answers = await self._client.exchange([("GET", self._names.prefixes(gate)) for gate in part])
+            for row in zip(part, answers, strict=True):
+                yield row
+
+    def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
+        return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
+
+
+def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(rows)
+    while part := list(islice(rest, SLICE)):
+        yield part
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """The entries of a set, as far as it is one."""
+    for entry in found if isinstance(found, set) else ():
+        if isinstance(entry, bytes):
+            yield entry.decode("latin-1")
+
+
+def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
+    """The entries of an index that have the form of one."""
+    for entry in _texts(found):
+        unit, _, gate = entry.partition(":")
+        if unit and gate and ":" not in gate:
+            yield IndexEntry(cell, unit, gate)
+
+
 # Bans of prompts that gates share: a JSON document for each. docs/redis.md describes it.
 #
 # Advisory like everything in Redis: a document that is invalid, of an unknown gate, or without an end is
@@ -217,174 +385,6 @@ async def answered(
         if isinstance(answer, Exception):
             raise answer
     return answers
-
-
-SLICE = 32
-MEMBERS_MAX = 20_000
-CELLS_MAX = 1_000
-
-T = TypeVar("T")
-
-
-class IndexEntry(NamedTuple):
-    """An entry of an index: this gate reports this unit of this cell."""
-
-    cell: str
-    unit: str
-    gate: str
-
-
-class RedisCommands:
-    """The exchanges on one connection."""
-
-    def __init__(self, client: RedisClient, names: Names) -> None:
-        self._client = client
-        self._names = names
-
-    async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
-        """Write these documents. How many there were, and what was refused."""
-        count, refused = 0, list[ResponseError]()
-        for part in _slices(reports):
-            count += len(part)
-            answers = await self._client.exchange(
-                [self._set(report, written(report), expiry_ms) for report in part]
-            )
-            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
-        return count, refused
-
-    async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
-        """Write these, and publish them on the channel of flips."""
-        for part in _slices(flips):
-            commands: list[Command] = []
-            for report in part:
-                document = written(report)
-                commands.append(("PUBLISH", self._names.flips, document))
-                commands.append(self._set(report, document, expiry_ms))
-            await self._client.exchange(commands)
-
-    async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
-        """Write this gate's heartbeat; what was refused."""
-        answers = await self._client.exchange([("SET", self._names.beat(gate), beat, "PX", expiry_ms)])
-        return [answer for answer in answers if isinstance(answer, ResponseError)]
-
-    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
-        """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
-        for part in _slices(gates):
-            keys = [self._names.beat(gate) for gate in part]
-            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
-
-    async def cells(self) -> list[str]:
-        """All cells with reports."""
-        (found,) = await self._client.exchange([("SMEMBERS", self._names.cells)])
-        return sorted(_texts(found))[:CELLS_MAX]
-
-    async def index_sizes(self, cells: Sequence[str]) -> dict[str, int]:
-        """How many entries the index of each of these cells has."""
-        sizes: dict[str, int] = {}
-        for part in _slices(cells):
-            answers = await self._client.exchange([("SCARD", self._names.units_of(cell)) for cell in part])
-            sizes |= zip(part, answers, strict=True)
-        return sizes
-
-    async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
-        """The reporting gates of the units of these cells."""
-        if not cells:
-            return set()
-        found = await self._client.exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
-        rows = zip(cells, found, strict=True)
-        return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
-
-    async def add_to_index(self, members: Iterable[IndexEntry]) -> None:
-        """Put these on the index."""
-        for part in _slices(members):
-            commands: list[Command] = []
-            for member in part:
-                commands.append(("SADD", self._names.cells, member.cell))
-                commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
-            await self._client.exchange(commands)
-
-    async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
-        """Take these off the index, and remove their documents."""
-        for part in _slices(members):
-            commands: list[Command] = []
-            for member in part:
-                entry = f"{member.unit}:{member.gate}"
-                commands.append(("SREM", self._names.units_of(member.cell), entry))
-                commands.append(("DEL", self._names.unit(member.unit, member.gate)))
-            await self._client.exchange(commands)
-
-    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
-        """The value of each key, unchecked, and its time to live in milliseconds."""
-        for part in _slices(members):
-            keys = [self._names.unit(member.unit, member.gate) for member in part]
-            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
-
-    async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
-        """Write these bans, or their ends, and publish them on the channel of flips."""
-        for part in _slices(rows):
-            commands: list[Command] = []
-            for row in part:
-                if publish:
-                    commands.append(("PUBLISH", self._names.flips, row.document))
-                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
-                commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
-            await self._client.exchange(commands)
-
-    async def bans(self) -> set[str]:
-        """The prompts that any gate refuses."""
-        (found,) = await self._client.exchange([("SMEMBERS", self._names.poison)])
-        return set(islice(_texts(found), BANS_MAX))
-
-    async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
-        """The value of each key and its time to live in milliseconds; missing ones are removed from the
-        index.
-        """
-        for part in _slices(marks):
-            keys = [self._names.ban(mark) for mark in part]
-            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
-                await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
-
-    async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
-        """Write this gate's hashes of cached prompts. A refusal does no harm."""
-        await self._client.exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
-
-    async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
-        """The documents of these gates; None: there is none."""
-        for part in _slices(gates):
-            answers = await self._client.exchange([("GET", self._names.prefixes(gate)) for gate in part])
-            for row in zip(part, answers, strict=True):
-                yield row
-
-    def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
-        return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
-
-
-def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(rows)
-    while part := list(islice(rest, SLICE)):
-        yield part
-
-
-def _texts(found: Any) -> Iterator[str]:
-    """The entries of a set, as far as it is one."""
-    for entry in found if isinstance(found, set) else ():
-        if isinstance(entry, bytes):
-            yield entry.decode("latin-1")
-
-
-def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
-    """The entries of an index that have the form of one."""
-    for entry in _texts(found):
-        unit, _, gate = entry.partition(":")
-        if unit and gate and ":" not in gate:
-            yield IndexEntry(cell, unit, gate)
 
 
 # A Redis Cluster: each command goes to the node that has its key.

@@ -18,6 +18,236 @@ from cellgate.proxy.resume.streams import WAYS
 from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask
 
+BYTES_PER_TOKEN = 4
+ANSWERS_MAX = 1 << 16
+"""More answers of one request are not reckoned with."""
+SPLIT_ROUTES = ("chat", "completions")
+"""Paths of which engines take a prompt that another one has computed."""
+_LOOKED_AT_BYTES = 1 << 20
+_MARKS = b",[{"
+"""One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
+_FEW_STRINGS = 32
+_NAME_CHARS = LIMITS.name_chars
+_NOBODY: tuple[str | None, str, int] = (None, "", 0)
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_NO_NUMBERS = (b"NaN", b"Infinity")
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+_NOT_READ = object()
+_BACKSLASH = ord("\\")
+_NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
+_new = tuple.__new__
+"""What the constructor of a named tuple calls, in a third of the time."""
+
+
+def is_large(body: bytes) -> bool:
+    """Whether it must be parsed in another process, because parsing would block all streams."""
+    if len(body) <= LIMITS.json_nodes_on_loop:
+        return False
+    return len(body) > LIMITS.json_bytes_on_loop or has_more_nodes(body, LIMITS.json_nodes_on_loop)
+
+
+def has_more_nodes(body: bytes, limit: int) -> bool:
+    """Whether JSON has more than `limit` values, known without parsing it."""
+    if _is_text(body, limit) or _marks(body) <= limit:
+        return False
+    # Marks inside strings do not count, so strings are removed first.
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
+    # A value has at most one key, so there are at most two strings for each value.
+    if bare.count(b'"') > 4 * (limit + 1):
+        return True
+    return sum(map(len, bare.split(b'"')[::2])) > limit
+
+
+def read_large_ask(body: bytes, route: str = "") -> Ask | Failure:
+    """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed."""
+    if has_more_nodes(body, LIMITS.json_nodes):
+        reached("json_nodes")
+        return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
+    return read_ask(body, route)
+
+
+def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
+    """What a JSON body asks for, or what is wrong with it (the position is named where there is one).
+
+    Only streams of a known `route` can be resumed. `payer` is who pays for it, if that is known.
+    """
+    try:
+        data: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        data = _as_python(body)
+        if data is _NOT_READ:
+            return _unreadable(error)
+    if not isinstance(data, dict):
+        return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
+    model = data.get("model")
+    if (type(model) is not str or len(model) > _NAME_CHARS) and model is not None:
+        return _no_model(model)
+    names = tuple(data)
+    shape = _shapes.get(names) or _new_shape(names)
+    return ask_of(model, data, shape, prompt_in(data, shape, body), route, payer)
+
+
+def ask_of(
+    model: str | None,
+    data: dict[str, Any],
+    shape: BodyShape,
+    prompt: tuple[tuple[int, ...], int, int],
+    route: str,
+    payer: str,
+) -> Ask:
+    """What a parsed body asks for, whose prompt is known."""
+    blocks, size, fingerprint = prompt
+    follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
+    limit: Any = 0
+    for name in shape.limits:
+        if limit := data[name]:
+            break
+    answers = 1
+    if shape.multiplies:
+        limit, answers = _several(data, limit)
+    stream = data.get("stream") is True
+    ask = (
+        model,
+        stream,
+        size // BYTES_PER_TOKEN,
+        None,
+        follows,
+        size,
+        blocks,
+        user,
+        "",
+        priority,
+        inf,
+        WAYS[route](data) if stream and route in WAYS else 0,
+        fingerprint,
+        limit if type(limit) is int and limit > 0 else 0,
+        None,
+        route in SPLIT_ROUTES,
+        answers,
+        route,
+        payer,
+    )
+    return _new(Ask, ask)
+
+
+def _as_python(body: bytes) -> Any:
+    """JSON as Python's own parser takes it, which engines use: with a mark of its encoding, in UTF-16 or
+    UTF-32, with numbers that are none. _NOT_READ: it is none of these.
+    """
+    if not (
+        body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or any(name in body for name in _NO_NUMBERS)
+    ):
+        return _NOT_READ
+    try:
+        text = body.decode(json.detect_encoding(body))
+        data = json.loads(text)
+        # Half a character in an escape, which engines refuse as text, and which cannot be hashed.
+        if _HALVES.search(text):
+            json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return _NOT_READ
+    return data
+
+
+def _several(data: dict[str, Any], limit: Any) -> tuple[Any, int]:
+    """The longest answer, wherever that stands, and how many there will be: `n` (or `best_of`) a prompt."""
+    nested = data.get("sampling_params") or data.get("parameters")
+    options = nested if isinstance(nested, dict) else data
+    limit = limit or options.get("max_new_tokens") or options.get("max_tokens")
+    wanted = (options.get("n"), options.get("best_of"), 1)
+    each = max(count for count in wanted if type(count) is int)
+    prompts = data.get("prompt") or data.get("text") or data.get("input_ids")
+    if isinstance(prompts, list) and not isinstance(prompts[0], int):
+        each *= len(prompts)
+    return limit, min(each, ANSWERS_MAX)
+
+
+def _no_model(model: object) -> Failure:
+    """Why this cannot be the name of a model."""
+    reason = f"`model` must be a string, not {_kind_of(model)}"
+    if isinstance(model, str):
+        reached("name_chars")
+        reason = f"`model` is longer than {LIMITS.name_chars} characters"
+    return Failure(FailureKind.BAD_JSON, reason, param="model")
+
+
+def _personal(data: dict[str, Any]) -> tuple[str | None, str, int]:
+    """The response that it follows, its user, and its priority."""
+    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
+    return (
+        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
+        user[: LIMITS.name_chars] if isinstance(user, str) else "",
+        0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
+    )
+
+
+def _engines_integer(value: object) -> int:
+    """What engines take this for where an integer belongs (pydantic reads "-1" and -1.0 as -1).
+
+    0: they refuse it.
+    """
+    try:
+        number = float(value) if isinstance(value, (str, float)) else 0.0
+    except ValueError:
+        return 0
+    return int(number) if number.is_integer() else 0
+
+
+def _is_text(body: bytes, limit: int) -> bool:
+    """Whether all but `limit` bytes of a body are a few long strings, which is seen in a tenth of the time
+    that counting marks takes. False if that is not sure.
+    """
+    at = 0
+    for _ in range(_FEW_STRINGS):
+        begin = body.find(b'"', at)
+        if begin < 0:
+            # Each value is a string, or takes a byte outside of strings.
+            return limit >= _FEW_STRINGS + len(body) - at
+        limit -= begin - at
+        at = body.find(b'"', begin + 1) + 1
+        if not at or body[at - 2] == _BACKSLASH:
+            return False
+    return False
+
+
+def _marks(body: bytes) -> int:
+    return len(body) - len(body.translate(None, _MARKS))
+
+
+def _unreadable(error: orjson.JSONDecodeError) -> Failure:
+    what, where = error.msg, f"line {error.lineno} column {error.colno} (char {error.pos})"
+    if what.startswith("depth limit"):
+        reached("json_depth")
+        what = f"more than {LIMITS.json_depth} objects and arrays within each other"
+    return Failure(FailureKind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
+
+
+def plain_ask(target: bytes, body: bytes) -> Ask:
+    """The ask of a request without JSON; only the beginning of its body is used."""
+    return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
+
+
+def stored_ask(path: bytes) -> Ask:
+    """The ask of `/v1/responses/{id}` and the paths below it: bound to the unit that made that response."""
+    return Ask(unit="", follows=path.split(b"/")[3].decode("latin-1"))
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
 # What follows from the names of a body's fields alone: what its prompt is made of, in which order.
 #
 # A client sends the same names with each of its requests, so it is worked out once. What is kept is bounded:
@@ -316,233 +546,3 @@ def _small(written: bytes) -> bytes:
     them take twenty times as long to come by as to be written.
     """
     return bytes(memoryview(written)) if len(written) < _ROOMY_BYTES else written
-
-
-BYTES_PER_TOKEN = 4
-ANSWERS_MAX = 1 << 16
-"""More answers of one request are not reckoned with."""
-SPLIT_ROUTES = ("chat", "completions")
-"""Paths of which engines take a prompt that another one has computed."""
-_LOOKED_AT_BYTES = 1 << 20
-_MARKS = b",[{"
-"""One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
-_FEW_STRINGS = 32
-_NAME_CHARS = LIMITS.name_chars
-_NOBODY: tuple[str | None, str, int] = (None, "", 0)
-_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_NO_NUMBERS = (b"NaN", b"Infinity")
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
-_NOT_READ = object()
-_BACKSLASH = ord("\\")
-_NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
-_new = tuple.__new__
-"""What the constructor of a named tuple calls, in a third of the time."""
-
-
-def is_large(body: bytes) -> bool:
-    """Whether it must be parsed in another process, because parsing would block all streams."""
-    if len(body) <= LIMITS.json_nodes_on_loop:
-        return False
-    return len(body) > LIMITS.json_bytes_on_loop or has_more_nodes(body, LIMITS.json_nodes_on_loop)
-
-
-def has_more_nodes(body: bytes, limit: int) -> bool:
-    """Whether JSON has more than `limit` values, known without parsing it."""
-    if _is_text(body, limit) or _marks(body) <= limit:
-        return False
-    # Marks inside strings do not count, so strings are removed first.
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
-    # A value has at most one key, so there are at most two strings for each value.
-    if bare.count(b'"') > 4 * (limit + 1):
-        return True
-    return sum(map(len, bare.split(b'"')[::2])) > limit
-
-
-def read_large_ask(body: bytes, route: str = "") -> Ask | Failure:
-    """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed."""
-    if has_more_nodes(body, LIMITS.json_nodes):
-        reached("json_nodes")
-        return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
-    return read_ask(body, route)
-
-
-def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
-    """What a JSON body asks for, or what is wrong with it (the position is named where there is one).
-
-    Only streams of a known `route` can be resumed. `payer` is who pays for it, if that is known.
-    """
-    try:
-        data: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        data = _as_python(body)
-        if data is _NOT_READ:
-            return _unreadable(error)
-    if not isinstance(data, dict):
-        return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
-    model = data.get("model")
-    if (type(model) is not str or len(model) > _NAME_CHARS) and model is not None:
-        return _no_model(model)
-    names = tuple(data)
-    shape = _shapes.get(names) or _new_shape(names)
-    return ask_of(model, data, shape, prompt_in(data, shape, body), route, payer)
-
-
-def ask_of(
-    model: str | None,
-    data: dict[str, Any],
-    shape: BodyShape,
-    prompt: tuple[tuple[int, ...], int, int],
-    route: str,
-    payer: str,
-) -> Ask:
-    """What a parsed body asks for, whose prompt is known."""
-    blocks, size, fingerprint = prompt
-    follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
-    limit: Any = 0
-    for name in shape.limits:
-        if limit := data[name]:
-            break
-    answers = 1
-    if shape.multiplies:
-        limit, answers = _several(data, limit)
-    stream = data.get("stream") is True
-    ask = (
-        model,
-        stream,
-        size // BYTES_PER_TOKEN,
-        None,
-        follows,
-        size,
-        blocks,
-        user,
-        "",
-        priority,
-        inf,
-        WAYS[route](data) if stream and route in WAYS else 0,
-        fingerprint,
-        limit if type(limit) is int and limit > 0 else 0,
-        None,
-        route in SPLIT_ROUTES,
-        answers,
-        route,
-        payer,
-    )
-    return _new(Ask, ask)
-
-
-def _as_python(body: bytes) -> Any:
-    """JSON as Python's own parser takes it, which engines use: with a mark of its encoding, in UTF-16 or
-    UTF-32, with numbers that are none. _NOT_READ: it is none of these.
-    """
-    if not (
-        body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or any(name in body for name in _NO_NUMBERS)
-    ):
-        return _NOT_READ
-    try:
-        text = body.decode(json.detect_encoding(body))
-        data = json.loads(text)
-        # Half a character in an escape, which engines refuse as text, and which cannot be hashed.
-        if _HALVES.search(text):
-            json.dumps(data, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return _NOT_READ
-    return data
-
-
-def _several(data: dict[str, Any], limit: Any) -> tuple[Any, int]:
-    """The longest answer, wherever that stands, and how many there will be: `n` (or `best_of`) a prompt."""
-    nested = data.get("sampling_params") or data.get("parameters")
-    options = nested if isinstance(nested, dict) else data
-    limit = limit or options.get("max_new_tokens") or options.get("max_tokens")
-    wanted = (options.get("n"), options.get("best_of"), 1)
-    each = max(count for count in wanted if type(count) is int)
-    prompts = data.get("prompt") or data.get("text") or data.get("input_ids")
-    if isinstance(prompts, list) and not isinstance(prompts[0], int):
-        each *= len(prompts)
-    return limit, min(each, ANSWERS_MAX)
-
-
-def _no_model(model: object) -> Failure:
-    """Why this cannot be the name of a model."""
-    reason = f"`model` must be a string, not {_kind_of(model)}"
-    if isinstance(model, str):
-        reached("name_chars")
-        reason = f"`model` is longer than {LIMITS.name_chars} characters"
-    return Failure(FailureKind.BAD_JSON, reason, param="model")
-
-
-def _personal(data: dict[str, Any]) -> tuple[str | None, str, int]:
-    """The response that it follows, its user, and its priority."""
-    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
-    return (
-        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
-        user[: LIMITS.name_chars] if isinstance(user, str) else "",
-        0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
-    )
-
-
-def _engines_integer(value: object) -> int:
-    """What engines take this for where an integer belongs (pydantic reads "-1" and -1.0 as -1).
-
-    0: they refuse it.
-    """
-    try:
-        number = float(value) if isinstance(value, (str, float)) else 0.0
-    except ValueError:
-        return 0
-    return int(number) if number.is_integer() else 0
-
-
-def _is_text(body: bytes, limit: int) -> bool:
-    """Whether all but `limit` bytes of a body are a few long strings, which is seen in a tenth of the time
-    that counting marks takes. False if that is not sure.
-    """
-    at = 0
-    for _ in range(_FEW_STRINGS):
-        begin = body.find(b'"', at)
-        if begin < 0:
-            # Each value is a string, or takes a byte outside of strings.
-            return limit >= _FEW_STRINGS + len(body) - at
-        limit -= begin - at
-        at = body.find(b'"', begin + 1) + 1
-        if not at or body[at - 2] == _BACKSLASH:
-            return False
-    return False
-
-
-def _marks(body: bytes) -> int:
-    return len(body) - len(body.translate(None, _MARKS))
-
-
-def _unreadable(error: orjson.JSONDecodeError) -> Failure:
-    what, where = error.msg, f"line {error.lineno} column {error.colno} (char {error.pos})"
-    if what.startswith("depth limit"):
-        reached("json_depth")
-        what = f"more than {LIMITS.json_depth} objects and arrays within each other"
-    return Failure(FailureKind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
-
-
-def plain_ask(target: bytes, body: bytes) -> Ask:
-    """The ask of a request without JSON; only the beginning of its body is used."""
-    return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
-
-
-def stored_ask(path: bytes) -> Ask:
-    """The ask of `/v1/responses/{id}` and the paths below it: bound to the unit that made that response."""
-    return Ask(unit="", follows=path.split(b"/")[3].decode("latin-1"))
-
-
-def _kind_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"

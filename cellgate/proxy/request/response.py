@@ -57,137 +57,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.http.turns import ResponseClient
 
 
-# What the head of a refusal tells the client of when to try again, and why. Pure.
-
-
-def refusal_lines(failure: Failure, reason: str = "") -> bytes:
-    """The header lines of a row of the failure table; `reason`: a better word than the row has."""
-    row, lines = failure.kind.row, failure.lines
-    if row.retry_after_s is not None:
-        lines += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
-    if row.retry_after_s is not None or row.is_final:
-        lines += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
-    if row.is_final:
-        # OpenAI's clients retry twice after any 5xx unless this header says no.
-        lines += b"x-should-retry: false\r\n"
-    return lines
-
-
-# The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
-#
-# It is read where the API has it, at the top of the object that ends the answer, never searched for: an
-# answer repeats what its client has sent.
-
-
-_TOKENS_MAX = 10**9
-_new = tuple.__new__
-# A scalar, or an object or array of scalars; the strings have no escapes.
-_FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
-_USUAL = pattern(
-    rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
-    + _FLAT
-    + rb")*+\}\s*\Z"
-)
-"""The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
-_COUNTED = pattern(
-    rb'(?<=[,{])"usage":\{"prompt_tokens":(\d{1,8}),(?:"total_tokens":\d++,)?"completion_tokens":(\d{1,8})'
-    rb'(?:,"total_tokens":\d++)?(?:,"prompt_tokens_details":null)?\}(?:,"[a-z_]++":' + _FLAT + rb")*+\}\s*\Z"
-)
-"""As most engines end it: read in half the steps."""
-
-
-def usage_of(told: dict[str, Any] | None) -> Usage | None:
-    """The same as numbers; None: it says nothing of tokens.
-
-    https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
-    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
-    have total_tokens alone. What `/v1/messages` has read from a cache, or written to one, is not in its
-    input_tokens (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
-    """
-    if told is None:
-        return None
-    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
-    details = told.get("prompt_tokens_details")
-    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
-        # The usual case.
-        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
-    answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
-    prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
-    if prompt is None and (total := _first(told, "total_tokens")) is not None:
-        prompt = max(0, total - (answer or 0))
-    if prompt is None:
-        return None
-    if (read := _first(told, "cache_read_input_tokens")) is not None:
-        written = _first(told, "cache_creation_input_tokens") or 0
-        return Usage(prompt + read + written, answer or 0, read)
-    details = details or told.get("input_tokens_details") or told
-    return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
-
-
-def _first(counts: dict[str, Any], *names: str) -> int | None:
-    """The first of these that is a number of tokens."""
-    for name in names:
-        count = counts.get(name)
-        if type(count) is int and 0 <= count < _TOKENS_MAX:
-            return count
-    return None
-
-
-def read_usage(body: bytes) -> Usage | None:
-    """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
-    at = body.rfind(b'"usage":{')
-    if at >= 0:
-        if (counted := _COUNTED.match(body, at)) is not None:
-            return _new(Usage, (int(counted[1]), int(counted[2]), None))
-        if (usual := _USUAL.match(body, at)) is not None:
-            return usage_of(orjson.loads(usual[1]))
-    if not body[:1].isspace() and not body.startswith((b"{", b"[")):
-        return None
-    is_batch = body.lstrip()[:1] == b"["
-    if len(body) > (LIMITS.json_bytes_on_loop if is_batch else PARSED_BYTES):
-        skim = JsonSkim()
-        skim.feed(body)
-        return usage_of(told_in(skim.document()))
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if isinstance(document, list):
-        return usage_of(told_in_batch(document))
-    return usage_of(told_in(document)) if isinstance(document, dict) else None
-
-
-# Takes the chunks of a stream whose token ids the client has not asked for.
-
-
-ANY_ENDS = (b"\n\n\r\n",)
-"""Of the chunks of a stream that are all read, or none."""
-_END = len(b"\r\n")
-
-
-class TokenReceiver(Protocol):
-    """The response."""
-
-    def count(self, events: int) -> None: ...
-    def pass_on(self, data: bytes, body: bytes) -> None: ...
-
-
-class TokensWithIds:
-    """In the place of the response, which would pass chunks on unchanged."""
-
-    usual_ends = ANY_ENDS
-
-    __slots__ = ("_response",)
-
-    def __init__(self, response: TokenReceiver) -> None:
-        self._response = response
-
-    def on_token(self, chunk: bytes) -> None:
-        """One whole chunk with the event of a token."""
-        self._response.count(1)
-        self._response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
-
-
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
 """What HTTP adds to an event that is a chunk."""
 SAME_CHUNKS = 24
@@ -664,6 +533,137 @@ class Response:
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]
         self._send(data)
+
+
+# What the head of a refusal tells the client of when to try again, and why. Pure.
+
+
+def refusal_lines(failure: Failure, reason: str = "") -> bytes:
+    """The header lines of a row of the failure table; `reason`: a better word than the row has."""
+    row, lines = failure.kind.row, failure.lines
+    if row.retry_after_s is not None:
+        lines += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
+    if row.retry_after_s is not None or row.is_final:
+        lines += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
+    if row.is_final:
+        # OpenAI's clients retry twice after any 5xx unless this header says no.
+        lines += b"x-should-retry: false\r\n"
+    return lines
+
+
+# The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
+#
+# It is read where the API has it, at the top of the object that ends the answer, never searched for: an
+# answer repeats what its client has sent.
+
+
+_TOKENS_MAX = 10**9
+_new = tuple.__new__
+# A scalar, or an object or array of scalars; the strings have no escapes.
+_FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
+_USUAL = pattern(
+    rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
+    + _FLAT
+    + rb")*+\}\s*\Z"
+)
+"""The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
+_COUNTED = pattern(
+    rb'(?<=[,{])"usage":\{"prompt_tokens":(\d{1,8}),(?:"total_tokens":\d++,)?"completion_tokens":(\d{1,8})'
+    rb'(?:,"total_tokens":\d++)?(?:,"prompt_tokens_details":null)?\}(?:,"[a-z_]++":' + _FLAT + rb")*+\}\s*\Z"
+)
+"""As most engines end it: read in half the steps."""
+
+
+def usage_of(told: dict[str, Any] | None) -> Usage | None:
+    """The same as numbers; None: it says nothing of tokens.
+
+    https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
+    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
+    have total_tokens alone. What `/v1/messages` has read from a cache, or written to one, is not in its
+    input_tokens (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
+    """
+    if told is None:
+        return None
+    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
+    details = told.get("prompt_tokens_details")
+    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
+        # The usual case.
+        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
+    answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
+    prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
+    if prompt is None and (total := _first(told, "total_tokens")) is not None:
+        prompt = max(0, total - (answer or 0))
+    if prompt is None:
+        return None
+    if (read := _first(told, "cache_read_input_tokens")) is not None:
+        written = _first(told, "cache_creation_input_tokens") or 0
+        return Usage(prompt + read + written, answer or 0, read)
+    details = details or told.get("input_tokens_details") or told
+    return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
+
+
+def _first(counts: dict[str, Any], *names: str) -> int | None:
+    """The first of these that is a number of tokens."""
+    for name in names:
+        count = counts.get(name)
+        if type(count) is int and 0 <= count < _TOKENS_MAX:
+            return count
+    return None
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
+    at = body.rfind(b'"usage":{')
+    if at >= 0:
+        if (counted := _COUNTED.match(body, at)) is not None:
+            return _new(Usage, (int(counted[1]), int(counted[2]), None))
+        if (usual := _USUAL.match(body, at)) is not None:
+            return usage_of(orjson.loads(usual[1]))
+    if not body[:1].isspace() and not body.startswith((b"{", b"[")):
+        return None
+    is_batch = body.lstrip()[:1] == b"["
+    if len(body) > (LIMITS.json_bytes_on_loop if is_batch else PARSED_BYTES):
+        skim = JsonSkim()
+        skim.feed(body)
+        return usage_of(told_in(skim.document()))
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(document, list):
+        return usage_of(told_in_batch(document))
+    return usage_of(told_in(document)) if isinstance(document, dict) else None
+
+
+# Takes the chunks of a stream whose token ids the client has not asked for.
+
+
+ANY_ENDS = (b"\n\n\r\n",)
+"""Of the chunks of a stream that are all read, or none."""
+_END = len(b"\r\n")
+
+
+class TokenReceiver(Protocol):
+    """The response."""
+
+    def count(self, events: int) -> None: ...
+    def pass_on(self, data: bytes, body: bytes) -> None: ...
+
+
+class TokensWithIds:
+    """In the place of the response, which would pass chunks on unchanged."""
+
+    usual_ends = ANY_ENDS
+
+    __slots__ = ("_response",)
+
+    def __init__(self, response: TokenReceiver) -> None:
+        self._response = response
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk with the event of a token."""
+        self._response.count(1)
+        self._response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
 
 
 # Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.

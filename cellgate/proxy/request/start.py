@@ -57,6 +57,226 @@ if TYPE_CHECKING:
     from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
 
 
+_SMALL = LIMITS.json_nodes_on_loop
+_TINY = 2048
+_TIMES_READ = 8
+"""A byte of a body that is not tiny counts so many times in the turn in which requests begin: 128 kB of any
+shape are read in one."""
+WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
+
+
+def start(exchange: Exchange) -> None:
+    """Decide what kind of request it is, and begin."""
+    route, request, gate = exchange.route, exchange.request, exchange.gate
+    if gate.cors is not None:
+        exchange.response.lines = gate.cors.lines(request)
+        if request.method == b"OPTIONS":
+            exchange.state = OVER
+            exchange.response.answer(200, b"", b"allow: %b\r\n" % b", ".join(route.methods))
+            return
+    if gate.door is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.door):
+        return
+    if (request.is_placed or request.is_explained) and route.kind is not OWN:
+        refusal = exchange.selection.apply_placement(request)
+        if refusal is not None:
+            refuse(exchange, refusal)
+            return
+        exchange.response.shows_internals = True
+    kind = route.kind
+    if kind is not GENERATE or request.method not in route.methods:
+        why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
+        if why is not None:
+            allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
+            exchange.state = OVER
+            exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
+            return
+        if kind is OWN:
+            exchange.state = OVER
+            answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
+            exchange.response.answer(*answer)
+            return
+    _read(exchange)
+
+
+def _read(exchange: Exchange) -> None:
+    """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
+    route, request = exchange.route, exchange.request
+    # Where there are keys, they say who pays.
+    payer = ""
+    if exchange.admission is None:
+        payer = exchange.gate.payer(exchange.client.peer, request.forwarded_for)
+    if request.coding:
+        _decode(exchange)
+    elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
+        body = request.body
+        # Most are smaller than any that is worth knowing again.
+        if len(body) > _SMALL:
+            _read_rest(exchange, payer)
+        else:
+            if len(body) > _TINY:
+                exchange.gate.start_scheduler.has_room(_TIMES_READ * len(body))
+            ask(exchange, read_ask(body, route.name, payer))
+    elif route.kind is STICKY:
+        ask(exchange, stored_ask(request.path)._replace(payer=payer))
+    else:
+        field = find_model(request.lines, request.body) if route.model is IN_FORM else None
+        model = None if field is None else field.name
+        ask(exchange, plain_ask(request.target, request.body)._replace(model=model, payer=payer))
+
+
+def _decode(exchange: Exchange) -> None:
+    """Have a compressed body decoded before it is read."""
+    gate, request = exchange.gate, exchange.request
+    if not request.body or request.coding == b"identity":
+        request.coding = b""
+        _read(exchange)
+        return
+    if (failure := unsupported(request.coding)) is not None:
+        _turn_away(exchange, failure)
+        return
+
+    def then(failure: Failure | None) -> None:
+        exchange.stop_reading = None
+        if failure is None:
+            _read(exchange)
+        else:
+            _turn_away(exchange, failure)
+
+    decoding = Decoding(exchange, gate.memory, gate.settings.limits.body_bytes, then)
+    exchange.stop_reading = decoding.stop
+    decoding.go_on()
+
+
+def _read_rest(exchange: Exchange, named: str) -> None:
+    """Read what is not known of a body, here or in another process. Who pays is its key, or where there is
+    none, its client's address; `named` is what the ask says.
+    """
+    gate, admission, route = exchange.gate, exchange.admission, exchange.route.name
+    payer = named if admission is None else admission.payer
+    body, known = exchange.request.body, gate.beginnings
+    place = known.find(body, route, payer)
+    read: Ask | Failure | None = None
+    if place is not None and not place.is_large():
+        read = known.read(place, payer, named)
+    if read is None:
+        if is_large(body):
+            why_not = _nothing if admission is None else admission.refusal
+            exchange.stop_reading = gate.read_large(exchange.request, payer, why_not, route, exchange.asked)
+            return
+        # What it has cost is not to be paid by whoever begins in the same turn.
+        gate.start_scheduler.has_room(_TIMES_READ * len(body))
+        read = read_ask(body, route, named)
+    ask(exchange, read)
+
+
+def _nothing() -> None:
+    """There is no reason."""
+
+
+def read_late(exchange: Exchange, read: Ask | Failure) -> None:
+    """A large body was read."""
+    if isinstance(read, Ask):
+        payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
+        read = read._replace(payer=payer)
+    ask(exchange, read)
+
+
+def _enter(exchange: Exchange, door: KeyCheck) -> bool:
+    """Whether the request shows a key that counts. If not, the response has ended."""
+    found, response = door.identify(exchange), exchange.response
+    if isinstance(found, Failure):
+        exchange.state = OVER
+        response.refuse(found)
+        return False
+    exchange.admission, response.observers = found, (found, *response.observers)
+    return True
+
+
+def ask(exchange: Exchange, read: Ask | Failure) -> None:
+    """The request is parsed."""
+    if isinstance(read, Failure):
+        _turn_away(exchange, read)
+        return
+    gate, request = exchange.gate, exchange.request
+    asked = gate.routing_headers.apply(read, request.routing, request.received_at)
+    if exchange.admission is not None and isinstance(asked, Ask):
+        asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
+    if exchange.route.model is IN_PATH and isinstance(asked, Ask):
+        asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
+    if gate.models is not None and isinstance(asked, Ask):
+        if exchange.route.name != "model":
+            asked = name_model(exchange, gate.models, asked)
+        elif card := gate.local_endpoints.model(request.path):
+            exchange.state = OVER
+            exchange.response.answer(200, card, b"")
+            return
+    if isinstance(asked, Failure):
+        _turn_away(exchange, asked)
+        return
+    exchange.selection.ask = asked
+    exchange.response.model = asked.model or ""
+    if gate.guard is not None and gate.guard.screen_request(exchange, asked):
+        return
+    if exchange.admission is not None:
+        exchange.selection.charge = exchange.admission.charge(asked)
+    find_unit(exchange)
+
+
+def screened(exchange: Exchange, asked: Ask | Failure) -> None:
+    """A guardrail has seen the request, and may have changed it."""
+    if isinstance(asked, Failure):
+        _turn_away(exchange, asked)
+        return
+    exchange.selection.ask = asked
+    # Only now: a request that was denied has used nothing.
+    if exchange.admission is not None:
+        exchange.selection.charge = exchange.admission.charge(asked)
+    find_unit(exchange)
+
+
+def _turn_away(exchange: Exchange, failure: Failure) -> None:
+    """No unit is looked for."""
+    exchange.state = OVER
+    exchange.response.refuse(failure)
+
+
+def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:
+    """Find a unit: the first, or the next one (see Selection.acquire)."""
+    exchange.state = WAITING
+    if exchange.gate.opinions.watching and not exchange.doubtful:
+        exchange.selection.avoid = spared(exchange)
+    found = exchange.selection.acquire(exchange, draws, moved)
+    if isinstance(found, Lease):
+        grant(exchange, found)
+    elif found is not None:
+        refuse(exchange, found)
+
+
+def refuse(exchange: Exchange, failure: Failure) -> None:
+    """There is no unit: another model serves the request, or the client gets an error, in the form that is
+    still possible.
+    """
+    if exchange.doubtful and show_first(exchange):
+        return
+    goes_on = fall_back if exchange.gate.models is not None else pass_on
+    if goes_on(exchange, failure):
+        find_unit(exchange)
+        return
+    if failure.used_up and exchange.admission is not None:
+        exchange.admission.used_up(failure)
+    exchange.state = OVER
+    response = exchange.response
+    if not response.begun:
+        reason = ""
+        if exchange.request.is_placed:
+            failure, reason = not_here(failure, exchange.gate.board, exchange.selection.ask.unit)
+        response.refuse(failure, reason=reason)
+    elif exchange.continuation is None:
+        response.break_off(failure)
+    else:
+        exchange.continuation.no_unit(failure)
+
+
 # Sends a request to a unit, or asks it to resume a stream that another one broke. Actions of the table.
 
 
@@ -310,226 +530,6 @@ def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool
         return False
     request.body = body
     return True
-
-
-_SMALL = LIMITS.json_nodes_on_loop
-_TINY = 2048
-_TIMES_READ = 8
-"""A byte of a body that is not tiny counts so many times in the turn in which requests begin: 128 kB of any
-shape are read in one."""
-WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
-
-
-def start(exchange: Exchange) -> None:
-    """Decide what kind of request it is, and begin."""
-    route, request, gate = exchange.route, exchange.request, exchange.gate
-    if gate.cors is not None:
-        exchange.response.lines = gate.cors.lines(request)
-        if request.method == b"OPTIONS":
-            exchange.state = OVER
-            exchange.response.answer(200, b"", b"allow: %b\r\n" % b", ".join(route.methods))
-            return
-    if gate.door is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.door):
-        return
-    if (request.is_placed or request.is_explained) and route.kind is not OWN:
-        refusal = exchange.selection.apply_placement(request)
-        if refusal is not None:
-            refuse(exchange, refusal)
-            return
-        exchange.response.shows_internals = True
-    kind = route.kind
-    if kind is not GENERATE or request.method not in route.methods:
-        why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
-        if why is not None:
-            allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
-            exchange.state = OVER
-            exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
-            return
-        if kind is OWN:
-            exchange.state = OVER
-            answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
-            exchange.response.answer(*answer)
-            return
-    _read(exchange)
-
-
-def _read(exchange: Exchange) -> None:
-    """Read what the request asks for, from its body or its path. Large bodies are parsed off the loop."""
-    route, request = exchange.route, exchange.request
-    # Where there are keys, they say who pays.
-    payer = ""
-    if exchange.admission is None:
-        payer = exchange.gate.payer(exchange.client.peer, request.forwarded_for)
-    if request.coding:
-        _decode(exchange)
-    elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
-        body = request.body
-        # Most are smaller than any that is worth knowing again.
-        if len(body) > _SMALL:
-            _read_rest(exchange, payer)
-        else:
-            if len(body) > _TINY:
-                exchange.gate.start_scheduler.has_room(_TIMES_READ * len(body))
-            ask(exchange, read_ask(body, route.name, payer))
-    elif route.kind is STICKY:
-        ask(exchange, stored_ask(request.path)._replace(payer=payer))
-    else:
-        field = find_model(request.lines, request.body) if route.model is IN_FORM else None
-        model = None if field is None else field.name
-        ask(exchange, plain_ask(request.target, request.body)._replace(model=model, payer=payer))
-
-
-def _decode(exchange: Exchange) -> None:
-    """Have a compressed body decoded before it is read."""
-    gate, request = exchange.gate, exchange.request
-    if not request.body or request.coding == b"identity":
-        request.coding = b""
-        _read(exchange)
-        return
-    if (failure := unsupported(request.coding)) is not None:
-        _turn_away(exchange, failure)
-        return
-
-    def then(failure: Failure | None) -> None:
-        exchange.stop_reading = None
-        if failure is None:
-            _read(exchange)
-        else:
-            _turn_away(exchange, failure)
-
-    decoding = Decoding(exchange, gate.memory, gate.settings.limits.body_bytes, then)
-    exchange.stop_reading = decoding.stop
-    decoding.go_on()
-
-
-def _read_rest(exchange: Exchange, named: str) -> None:
-    """Read what is not known of a body, here or in another process. Who pays is its key, or where there is
-    none, its client's address; `named` is what the ask says.
-    """
-    gate, admission, route = exchange.gate, exchange.admission, exchange.route.name
-    payer = named if admission is None else admission.payer
-    body, known = exchange.request.body, gate.beginnings
-    place = known.find(body, route, payer)
-    read: Ask | Failure | None = None
-    if place is not None and not place.is_large():
-        read = known.read(place, payer, named)
-    if read is None:
-        if is_large(body):
-            why_not = _nothing if admission is None else admission.refusal
-            exchange.stop_reading = gate.read_large(exchange.request, payer, why_not, route, exchange.asked)
-            return
-        # What it has cost is not to be paid by whoever begins in the same turn.
-        gate.start_scheduler.has_room(_TIMES_READ * len(body))
-        read = read_ask(body, route, named)
-    ask(exchange, read)
-
-
-def _nothing() -> None:
-    """There is no reason."""
-
-
-def read_late(exchange: Exchange, read: Ask | Failure) -> None:
-    """A large body was read."""
-    if isinstance(read, Ask):
-        payer = exchange.gate.payer(exchange.client.peer, exchange.request.forwarded_for)
-        read = read._replace(payer=payer)
-    ask(exchange, read)
-
-
-def _enter(exchange: Exchange, door: KeyCheck) -> bool:
-    """Whether the request shows a key that counts. If not, the response has ended."""
-    found, response = door.identify(exchange), exchange.response
-    if isinstance(found, Failure):
-        exchange.state = OVER
-        response.refuse(found)
-        return False
-    exchange.admission, response.observers = found, (found, *response.observers)
-    return True
-
-
-def ask(exchange: Exchange, read: Ask | Failure) -> None:
-    """The request is parsed."""
-    if isinstance(read, Failure):
-        _turn_away(exchange, read)
-        return
-    gate, request = exchange.gate, exchange.request
-    asked = gate.routing_headers.apply(read, request.routing, request.received_at)
-    if exchange.admission is not None and isinstance(asked, Ask):
-        asked = exchange.admission.admit(asked, read.priority, exchange.route.model)
-    if exchange.route.model is IN_PATH and isinstance(asked, Ask):
-        asked = asked._replace(model=gate.local_endpoints.known(model_in(request.path)))
-    if gate.models is not None and isinstance(asked, Ask):
-        if exchange.route.name != "model":
-            asked = name_model(exchange, gate.models, asked)
-        elif card := gate.local_endpoints.model(request.path):
-            exchange.state = OVER
-            exchange.response.answer(200, card, b"")
-            return
-    if isinstance(asked, Failure):
-        _turn_away(exchange, asked)
-        return
-    exchange.selection.ask = asked
-    exchange.response.model = asked.model or ""
-    if gate.guard is not None and gate.guard.screen_request(exchange, asked):
-        return
-    if exchange.admission is not None:
-        exchange.selection.charge = exchange.admission.charge(asked)
-    find_unit(exchange)
-
-
-def screened(exchange: Exchange, asked: Ask | Failure) -> None:
-    """A guardrail has seen the request, and may have changed it."""
-    if isinstance(asked, Failure):
-        _turn_away(exchange, asked)
-        return
-    exchange.selection.ask = asked
-    # Only now: a request that was denied has used nothing.
-    if exchange.admission is not None:
-        exchange.selection.charge = exchange.admission.charge(asked)
-    find_unit(exchange)
-
-
-def _turn_away(exchange: Exchange, failure: Failure) -> None:
-    """No unit is looked for."""
-    exchange.state = OVER
-    exchange.response.refuse(failure)
-
-
-def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:
-    """Find a unit: the first, or the next one (see Selection.acquire)."""
-    exchange.state = WAITING
-    if exchange.gate.opinions.watching and not exchange.doubtful:
-        exchange.selection.avoid = spared(exchange)
-    found = exchange.selection.acquire(exchange, draws, moved)
-    if isinstance(found, Lease):
-        grant(exchange, found)
-    elif found is not None:
-        refuse(exchange, found)
-
-
-def refuse(exchange: Exchange, failure: Failure) -> None:
-    """There is no unit: another model serves the request, or the client gets an error, in the form that is
-    still possible.
-    """
-    if exchange.doubtful and show_first(exchange):
-        return
-    goes_on = fall_back if exchange.gate.models is not None else pass_on
-    if goes_on(exchange, failure):
-        find_unit(exchange)
-        return
-    if failure.used_up and exchange.admission is not None:
-        exchange.admission.used_up(failure)
-    exchange.state = OVER
-    response = exchange.response
-    if not response.begun:
-        reason = ""
-        if exchange.request.is_placed:
-            failure, reason = not_here(failure, exchange.gate.board, exchange.selection.ask.unit)
-        response.refuse(failure, reason=reason)
-    elif exchange.continuation is None:
-        response.break_off(failure)
-    else:
-        exchange.continuation.no_unit(failure)
 
 
 # What follows from leg 1 of a split request, and from the transfer of its blocks. Actions of the table.

@@ -39,6 +39,42 @@ from cellgate.proxy.orchestrators import (
     tags_of,
 )
 
+
+async def replace_tasks(action: ReplaceTasks, about: Incident) -> RecoveryReport:
+    """Act on the unit that `about` is about. Its caller bounds how long it takes."""
+    return await asyncio.to_thread(_run, action, about)
+
+
+_ORCHESTRATED: Mapping[type, Callable[[Any, Incident], Awaitable[RecoveryReport]]] = {
+    ReplacePods: replace_pods,
+    SetImage: set_image,
+    ReplaceTasks: replace_tasks,
+}
+"""What an orchestrator carries out."""
+
+
+def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
+    """Carries out remedies; `tls` creates the context that verifies webhooks."""
+
+    async def act(remedy: Remedy, about: Incident) -> RecoveryReport:
+        match remedy.action:
+            case RunCommand():
+                return await run_command(remedy.action, about, remedy.timeout_s)
+            case RestartService():
+                return await run_command(remedy.action.command(about["unit"]), about, remedy.timeout_s)
+            case CallWebhook():
+                return await caller(tls())(remedy.action, about, remedy.timeout_s)
+        try:
+            async with asyncio.timeout(remedy.timeout_s):
+                report = await _ORCHESTRATED[type(remedy.action)](remedy.action, about)
+        except TimeoutError:
+            detail = f"not finished within {remedy.timeout_s:g} s; a part may have been done"
+            return RecoveryReport(RecoveryResult.TIMEOUT, detail)
+        return report
+
+    return act
+
+
 # Acts on a unit in Amazon ECS: its tasks are stopped, or their services are deployed again.
 #
 # The tasks of a unit are those with the tag `cellgate:unit`. A refused one spares no other: a unit is all of
@@ -49,11 +85,6 @@ TASKS_MAX = 256
 """More tasks of one unit are a mistake."""
 REASON_MAX = 255
 """The API's limit (StopTask)."""
-
-
-async def replace_tasks(action: ReplaceTasks, about: Incident) -> RecoveryReport:
-    """Act on the unit that `about` is about. Its caller bounds how long it takes."""
-    return await asyncio.to_thread(_run, action, about)
 
 
 def _run(action: ReplaceTasks, about: Incident) -> RecoveryReport:
@@ -284,33 +315,3 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(REAP_S):
             await process.wait()
-
-
-_ORCHESTRATED: Mapping[type, Callable[[Any, Incident], Awaitable[RecoveryReport]]] = {
-    ReplacePods: replace_pods,
-    SetImage: set_image,
-    ReplaceTasks: replace_tasks,
-}
-"""What an orchestrator carries out."""
-
-
-def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
-    """Carries out remedies; `tls` creates the context that verifies webhooks."""
-
-    async def act(remedy: Remedy, about: Incident) -> RecoveryReport:
-        match remedy.action:
-            case RunCommand():
-                return await run_command(remedy.action, about, remedy.timeout_s)
-            case RestartService():
-                return await run_command(remedy.action.command(about["unit"]), about, remedy.timeout_s)
-            case CallWebhook():
-                return await caller(tls())(remedy.action, about, remedy.timeout_s)
-        try:
-            async with asyncio.timeout(remedy.timeout_s):
-                report = await _ORCHESTRATED[type(remedy.action)](remedy.action, about)
-        except TimeoutError:
-            detail = f"not finished within {remedy.timeout_s:g} s; a part may have been done"
-            return RecoveryReport(RecoveryResult.TIMEOUT, detail)
-        return report
-
-    return act
