@@ -22,7 +22,8 @@ from typing import TypeVar
 import orjson
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.request.body import read_ask, read_prompt
+from cellgate.proxy.request.body import read_ask
+from cellgate.proxy.request.prompt import read_prompt
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit

@@ -5,13 +5,14 @@ it.
 from __future__ import annotations
 
 from cellgate.probes.base import Probe
-from cellgate.probes.canary import Canary, EngineVersion, ModelList
+from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
 from cellgate.probes.readiness import GateHealth, QuiescenceProbe, Readiness
+from cellgate.probes.served import EngineVersion, ModelList
 
 PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,

@@ -1,6 +1,6 @@
 """The known answer: one fixed greedy prompt, always the same, and what the unit says to it.
 
-It proves nothing by itself: router/judge.py compares it with what the unit and others have said. Only
+It proves nothing by itself: router/known_answers.py compares it with what the unit and others have said. Only
 an idle unit is asked, because the batch that a prompt is computed in changes the last digits.
 The API of completions is preferred, because a chat template may have the date in it.
 Wire formats: OpenAI's API; log probabilities of completions in OpenAI's own form (vLLM, SGLang), and in that

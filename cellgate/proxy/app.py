@@ -54,9 +54,11 @@ from cellgate.proxy.handover import (
 )
 from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
+from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
+from cellgate.proxy.observe.defects import DEFECTS, report_defect
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import AccessLogMetrics, AgentCheckMetrics
-from cellgate.proxy.observe.log import DEFECTS, AccessLog, configure, log_line, report_defect, stdout_sink
+from cellgate.proxy.observe.log import configure, log_line
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals

@@ -17,26 +17,32 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
+from cellgate.proxy.http.body_memory import BodyMemory
+from cellgate.proxy.http.client import ClientExchange, ResponseClient
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection, first_to_close
-from cellgate.proxy.http.turns import Backlogs, BodyMemory, ClientExchange, ReadScheduler, ResponseClient
+from cellgate.proxy.http.slow_readers import Backlogs
+from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
-from cellgate.proxy.observe.log import AccessLog, Finished, report_defect
+from cellgate.proxy.observe.access_log import AccessLog, Finished
+from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed
 from cellgate.proxy.process.memory import SmallBlocks
 from cellgate.proxy.process.signals import Ticker
-from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.beginnings import Beginnings
+from cellgate.proxy.request.cors import FIELDS as CORS_FIELDS
+from cellgate.proxy.request.cors import cors_rules
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
 from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, Observer, Reports
-from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
-from cellgate.proxy.request.routes import RoutingHeaders, cors_rules
-from cellgate.proxy.request.services import KeyCheck, Payer, UnclaimedBlocks
+from cellgate.proxy.request.routes import RoutingHeaders
+from cellgate.proxy.request.services import KeyCheck, Payer
+from cellgate.proxy.request.table import TABLE
+from cellgate.proxy.request.unclaimed_blocks import UnclaimedBlocks
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.opinions import Opinions

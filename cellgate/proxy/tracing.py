@@ -59,8 +59,10 @@ from prometheus_client import Metric as Family
 
 from cellgate import VERSION
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationResult, Metrics
-from cellgate.proxy.observe.log import Finished, Level, log_line, report_defect
+from cellgate.proxy.observe.defects import report_defect
+from cellgate.proxy.observe.log import Level, log_line
 from cellgate.proxy.request.ports import TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
 from cellgate.router.cost_model import Usage
@@ -69,8 +71,8 @@ from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.gateway import Gateway
+    from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.http.turns import ResponseClient
     from cellgate.proxy.request.ports import Observer
 
 

@@ -31,7 +31,7 @@ from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for
 
 BLOCK_BYTES = 512
-"""Bytes of prompt that one block hash of an ask stands for (proxy/request/body.py): about 128 tokens."""
+"""Bytes of prompt that one block hash of an ask stands for (proxy/request/prompt.py): about 128 tokens."""
 ALL_BLOCKS = 2 << 20
 """All prefix caches together are believed to hold at most so many blocks: 300 to 460 MB."""
 

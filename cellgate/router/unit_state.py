@@ -15,7 +15,8 @@ from cellgate.router import outliers
 from cellgate.router.backlog import Concurrency, Job, Prefilled, Stalled, Unread
 from cellgate.router.cost import CostTerms, Expected
 from cellgate.router.cost_model import CostModel, tokens_there
-from cellgate.router.judge import ANSWER_FAULT, AnswerRecord, ignores_good_evidence
+from cellgate.router.judge import ignores_good_evidence
+from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.learning import JOINED_S, LARGE_TOKENS, WAIT_LEAST_S, StepTimes
 from cellgate.router.nouns import (
     AGENT,

@@ -1,7 +1,7 @@
 """Texts as trees: what two prompts have in common is the same node, so no text need ever be made.
 
 A text is known by the names of its full blocks: the engines' (of BLOCK_TOKENS tokens) and the gate's (of
-BLOCK_BYTES bytes of the prompt, as proxy/request/body.py cuts them). Equal beginnings have equal names, and
+BLOCK_BYTES bytes of the prompt, as proxy/request/prompt.py cuts them). Equal beginnings have equal names, and
 a name stands for all that comes before it as well.
 """
 

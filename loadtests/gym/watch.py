@@ -1,6 +1,6 @@
 """What a gate in the gym learns of its units' health and load, told to the Board as proxy/ and probes/ do.
 
-control/prober.py and control/watches.py (evidence, silence), probes/engine_metrics.py (reports),
+control/prober.py and control/stall_watch.py (evidence, silence), probes/engine_metrics.py (reports),
 probes/canary.py. A canary goes through the simulated engine; whether a process is there is known from the
 world.
 """

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import pytest
 
-from cellgate.proxy.request.body import block_hashes, read_prompt
+from cellgate.proxy.request.prompt import block_hashes, read_prompt
 from cellgate.router.cost_model import BLOCK_BYTES
 from loadtests.gym.__main__ import main
 from loadtests.gym.cells import AGAIN, EVENTS, GATE, Cell, Outcome, play, run

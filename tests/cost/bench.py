@@ -26,8 +26,8 @@ from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import UnitConnection
+from cellgate.proxy.observe.access_log import AccessLog
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.observe.log import AccessLog
 from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 

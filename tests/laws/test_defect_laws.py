@@ -25,13 +25,13 @@ from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.unit import Pool, UnitConnection
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request import answers, failures, start
-from cellgate.proxy.request.answers import IMPOSSIBLE, TABLE
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Selection, Transition
 from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.table import IMPOSSIBLE, TABLE
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
 from tests.wire.replies import MalformedError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.config.settings import Limits, Timeouts
 from cellgate.proxy.http.sse import before_error, is_error, without_comments
-from cellgate.proxy.observe.log import Finished
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.router.nouns import Outcome
 from tests.sim import world
 from tests.wire.client import Client, chat, get, post

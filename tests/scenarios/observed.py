@@ -18,16 +18,16 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.dispatcher import LocalDispatcher
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.gateway import Gateway
+from cellgate.proxy.http.client import ClientExchange, ResponseClient
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.turns import ClientExchange, ResponseClient
+from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.observe.log import AccessLog, Finished
 from cellgate.proxy.process.signals import Ticker
-from cellgate.proxy.request.answers import TABLE
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.ports import Pending, PickRequest, Waiter
+from cellgate.proxy.request.table import TABLE
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.pick import Best, Router
 from cellgate.router.unit_state import Lease, UnitState

@@ -12,7 +12,7 @@ import pytest
 from cellgate.probes.canary import Canary
 from cellgate.probes.runner import JITTER_MAX_S
 from cellgate.proxy.admin.views import status, unit_page
-from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.seeds import seeds

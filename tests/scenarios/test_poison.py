@@ -11,7 +11,7 @@ import pytest
 from cellgate.proxy.config.settings import Poison as PoisonSettings
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.containment import BANS_A_MINUTE
-from cellgate.proxy.request.body import read_prompt
+from cellgate.proxy.request.prompt import read_prompt
 from cellgate.router.poison import Ledger
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds

@@ -17,8 +17,8 @@ from cellgate.proxy.admin.pages import AdminView, admin_server
 from cellgate.proxy.config.settings import HeaderNames, Peers
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.explain import RoutingExplain
-from cellgate.proxy.control.plane import StoredResponses
 from cellgate.proxy.control.scaling import Scaling
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.observe.exposition import Exposition

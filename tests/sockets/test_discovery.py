@@ -20,7 +20,7 @@ import pytest
 from kubernetes_asyncio.config import incluster_config
 
 from cellgate.proxy import orchestrators
-from cellgate.proxy.config.settings import DnsSource, LwsSource
+from cellgate.proxy.config.sources import DnsSource, LwsSource
 from cellgate.proxy.control.dispatcher import LocalDispatcher
 from cellgate.proxy.discovery import kubernetes, sources
 from cellgate.proxy.discovery import kubernetes as lws

@@ -13,7 +13,7 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
-from cellgate.proxy.observe.log import Finished, json_line
+from cellgate.proxy.observe.access_log import Finished, json_line
 from cellgate.proxy.request.conversation import read_conversation
 from cellgate.router.nouns import Ask, Load, RankLoad, Refusal
 from cellgate.router.unit_state import Lease

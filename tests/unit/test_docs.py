@@ -19,9 +19,10 @@ from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.http.errors import TABLE, FailureKind
 from cellgate.proxy.http.heads import TOKEN_FIELD
-from cellgate.proxy.observe.log import json_line
+from cellgate.proxy.observe.access_log import json_line
 from cellgate.proxy.request import routes
-from cellgate.proxy.request.routes import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD, RouteKind, find_route
+from cellgate.proxy.request.placement import ENDPOINT_FIELD, REASON_FIELD, SUBSET_FIELD
+from cellgate.proxy.request.routes import RouteKind, find_route
 from tests.documented import PLACES, PROGRAMS, typed
 from tests.house.rooms import ORDER
 from tests.unit.observe.test_logs import DONE

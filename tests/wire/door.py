@@ -10,11 +10,13 @@ from typing import cast
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.http.body_memory import BodyMemory
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection
-from cellgate.proxy.http.turns import Backlogs, BodyMemory, ReadScheduler
+from cellgate.proxy.http.slow_readers import Backlogs
+from cellgate.proxy.http.turns import ReadScheduler
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 

@@ -13,7 +13,7 @@ from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import Pool, UnitConnection
-from cellgate.proxy.observe.log import Finished
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import Response

@@ -25,8 +25,8 @@ from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.observe.log import AccessLog, Finished
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit

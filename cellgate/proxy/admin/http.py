@@ -18,8 +18,8 @@ from aiohttp.http_exceptions import LineTooLong
 from cellgate.proxy.config.settings import MIB, Peers, is_address, is_token
 from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
-from cellgate.proxy.http.turns import bound_unsent, reset
 from cellgate.proxy.ingress.reports import HeaderPairs
+from cellgate.proxy.process.tcp_info import bound_unsent, reset
 
 
 def reply(

@@ -22,7 +22,7 @@ from cellgate.proxy.observe.text import duration
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
-from cellgate.router.judge import ANSWER_FAULT, AnswerRecord
+from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Verdict
 from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink

@@ -30,14 +30,14 @@ from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.http.sse import BOM
 from cellgate.proxy.http.unit import MakeTls, Pool
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.body import is_large, read_ask
 from cellgate.proxy.request.routes import GENERATE, STICKY, UNLISTED
 from cellgate.router.nouns import Ask
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.client import ClientExchange
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.http.turns import ClientExchange
     from cellgate.proxy.request.exchange import Exchange
 
 

@@ -14,8 +14,9 @@ import orjson
 from cellgate.proxy.admission.keys import KeyDoor, KeyFollower, TokenVerifier
 from cellgate.proxy.admission.limits import DoorCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import KeyRing
+from cellgate.proxy.observe.access_log import LineLog
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.log import LineLog, log_line, utc
+from cellgate.proxy.observe.log import log_line, utc
 
 if TYPE_CHECKING:
     from cellgate.proxy.admission.limits import Accounts

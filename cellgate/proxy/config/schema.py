@@ -25,7 +25,6 @@ from cellgate.proxy.config import checks, units
 from cellgate.proxy.config.checks import InvalidValueError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
-    SOURCES,
     Address,
     Cors,
     GuardrailAnswer,
@@ -46,6 +45,7 @@ from cellgate.proxy.config.settings import (
     Tls,
     TracingSettings,
 )
+from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.config.units import (
     Discover,
     DiscoverKeys,
@@ -60,7 +60,7 @@ from cellgate.proxy.config.units import (
     model_names,
     section,
 )
-from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Cell, Role, Rules, ServingRole, Transfer
 from cellgate.router.queue import FairRules
 

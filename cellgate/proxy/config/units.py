@@ -21,7 +21,8 @@ from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
-from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, PACKAGES, SOURCES, Source, Split
+from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Source, Split
+from cellgate.proxy.config.sources import PACKAGES, SOURCES
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 

@@ -11,7 +11,7 @@ from cellgate.proxy.control.containment import HeldRequest
 from cellgate.proxy.control.explain import header_line
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.ports import (
     FAILED_ALREADY,
     NOT_QUEUED,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from cellgate.probes.base import Fetch, FetchError, Reply
 from cellgate.probes.engines import ENGINES, EngineControl, engine
-from cellgate.proxy.control.watches import HoldWatch
+from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.router.unit_state import UnitState
 
 ANSWER_S = 30.0

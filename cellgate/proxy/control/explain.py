@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.control.plane import StoredResponses
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.models import ModelChoice

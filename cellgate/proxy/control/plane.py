@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Protocol
 
 from prometheus_client.registry import Collector
 
 from cellgate.policies import POLICIES
 from cellgate.probes.base import Fetch
-from cellgate.probes.canary import Canary, ModelList
+from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
 from cellgate.proxy.config.settings import Peers, Settings
-from cellgate.proxy.control.comparisons import AnswerCheck, AnswerMetrics, Comparisons
+from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
+from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.control.engine_control import Conductor
+from cellgate.proxy.control.hold_watch import HoldWatch
+from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.refusals import Refusals
+from cellgate.proxy.control.refused_watch import RefusedWatch
 from cellgate.proxy.control.scaling import Scaling
-from cellgate.proxy.control.watches import HoldWatch, LinkWatch, RefusedWatch, StallWatch
+from cellgate.proxy.control.stall_watch import StallWatch
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.handover import InheritedView
-from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.fetch import Reach
 from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import Balancers
@@ -46,7 +51,6 @@ from cellgate.proxy.observe.exposition import (
 )
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics, SplitMetrics
 from cellgate.proxy.process.signals import Ticker
-from cellgate.proxy.request.models import ModelNames
 from cellgate.router.board import Board, Consequence, Flip
 from cellgate.router.nouns import Ask, Fleet, Outcome, Refusal, Verdict
 from cellgate.router.pick import Router
@@ -411,53 +415,6 @@ def _evict(leases: tuple[Lease, ...]) -> None:
             lease.on_evict()
 
 
-# Why a request got no unit: the failures for clients.
-
-
-RETRY_MAX_S = 600
-NAMES_SHOWN = 20
-UNITS_SHOWN = 5
-
-
-class Refusals:
-    """Of one control plane."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._models = ModelNames(board)
-
-    def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
-        """The failure for a refusal. `drain_s`: until all waiting requests have been served."""
-        if refusal is Refusal.UNKNOWN_MODEL:
-            known = self._models.names()
-            more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
-            shown = ", ".join(known[:NAMES_SHOWN]) or "none"
-            message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
-            return Failure(FailureKind.UNKNOWN_MODEL, message, param="model")
-        # It is infinite while there is no unit.
-        after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
-        if refusal is Refusal.FULL:
-            reason = "every usable unit and the queue are full; retry after the time in Retry-After"
-            return Failure(FailureKind.FULL, reason, retry_after_s=after_s)
-        if refusal is Refusal.LATE:
-            reason = (
-                "the request could not be answered before its deadline; retry after the time in Retry-After"
-            )
-            return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
-        states = [f"{d.unit.name} is {_word(d)}" for d in self._board]
-        more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
-        shown = ", ".join(states[:UNITS_SHOWN])
-        reason = f"no unit can take this request: {shown}{more}; see /units on the gate's admin port"
-        return Failure(FailureKind.NO_UNIT, reason)
-
-
-def _word(state: UnitState) -> str:
-    """Why a unit gets no requests, in a word or two."""
-    if state.drained:
-        return "drained"
-    return state.case.verdict.value if state.hold is None else "on hold"
-
-
 # What /readyz shows, for the health process: made again when units have changed, and once a second.
 #
 # It is published on every tick all the same, because an old status shows that the loop is blocked.
@@ -518,61 +475,3 @@ class ReadinessPage:
     def _facts(self) -> tuple[bool, bool]:
         """What changes without units: whether the gate is full, and whether it is in panic."""
         return self._is_full(), self._board.panic_at is not None
-
-
-# Which unit made which stored response (`/v1/responses`): only this unit can answer requests that follow
-# it.
-
-
-RESPONSES_KEPT = 10_000
-
-
-class StoredResponses:
-    """Remembers the most recent ones."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._made_by: OrderedDict[str, str] = OrderedDict()
-        self._told: set[str] = set()
-        """Units that were not there when they were needed, and that was reported."""
-
-    def made(self, response: str, unit: str) -> None:
-        """Record which unit made a response."""
-        self._made_by[response] = unit
-        if len(self._made_by) > RESPONSES_KEPT:
-            self._made_by.popitem(last=False)
-
-    def bind(self, ask: Ask) -> Ask | Failure:
-        """`ask`, bound to the unit that made the response it follows; or that this unit is not there.
-
-        If that is not known any unit may try, unless the ask is only for that response (its unit is "") and
-        there are several units.
-        """
-        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
-        if unit is not None:
-            return self._lost(ask, unit) or ask._replace(unit=unit)
-        if ask.unit != "":
-            return ask
-        if len(self._board.units) == 1:
-            return ask._replace(unit=None)
-        reason = f"this gate does not know which unit made response {ask.follows}"
-        return Failure(FailureKind.UNKNOWN_PATH, reason)
-
-    def newly_lost(self, ask: Ask) -> str:
-        """The unit that has what `ask` follows and is not there, once for each time it goes; else empty."""
-        unit = self._made_by.get(ask.follows or "", "")
-        is_news = unit != "" and unit not in self._told
-        self._told.add(unit)
-        return unit if is_news else ""
-
-    def _lost(self, ask: Ask, unit: str) -> Failure | None:
-        """The failure where only a unit that is not there could answer."""
-        state = self._board.units.get(unit)
-        if state is not None and state.case.verdict is not Verdict.DOWN:
-            self._told.discard(unit)
-            return None
-        if state is None:
-            what = f"unit {unit} made response {ask.follows} and is gone; begin a new conversation"
-            return Failure(FailureKind.RESPONSE_GONE, what, param="previous_response_id")
-        what = f"unit {unit} made response {ask.follows} and is down; begin a new conversation, or try later"
-        return Failure(FailureKind.RESPONSE_AWAY, what, param="previous_response_id")

@@ -18,11 +18,12 @@ from typing import Any, cast
 from cellgate.probes import GATE_PROBES, PROBES
 from cellgate.probes.agents import AgentLink, AgentReport, is_connected
 from cellgate.probes.base import Fetch, Net, Probe
-from cellgate.probes.canary import Canary, EngineVersion, late_at
+from cellgate.probes.canary import Canary, late_at
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
+from cellgate.probes.served import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import health

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
-from cellgate.proxy.config.settings import EcsSource
+from cellgate.proxy.config.sources import EcsSource
 from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, named, together
 from cellgate.proxy.orchestrators import (
     ROLE_TAG,

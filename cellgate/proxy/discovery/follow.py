@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.config.settings import PACKAGES, RedisSource, Settings, Source
+from cellgate.proxy.config.settings import Settings, Source
+from cellgate.proxy.config.sources import PACKAGES, RedisSource
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.sources import FOLLOW

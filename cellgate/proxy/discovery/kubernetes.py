@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from cellgate.proxy.config.settings import LwsSource
+from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, together
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.orchestrators import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.settings import DnsSource, EcsSource, FileSource, LwsSource
+from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
 from cellgate.proxy.discovery.base import (
     Follow,
     Found,

@@ -15,12 +15,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.turns import bound_held, bound_unsent
 from cellgate.proxy.http.unit import connect_failure
-from cellgate.proxy.observe.log import Guarded, guarded
+from cellgate.proxy.observe.defects import Guarded, guarded
+from cellgate.proxy.process.tcp_info import bound_held, bound_unsent
 from cellgate.proxy.request.exchange import Selection
-from cellgate.proxy.request.response import Response, head_for_unit
+from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.routes import IN_BODY
+from cellgate.proxy.request.unit_head import head_for_unit
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 

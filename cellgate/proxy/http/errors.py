@@ -201,7 +201,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
     # Without another unit the client gets the unit's own 404.
     FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, by_response=True),
-    # From the gate in front of the unit (see request/routes.py).
+    # From the gate in front of the unit (see request/placement.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),

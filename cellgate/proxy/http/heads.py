@@ -41,7 +41,7 @@ RANK_FIELD = b"x-data-parallel-rank"
 PLACING_FIELDS = frozenset(
     {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
-"""Where the gate itself is to send the request (see request/routes.py)."""
+"""Where the gate itself is to send the request (see request/placement.py)."""
 EXPLAIN_FIELD, CONTINUE_FIELD = b"x-cellgate-explain", b"x-cellgate-continue"
 KEY_FIELDS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 """What may have the key of a client: OpenAI's, Anthropic's and Azure's libraries send one each."""

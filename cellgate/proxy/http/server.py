@@ -21,24 +21,19 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.http.body_memory import wanted
+from cellgate.proxy.http.client import ClientExchange
 from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.http.request import Request, RequestReader
-from cellgate.proxy.http.turns import (
-    Backlogs,
-    ClientExchange,
-    SlowReader,
-    bound_held,
-    bound_unsent,
-    has_left,
-    reset,
-    wanted,
-)
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.http.slow_readers import Backlogs, SlowReader
+from cellgate.proxy.observe.defects import guarded
+from cellgate.proxy.process.tcp_info import bound_held, bound_unsent, has_left, reset
 
 if TYPE_CHECKING:
     from cellgate.proxy.config.settings import Limits
-    from cellgate.proxy.http.turns import BodyMemory, ReadScheduler
+    from cellgate.proxy.http.body_memory import BodyMemory
+    from cellgate.proxy.http.turns import ReadScheduler
 
 
 class IntakeBounds(Protocol):

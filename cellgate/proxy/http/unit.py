@@ -28,7 +28,8 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import TOKEN_FIELD, UNIT_FIELD
 from cellgate.proxy.http.reply import ReplyReader, UsualReply
 from cellgate.proxy.http.sse import ABORT
-from cellgate.proxy.http.turns import PIECE_BYTES, ReadScheduler, took_all
+from cellgate.proxy.http.turns import PIECE_BYTES, ReadScheduler
+from cellgate.proxy.process.tcp_info import took_all
 from cellgate.router.nouns import Unit
 from cellgate.router.unit_state import UnitState
 

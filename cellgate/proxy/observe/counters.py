@@ -30,8 +30,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, ge
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.log import Finished
 from cellgate.router.board import Board, DownCause, Flip
 from cellgate.router.nouns import Outcome, Refusal, Verdict
 
@@ -92,7 +92,7 @@ class Metrics:
         self.forged = 0
         """Requests that named a unit and came from a peer that is not trusted."""
         self.defects = 0
-        """Exceptions in workers; those of this process are in proxy/observe/log.py."""
+        """Exceptions in workers; those of this process are in proxy/observe/defects.py."""
         self.workers_tallies: Counter[TallyKey] = Counter()
         """What workers have counted; the counts of this process are in proxy/observe/counters.py."""
         self.limits: defaultdict[str, int] = defaultdict(int)

@@ -33,7 +33,7 @@ from cellgate.proxy.observe.counters import (
     gap_buckets,
     gauge,
 )
-from cellgate.proxy.observe.log import DEFECTS
+from cellgate.proxy.observe.defects import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 from cellgate.router.board import Board
 from cellgate.router.nouns import Outcome, Sign, Verdict

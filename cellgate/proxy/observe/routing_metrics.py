@@ -256,7 +256,7 @@ class PairTally:
 
 
 class SplitCounts(Protocol):
-    """What is counted (proxy/control/watches.py)."""
+    """What is counted (proxy/control/stall_watch.py)."""
 
     @property
     def steps(self) -> Counter[tuple[str, str, str]]: ...

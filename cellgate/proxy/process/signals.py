@@ -16,7 +16,8 @@ from typing import Protocol
 
 from cellgate.proxy.config.settings import TICK_S, Timeouts
 from cellgate.proxy.observe.counters import RELOADS, tally
-from cellgate.proxy.observe.log import Level, log_line, report_defect
+from cellgate.proxy.observe.defects import report_defect
+from cellgate.proxy.observe.log import Level, log_line
 
 
 class Stoppable(Protocol):

@@ -19,7 +19,8 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from redis.exceptions import ResponseError
 
-from cellgate.proxy.config.settings import TICK_S, RedisAccess, RedisSource
+from cellgate.proxy.config.settings import TICK_S, RedisAccess
+from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.observe.counters import counter, gauge

@@ -143,7 +143,7 @@ class ReportReading:
 
 # Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
 #
-# It has hashes of blocks of prompts (request/body.py), by unit, that the gate has just proven there. Pure
+# It has hashes of blocks of prompts (request/prompt.py), by unit, that the gate has just proven there. Pure
 # except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that does
 # not report the unit, is counted and ignored. A wrong one makes units look cheaper for some prompts, until
 # the cached tokens that their engines report correct that.

@@ -18,9 +18,9 @@ from typing import Protocol
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import ReplyHead
 from cellgate.proxy.http.sse import ABORT, before_error, carries_data, is_aborted, is_error
-from cellgate.proxy.http.turns import has_unacked
 from cellgate.proxy.http.unit import EVENT_ENDS, Pool, UnitConnection
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.observe.defects import guarded
+from cellgate.proxy.process.tcp_info import has_unacked
 from cellgate.proxy.request.answer_shape import NO_TOKEN, AnswerShape, are_idle, status_in
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token

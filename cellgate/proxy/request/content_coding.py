@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.observe.defects import guarded
 
 if TYPE_CHECKING:
-    from cellgate.proxy.http.turns import BodyMemory
+    from cellgate.proxy.http.body_memory import BodyMemory
     from cellgate.proxy.request.exchange import Exchange
 
 zstd: Any = None

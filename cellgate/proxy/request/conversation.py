@@ -18,18 +18,14 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.body import (
-    BYTES_PER_TOKEN,
+from cellgate.proxy.request.body import BYTES_PER_TOKEN, ask_of, is_large
+from cellgate.proxy.request.body_shape import NAMES, VARIES, shape_of_body
+from cellgate.proxy.request.prompt import (
     MAX_BLOCKS,
-    NAMES,
-    VARIES,
-    ask_of,
     block_hashes,
-    is_large,
     more_of,
     pieces_of,
     seed_of,
-    shape_of_body,
     write_messages,
 )
 from cellgate.router.cost_model import BLOCK_BYTES

@@ -1,5 +1,5 @@
 """The exchange: the states of a request, the events that lead from one to the next, and the selection of its
-units. The table of what each event does is in answers.py.
+units. The table of what each event does is in table.py.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.log import guarded
+from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.placement import may_place, not_trusted, read_placement
 from cellgate.proxy.request.ports import Forged, Observer, PickRequest, Retried, Waiter
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.request.routes import UNLISTED, find_route, may_place, not_trusted, read_placement
+from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.reply import ReplyHead
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.http.turns import ResponseClient
     from cellgate.proxy.request.models import Naming
     from cellgate.proxy.request.ports import Charge, Pending
     from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
@@ -344,11 +345,11 @@ class Selection:
 # One request's life: from a whole request to the end of its response.
 #
 # It is a state machine of synchronous callbacks, so that no cancellation can come between two of its steps.
-# The table (request/answers.py) says what each event does in each state. Policy is elsewhere: routes.py has
+# The table (request/table.py) says what each event does in each state. Policy is elsewhere: routes.py has
 # the kinds of paths, the dispatcher chooses units, http/errors.py has the meaning of failures,
 # continuation.py the end of broken streams. Rules:
 # 1. Each lease is released exactly once, before anything else follows from its end.
-# 2. No exception leaves it: callers use `guarded` (observe/log.py), and `crashed` then ends the exchange.
+# 2. No exception leaves it: callers use `guarded` (observe/defects.py), and `crashed` then ends the exchange.
 # 3. After the commit (`lease.committed`) the request is not sent again: another unit resumes the stream
 #    where the text ends, or the client gets an error.
 

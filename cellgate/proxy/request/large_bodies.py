@@ -24,10 +24,11 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
+from cellgate.proxy.http.body_memory import BodyMemory
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.turns import BodyMemory
-from cellgate.proxy.observe.log import log_line, report_defect
+from cellgate.proxy.observe.defects import report_defect
+from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.memory import return_large_blocks
 from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.body import has_more_nodes, read_large_ask

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
-from cellgate.proxy.observe.log import Finished
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Outcome, Refusal, SplitStep
 from cellgate.router.opinions import Refusing

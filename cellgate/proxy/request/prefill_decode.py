@@ -20,16 +20,18 @@ import orjson
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.sse import is_error, message_of
-from cellgate.proxy.observe.log import guarded
-from cellgate.proxy.request.body import NAMES as OF_THE_PROMPT
+from cellgate.proxy.observe.defects import guarded
+from cellgate.proxy.request.body_shape import NAMES as OF_THE_PROMPT
 from cellgate.proxy.request.ports import PickRequest
-from cellgate.proxy.request.response import failure_of, outcome_of, rank_line
+from cellgate.proxy.request.response import failure_of, outcome_of
+from cellgate.proxy.request.unit_head import rank_line
 from cellgate.router.nouns import LEG_LOST, LINK_FAILED, PREFILLED, Ask, Outcome, SplitPlan, SplitStep, Unit
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.ports import Pending
-    from cellgate.proxy.request.services import HeadFor, Services
+    from cellgate.proxy.request.services import Services
+    from cellgate.proxy.request.unclaimed_blocks import HeadFor
 
 
 REPLY_BYTES = 4 << 20

@@ -14,13 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from re import compile as pattern
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import orjson
-
-from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
-from cellgate.proxy.http.heads import RANK_FIELD, is_request_id, own_response
+from cellgate.proxy.http.heads import is_request_id, own_response
 from cellgate.proxy.http.reply import (
     CHUNKED,
     IDENTITY,
@@ -32,17 +29,16 @@ from cellgate.proxy.http.reply import (
     without,
 )
 from cellgate.proxy.http.sse import WORKING, JsonSkim
+from cellgate.proxy.observe.access_log import LEFT_STATUS, Finished
 from cellgate.proxy.observe.counters import ContinuationResult
-from cellgate.proxy.observe.log import LEFT_STATUS, Finished
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
+from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
+from cellgate.proxy.request.placement import gate_refusal, is_final
 from cellgate.proxy.request.ports import Observer, ResponseHost
-from cellgate.proxy.request.routes import ENGINES_LINES, OWN_LINES, gate_refusal, is_final
 from cellgate.proxy.resume.answer_reader import (
-    PARSED_BYTES,
     AnswerReader,
     only_add,
     told_in,
-    told_in_batch,
 )
 from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
@@ -53,9 +49,9 @@ from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import NO_ENDS, UnitState
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.http.turns import ResponseClient
-
+from cellgate.proxy.request.token_usage import read_usage, usage_of
 
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
 """What HTTP adds to an event that is a chunk."""
@@ -551,90 +547,6 @@ def refusal_lines(failure: Failure, reason: str = "") -> bytes:
     return lines
 
 
-# The token usage of an answer, as its engine tells it: estimates, limits and bills go by it.
-#
-# It is read where the API has it, at the top of the object that ends the answer, never searched for: an
-# answer repeats what its client has sent.
-
-
-_TOKENS_MAX = 10**9
-_new = tuple.__new__
-# A scalar, or an object or array of scalars; the strings have no escapes.
-_FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
-_USUAL = pattern(
-    rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
-    + _FLAT
-    + rb")*+\}\s*\Z"
-)
-"""The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
-_COUNTED = pattern(
-    rb'(?<=[,{])"usage":\{"prompt_tokens":(\d{1,8}),(?:"total_tokens":\d++,)?"completion_tokens":(\d{1,8})'
-    rb'(?:,"total_tokens":\d++)?(?:,"prompt_tokens_details":null)?\}(?:,"[a-z_]++":' + _FLAT + rb")*+\}\s*\Z"
-)
-"""As most engines end it: read in half the steps."""
-
-
-def usage_of(told: dict[str, Any] | None) -> Usage | None:
-    """The same as numbers; None: it says nothing of tokens.
-
-    https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
-    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses and messages. Rerankers
-    have total_tokens alone. What `/v1/messages` has read from a cache, or written to one, is not in its
-    input_tokens (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
-    """
-    if told is None:
-        return None
-    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
-    details = told.get("prompt_tokens_details")
-    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
-        # The usual case.
-        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
-    answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
-    prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
-    if prompt is None and (total := _first(told, "total_tokens")) is not None:
-        prompt = max(0, total - (answer or 0))
-    if prompt is None:
-        return None
-    if (read := _first(told, "cache_read_input_tokens")) is not None:
-        written = _first(told, "cache_creation_input_tokens") or 0
-        return Usage(prompt + read + written, answer or 0, read)
-    details = details or told.get("input_tokens_details") or told
-    return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
-
-
-def _first(counts: dict[str, Any], *names: str) -> int | None:
-    """The first of these that is a number of tokens."""
-    for name in names:
-        count = counts.get(name)
-        if type(count) is int and 0 <= count < _TOKENS_MAX:
-            return count
-    return None
-
-
-def read_usage(body: bytes) -> Usage | None:
-    """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
-    at = body.rfind(b'"usage":{')
-    if at >= 0:
-        if (counted := _COUNTED.match(body, at)) is not None:
-            return _new(Usage, (int(counted[1]), int(counted[2]), None))
-        if (usual := _USUAL.match(body, at)) is not None:
-            return usage_of(orjson.loads(usual[1]))
-    if not body[:1].isspace() and not body.startswith((b"{", b"[")):
-        return None
-    is_batch = body.lstrip()[:1] == b"["
-    if len(body) > (LIMITS.json_bytes_on_loop if is_batch else PARSED_BYTES):
-        skim = JsonSkim()
-        skim.feed(body)
-        return usage_of(told_in(skim.document()))
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if isinstance(document, list):
-        return usage_of(told_in_batch(document))
-    return usage_of(told_in(document)) if isinstance(document, dict) else None
-
-
 # Takes the chunks of a stream whose token ids the client has not asked for.
 
 
@@ -735,54 +647,3 @@ _SHOWN = re.compile(
 def shows_token(answer: bytes) -> bool:
     """True for text, reasoning or a tool call, and for a count of tokens: the only one may be the end."""
     return _SHOWN.search(answer) is not None
-
-
-# The head of a request as a unit gets it: the client's lines and the gate's own. Pure.
-
-
-_HEAD_FOR_UNIT = (
-    b"%b %b HTTP/1.1\r\n%b%bx-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n"
-    b"x-request-id: %b\r\n%b\r\n"
-)
-_WITH_BODY = (b"POST", b"PUT", b"PATCH")
-
-
-def names_rank(request: Request) -> bool:
-    """Whether the client has chosen the data parallel rank itself."""
-    return any(line.startswith(RANK_FIELD) for line in request.lines)
-
-
-def rank_line(rank: int) -> bytes:
-    """The header line that sends a request to a data parallel rank."""
-    return b"%b: %d\r\n" % (RANK_FIELD, rank)
-
-
-def head_for_unit(
-    request: Request,
-    client: ResponseClient,
-    response: Response,
-    lines: bytes,
-    target: bytes,
-    length: int,
-) -> bytes:
-    """The head of a request for `target` with a body of `length` bytes; `lines` are more of the gate's own.
-
-    The peer is appended to X-Forwarded-For; -Proto and -Host stay as a proxy before us has set them.
-    """
-    for observer in response.observers:
-        lines += observer.unit_lines
-    given, chain = dict(request.fields), client.peer.encode()
-    if b"x-forwarded-for" in given:
-        # Several fields are one list (RFC 9110, 5.3).
-        chain = b", ".join([*(value for key, value in request.fields if key == b"x-forwarded-for"), chain])
-    return _HEAD_FOR_UNIT % (
-        request.method,
-        target,
-        b"".join(request.lines),
-        lines,
-        chain,
-        given.get(b"x-forwarded-proto", b"https" if client.secure else b"http"),
-        given.get(b"x-forwarded-host") or given.get(b"host", b""),
-        response.request_id,
-        b"content-length: %d\r\n" % length if length or request.method in _WITH_BODY else b"",
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,12 @@ import orjson
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.sse import BOM
-from cellgate.proxy.observe.counters import FALLBACKS, NAMED, ContinuationResult, tally
+from cellgate.proxy.observe.counters import FALLBACKS, NAMED, tally
 from cellgate.proxy.request import prefill_decode
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.content_coding import Decoding, unsupported
-from cellgate.proxy.request.doubts import drop, show_first, spared
+from cellgate.proxy.request.doubts import show_first, spared
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.models import (
     LATEST,
@@ -27,8 +26,8 @@ from cellgate.proxy.request.models import (
     with_form_model,
     with_model,
 )
+from cellgate.proxy.request.placement import not_here
 from cellgate.proxy.request.prefill_decode import PrefillLeg, may_have_some, named_in, without_transfer
-from cellgate.proxy.request.response import head_for_unit, names_rank, rank_line
 from cellgate.proxy.request.routes import (
     GENERATE,
     IN_FORM,
@@ -37,14 +36,14 @@ from cellgate.proxy.request.routes import (
     STICKY,
     UNLISTED,
     model_in,
-    not_here,
     why_refused,
     with_path_model,
 )
 from cellgate.proxy.request.services import OPEN_ROUTES
+from cellgate.proxy.request.unit_head import head_for_unit, names_rank, rank_line
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.transcript import asking, gives_ids
-from cellgate.router.nouns import LINK_FAILED, TRANSFERRED, UNFIT, Ask, Outcome, SplitStep
+from cellgate.router.nouns import LINK_FAILED, TRANSFERRED, UNFIT, Ask, SplitStep
 from cellgate.router.retry import Attempts
 from cellgate.router.unit_state import Lease
 
@@ -637,70 +636,3 @@ def compute_here(exchange: Exchange) -> None:
     lease.split = None
     lease.unit_state.work_at = exchange.gate.now()
     begin(exchange, lease, fresh=False)
-
-
-# Early ends of an exchange: the client leaves, or the gate itself fails. Actions of the table.
-
-
-def leave(exchange: Exchange) -> None:
-    """The client has left: its unit must stop working for it at once."""
-    exchange.selection.cancel()
-    drop(exchange)
-    if exchange.stop_reading is not None:
-        exchange.stop_reading()
-    result = ContinuationResult.CLIENT_LEFT
-    if exchange.attempt is not None:
-        if exchange.attempt.lease.committed:
-            result = ContinuationResult.CONTINUED
-        exchange.let_go(Outcome.CLIENT_LEFT)
-    if exchange.continuation is not None:
-        exchange.continuation.record_result(result)
-    exchange.state = ExchangeState.OVER
-    exchange.response.left()
-
-
-def stop(exchange: Exchange, failure: Failure) -> None:
-    """The gate ends it: its unit must stop working for it, and its client gets the error."""
-    exchange.selection.cancel()
-    drop(exchange)
-    if exchange.stop_reading is not None:
-        exchange.stop_reading()
-    if exchange.attempt is not None:
-        exchange.let_go(failure.kind.row.outcome)
-    if exchange.continuation is not None:
-        exchange.continuation.record_result(ContinuationResult.CLIENT_LEFT)
-    exchange.state = ExchangeState.OVER
-    if exchange.response.begun:
-        exchange.response.break_off(failure)
-    else:
-        exchange.response.refuse(failure)
-
-
-def collapse(exchange: Exchange, _failure: object = None) -> None:
-    """A callback has failed: end the exchange, whatever its state."""
-    exchange.state = ExchangeState.OVER
-    for step in _endings(exchange):
-        try:
-            step()
-        except Exception as error:
-            exchange.gate.defect("a failed request could not be ended", error)
-
-
-def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
-    """The steps that release everything and answer the client. Each of them may fail as well."""
-    attempt, continuation = exchange.attempt, exchange.continuation
-    yield exchange.selection.cancel
-    if exchange.stop_reading is not None:
-        yield exchange.stop_reading
-    if attempt is not None:
-        yield attempt.abandon
-    if exchange.leg is not None:
-        yield exchange.leg.drop
-    if continuation is not None:
-        yield continuation.abandon
-        yield partial(continuation.record_result, ContinuationResult.NOT_CONTINUABLE, "the gate failed")
-    if attempt is not None and not attempt.lease.closed:
-        yield partial(exchange.release, Outcome.GATE_ERROR)
-    if not exchange.response.over:
-        yield exchange.response.crash
-    yield partial(exchange.client.give_up, exchange, exchange.request)

@@ -20,12 +20,13 @@ from cellgate.proxy.admission.limits import LimitedDispatcher, LimitLedger, Usag
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.control.watches import DISTRUST_S, LAG_S
+from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
 from cellgate.proxy.handover import InheritedView
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.exposition import AccessLogMetrics
-from cellgate.proxy.observe.log import Finished, report_defect
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.proxy.workers.protocol import (
     Link,

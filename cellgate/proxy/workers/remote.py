@@ -22,8 +22,9 @@ from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.handover import known_of, take_over, view_of
 from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import TALLIES
-from cellgate.proxy.observe.log import DEFECTS, Finished, guarded
+from cellgate.proxy.observe.defects import DEFECTS, guarded
 from cellgate.proxy.request.ports import Pending, PickRequest, Report, Waiter
 from cellgate.proxy.workers.protocol import (
     Link,

@@ -25,15 +25,17 @@ import orjson
 from cellgate.proxy.admission.keys import KeyFollower
 from cellgate.proxy.admission.usage import make_door
 from cellgate.proxy.config.settings import Address, Settings
-from cellgate.proxy.control.watches import LAG_S
+from cellgate.proxy.control.stall_watch import LAG_S
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.http.turns import accept_queue
 from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import LoadLines
-from cellgate.proxy.observe.log import DEFECTS, AccessLog, LogSink, log_line, stdout_sink
+from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
+from cellgate.proxy.observe.defects import DEFECTS
+from cellgate.proxy.observe.log import LogSink, log_line
 from cellgate.proxy.process.listeners import AT_ONCE, Entrance
 from cellgate.proxy.process.memory import Garbage, calm_the_collector
 from cellgate.proxy.process.signals import Signals, Ticker
+from cellgate.proxy.process.tcp_info import accept_queue
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.telemetry import trace

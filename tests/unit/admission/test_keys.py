@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.admission.keys import ANSWER_TOKENS_MAX, TokenEstimator, take_credentials
+from cellgate.proxy.admission.keys import take_credentials
 from cellgate.proxy.admission.limits import GIVEN_BACK_S, DoorCounts, LimitLedger, Meter, Period, UsageRecord
+from cellgate.proxy.admission.token_estimator import ANSWER_TOKENS_MAX, TokenEstimator
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules, TokenPrice
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.proxy.http.errors import Failure, FailureKind

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from cellgate.proxy.config import units
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.settings import RedisSource
+from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.config.units import UnitKeys, unit_of
 from cellgate.router.nouns import Cell, Fleet, KvEvents
 from tests.unit.config.files import CELLS, probes_of, problems, read, same

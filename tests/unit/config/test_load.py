@@ -20,19 +20,10 @@ from cellgate.proxy.cli.terminal import fleet_table
 from cellgate.proxy.config.checks import cgroup_limits, quarter_of_memory
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides, read_settings
-from cellgate.proxy.config.settings import (
-    MIB,
-    Address,
-    DnsSource,
-    EcsSource,
-    FileSource,
-    LwsSource,
-    Peers,
-    RedisAccess,
-    payer_at,
-)
+from cellgate.proxy.config.settings import MIB, Address, Peers, RedisAccess, payer_at
+from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
 from cellgate.proxy.config.yaml_file import VariableError, replaced
-from cellgate.router.judge import KnownAnswerRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, problems, read, same
 

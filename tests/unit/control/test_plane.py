@@ -15,9 +15,10 @@ from cellgate.probes.base import Fetch, FetchError, Reply, Trouble
 from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.control.engine_control import ConductError, Conductor, Deed
 from cellgate.proxy.control.explain import RoutingExplain, header_line
-from cellgate.proxy.control.plane import RENDER_S, RESPONSES_KEPT, ReadinessPage, StoredResponses
+from cellgate.proxy.control.hold_watch import HoldWatch
+from cellgate.proxy.control.plane import RENDER_S, ReadinessPage
 from cellgate.proxy.control.scaling import Scaling
-from cellgate.proxy.control.watches import HoldWatch
+from cellgate.proxy.control.stored_responses import RESPONSES_KEPT, StoredResponses
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.request.body import read_ask

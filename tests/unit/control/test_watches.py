@@ -17,10 +17,12 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, FateWatch, StackWatch
+from cellgate.proxy.control.common_cause import FateWatch
+from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, StackWatch
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
-from cellgate.proxy.control.watches import DISTRUST_S, LAG_S, LinkWatch, StallWatch
+from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, StallWatch
 from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.proxy.observe.events import Action, EventLog

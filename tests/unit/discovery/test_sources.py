@@ -20,7 +20,7 @@ from cellgate.probes.nodes import TcpProbe
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.config.settings import EcsSource, FileSource, RedisSource
+from cellgate.proxy.config.sources import EcsSource, FileSource, RedisSource
 from cellgate.proxy.discovery import ecs
 from cellgate.proxy.discovery.base import Feed, Found, Group, Member, NodePorts, SourceError, together
 from cellgate.proxy.discovery.kubernetes import groups, member

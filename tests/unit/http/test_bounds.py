@@ -11,10 +11,10 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import KIB, MIB, Limits
+from cellgate.proxy.http.body_memory import BodyMemory
 from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.http.reply import HEAD_BYTES
 from cellgate.proxy.http.server import PIPELINED_BYTES
-from cellgate.proxy.http.turns import BodyMemory
 from tests.wire.door import Door
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk

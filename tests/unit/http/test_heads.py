@@ -22,7 +22,7 @@ from cellgate.proxy.http.heads import (
     own_response,
 )
 from cellgate.proxy.http.request import Request, check_head
-from cellgate.proxy.request.response import head_for_unit
+from cellgate.proxy.request.unit_head import head_for_unit
 from cellgate.router.nouns import Strength
 from tests.wire.client import get, post
 from tests.wire.door import Door

@@ -58,7 +58,7 @@ from cellgate.proxy.ingress.reports import (
     unit_headers,
 )
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.request.routes import FIELDS as CORS_FIELDS
+from cellgate.proxy.request.cors import FIELDS as CORS_FIELDS
 from cellgate.proxy.request.routes import RouteKind, RoutingHeaders, find_route
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit

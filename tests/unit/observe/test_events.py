@@ -10,8 +10,8 @@ import pytest
 
 from cellgate.proxy.app import App
 from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.observe.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog
-from cellgate.proxy.observe.log import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.request.response import Response
 from cellgate.router.board import Board, Flip
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict

@@ -16,19 +16,18 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.observe import access_log
 from cellgate.proxy.observe import log as log_writer
-from cellgate.proxy.observe.log import (
+from cellgate.proxy.observe.access_log import (
     KEPT,
     TEXT_MAX,
     AccessLog,
     Finished,
-    LogWriter,
-    configure,
     console_line,
     json_line,
-    log_line,
     stdout_sink,
 )
+from cellgate.proxy.observe.log import LogWriter, configure, log_line
 from cellgate.router.nouns import Outcome
 from tests.wire.process import eventually
 
@@ -176,10 +175,10 @@ def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pyte
     log.flush()
     assert log.dropped == 7
     assert said == [("warning", "access log: 7 lines lost, its output does not accept them: it is stuck")]
-    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 0.03)
+    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 0.03)
     log.close()
     assert sink.getvalue() == b"", "close gives up on a sink that stays stuck"
-    monkeypatch.setattr(log_writer, "CLOSE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 60.0)
     sink.let_go.set()
     log.close()
     ids = [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()]
@@ -199,7 +198,7 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
     )
     log.flush()
     assert said == [("warning", complaint.format(1))]
-    now[0] = log_writer.COMPLAIN_EVERY_S
+    now[0] = access_log.COMPLAIN_EVERY_S
     log.flush()
     assert said[1:] == [("warning", complaint.format(2))]
     sink.broken = False

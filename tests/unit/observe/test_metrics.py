@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
+from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import LAGS_KEPT, PLAIN, Metrics
 from cellgate.proxy.observe.exposition import (
     OWN_ROUTES,
@@ -28,7 +29,6 @@ from cellgate.proxy.observe.exposition import (
     PoolMetrics,
     Traffic,
 )
-from cellgate.proxy.observe.log import Finished
 from cellgate.proxy.redis.link import LinkState, RedisLink, RedisMetrics
 from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
 from cellgate.proxy.request.routes import find_route

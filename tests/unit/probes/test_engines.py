@@ -11,9 +11,10 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Reply, Trouble
-from cellgate.probes.canary import Canary, EngineVersion, ModelList
+from cellgate.probes.canary import Canary
 from cellgate.probes.engines import CANARIES, ENGINES, UNKNOWN, at, has_answer
 from cellgate.probes.known_answer import FRESH_S, PROMPT, TOKENS, KnownAnswer
+from cellgate.probes.served import EngineVersion, ModelList
 from cellgate.router.nouns import (
     Answered,
     AnswerToken,

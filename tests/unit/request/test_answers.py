@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from cellgate.proxy.request.answer_shape import REPEATS, SHAPES, are_idle, repeats, status_in
-from cellgate.proxy.request.response import read_usage, shows_token, usage_of
+from cellgate.proxy.request.response import shows_token
+from cellgate.proxy.request.token_usage import read_usage, usage_of
 from cellgate.proxy.resume.answer_reader import AnswerReader
 from cellgate.router.cost_model import Usage
 

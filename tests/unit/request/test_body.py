@@ -17,22 +17,11 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request import body
-from cellgate.proxy.request.body import (
-    ANSWERS_MAX,
-    KEPT,
-    MAX_BLOCKS,
-    MEDIA_BYTES,
-    block_hashes,
-    has_more_nodes,
-    is_large,
-    pieces_of,
-    read_ask,
-    read_large_ask,
-    read_prompt,
-    shape_of_body,
-)
+from cellgate.proxy.request import body_shape
+from cellgate.proxy.request.body import ANSWERS_MAX, has_more_nodes, is_large, read_ask, read_large_ask
+from cellgate.proxy.request.body_shape import KEPT, shape_of_body
 from cellgate.proxy.request.content_coding import DamagedError, pieces
+from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, pieces_of, read_prompt
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
 from cellgate.proxy.workers.protocol import ask_out
 from cellgate.router.cost_model import BLOCK_BYTES
@@ -533,13 +522,13 @@ def test_bodies_with_the_same_names_have_the_same_shape_in_the_order_of_template
 
 
 def test_clients_cannot_make_it_keep_more_than_so_much() -> None:
-    before = dict(body._shapes)
+    before = dict(body_shape.shapes)
     long = {"x" * 2000: 1}
     assert shape_of_body(long) is not shape_of_body(long)
-    assert body._shapes == before
+    assert body_shape.shapes == before
     for number in range(2 * KEPT):
         shape_of_body({f"name {number}": 1})
-        assert len(body._shapes) <= KEPT
+        assert len(body_shape.shapes) <= KEPT
 
 
 # Compressed bodies become what they were, in pieces of bounded size; what is damaged is told as such.

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.control.plane import NAMES_SHOWN, Refusals
+from cellgate.proxy.control.refusals import NAMES_SHOWN, Refusals
 from cellgate.proxy.request.models import (
     LocalEndpoints,
     ModelChoice,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from cellgate.proxy.config.settings import Cors, HeaderNames
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request
+from cellgate.proxy.request.cors import CorsRules
 from cellgate.proxy.request.routes import (
     DENIED,
     GENERATE,
     NAME_CHARS,
     OWN,
     STICKY,
-    CorsRules,
     RouteKind,
     RoutingHeaders,
     find_route,

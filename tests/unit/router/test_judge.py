@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from cellgate.router import health
 from cellgate.router.board import Board, DownCause, down_cause
 from cellgate.router.judge import (
-    ANSWER_FAULT,
     ANSWER_SOURCE,
     CANARY_SOURCE,
     READINESS_SOURCE,
@@ -22,6 +21,7 @@ from cellgate.router.judge import (
     judge,
     open_case,
 )
+from cellgate.router.known_answers import ANSWER_FAULT
 from cellgate.router.nouns import (
     Case,
     Cell,

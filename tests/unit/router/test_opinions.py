@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from cellgate.router.judge import (
+from cellgate.router.known_answers import (
     AnswerRecord,
     AnswerTokens,
     condemned,

@@ -21,8 +21,8 @@ from cellgate.proxy.admission.limits import DoorCounts, LimitedDispatcher, Limit
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.turns import accept_queue
-from cellgate.proxy.observe.log import Finished
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.process.tcp_info import accept_queue
 from cellgate.proxy.request.ports import PickRequest
 from cellgate.proxy.workers.control_process import WorkerSession, WorkerTotals
 from cellgate.proxy.workers.protocol import (

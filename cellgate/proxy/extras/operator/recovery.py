@@ -19,7 +19,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.action_settings import Remedy
-from cellgate.proxy.config.settings import SOURCES
+from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.extras.operator import plan
 from cellgate.proxy.extras.operator.plan import (
     Act,

@@ -45,7 +45,7 @@ from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board
 from cellgate.router.cost_model import NOTHING_ELSEWHERE, RemoteLoad
-from cellgate.router.judge import is_implausible
+from cellgate.router.known_answers import is_implausible
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 

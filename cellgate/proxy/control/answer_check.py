@@ -1,0 +1,242 @@
+"""Compares the answers of units to the known prompt, and takes those out that are proven wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.probes.known_answer import KnownAnswer
+from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.router.board import Board, Flip
+from cellgate.router.judge import ANSWER_SOURCE
+from cellgate.router.known_answers import (
+    AnswerRecord,
+    KnownAnswerRules,
+    alike,
+    condemned,
+    doubted,
+    is_right,
+    outvoted,
+    recorded,
+    why_wrong,
+)
+from cellgate.router.nouns import Answered, Evidence, Sign, Strength, Urgency, Verdict
+from cellgate.router.unit_state import UnitState
+
+CORRUPTED_EVERY_S = 60.0
+"""Corrupted requests of a unit are reported at most once in this time."""
+COMPARED_MAX = 64
+"""Units whose answers are compared with each new one."""
+_TEXT_CHARS = 80
+
+
+class AnswerCheck:
+    """The comparison for one gate. `observe` takes evidence, `look_now` runs a probe of a unit.
+
+    `counts` has the answers by unit and result.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        events: EventLog,
+        rules: KnownAnswerRules,
+        observe: Callable[[Evidence], object],
+        look_now: Callable[[str, str], None],
+    ) -> None:
+        self._board = board
+        self._events = events
+        self._rules = rules
+        self._observe = observe
+        self._look_now = look_now
+        self.counts: dict[str, Counter[str]] = {}
+        self._told: set[str] = set()
+        """Units that are reported to differ."""
+        self._corrupted_at: dict[str, float] = {}
+
+    def take(self, state: UnitState, answered: Answered) -> None:
+        """A unit has answered the known prompt."""
+        name, tolerance = state.unit.name, self._rules.tolerance
+        if state.answers is not None and state.held_until >= state.answers.at:
+            # It stood still on purpose: new weights may have been put into it.
+            state.answers = None
+        if state.answers is None:
+            self._told.discard(name)
+            if not answered.tokens:
+                return
+        group = self._group(state, answered.question)
+        state.answers = recorded(_records(group), answered, tolerance)
+        group[name] = state
+        for unit, record in outvoted(name, _records(group), tolerance).items():
+            self._set(group[unit], record, group)
+        self._set(state, state.answers, group)
+        self.counts.setdefault(name, Counter())["differs" if state.answers.differing else "same"] += 1
+        self._judge(group, answered)
+
+    def ask_now(self, state: UnitState) -> None:
+        """Ask a unit, even if it has requests."""
+        self._ask(state, Urgency.NOW)
+
+    def corrupted(self, state: UnitState, count: float) -> None:
+        """An engine has counted `count` more requests whose numbers are none."""
+        name, load = state.unit.name, state.load
+        assert load is not None
+        if state.answers is not None:
+            state.answers = doubted(state.answers, load.at)
+            for other in self._group(state, state.answers.question).values():
+                self._ask(other, Urgency.SOON)
+        self.ask_now(state)
+        if load.at - self._corrupted_at.get(name, -CORRUPTED_EVERY_S) >= CORRUPTED_EVERY_S:
+            self._corrupted_at[name] = load.at
+            self._events.add(Action("corrupted", "gate", name, f"{count:.0f} more by its engine's count"))
+
+    def forget(self, unit: str) -> None:
+        """A unit is no longer configured."""
+        self._told.discard(unit)
+        self._corrupted_at.pop(unit, None)
+        self.counts.pop(unit, None)
+
+    def flipped(self, flip: Flip) -> None:
+        """A verdict has changed. What fell may be another process when it comes back, even unnoticed."""
+        state = self._board.units[flip.unit]
+        if flip.after in (Verdict.DOWN, Verdict.STARTING) and flip.evidence.source != ANSWER_SOURCE:
+            state.answers = None
+        state.urgency = Urgency.SOON if state.is_out_for_answers() else Urgency.ROUTINE
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _set(self, state: UnitState, record: AnswerRecord, group: dict[str, UnitState]) -> None:
+        """Take a record of a unit, and ask again where that must tell more."""
+        state.answers = record
+        waits = record.differing > 0 and not record.is_confirmed
+        state.urgency = Urgency.SOON if waits or state.is_out_for_answers() else Urgency.ROUTINE
+        if record.differing == 1:
+            # What it and the others say from now on decides.
+            for other in group.values():
+                self._ask(other, Urgency.SOON)
+
+    def _ask(self, state: UnitState, urgency: Urgency) -> None:
+        state.urgency = max(state.urgency, urgency)
+        self._look_now(state.unit.name, KnownAnswer.name)
+
+    def _group(self, state: UnitState, question: str) -> dict[str, UnitState]:
+        """The units that must give the same answer, and have answered: of one cell, engine and build. Of many
+        those with the latest answers, and those that are out.
+        """
+        found = [
+            other
+            for other in self._board
+            if other.answers is not None
+            and other.answers.question == question
+            and other.unit.cell == state.unit.cell
+            and _are_comparable(state, other)
+            and (other.is_usable() or other.is_out_for_answers())
+        ]
+        if len(found) > COMPARED_MAX:
+            found = sorted(found, key=_importance)[-COMPARED_MAX:]
+        return {other.unit.name: other for other in found}
+
+    def _judge(self, group: dict[str, UnitState], answered: Answered) -> None:
+        """Decide about each unit of a group, of which one has answered."""
+        tolerance, now = self._rules.tolerance, answered.at
+        records, cell = _records(group), group[answered.unit].unit.cell
+        out = {s.unit.name for s in self._board if s.unit.cell == cell and s.is_out_for_answers()}
+        for unit, state in group.items():
+            record = records[unit]
+            if unit in out:
+                if unit == answered.unit and is_right(unit, records, out, tolerance):
+                    self._clear(state, now)
+            elif reason := why_wrong(unit, records, out, tolerance):
+                out.add(unit)
+                self._condemn(state, record, reason, now)
+            elif record.is_confirmed and unit not in self._told:
+                self._told.add(unit)
+                self._report(unit, records)
+            elif not record.differing and unit in self._told:
+                self._told.discard(unit)
+                self._events.add(Action("answers_agree", "gate", unit))
+
+    def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
+        state.answers = condemned(record, self._rules.tolerance)
+        self._told.discard(state.unit.name)
+        reason = f"wrong answers: {why}; it says {_text(record)}"
+        self._observe(Evidence(state.unit.name, Sign.BAD, Strength.FATAL, ANSWER_SOURCE, reason, now))
+
+    def _clear(self, state: UnitState, now: float) -> None:
+        state.urgency = Urgency.ROUTINE
+        reason = "its answer to the known prompt is right"
+        self._observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, ANSWER_SOURCE, reason, now))
+
+    def _report(self, unit: str, records: dict[str, AnswerRecord]) -> None:
+        """Say loudly that nobody can tell whose answer is right."""
+        record, tolerance = records[unit], self._rules.tolerance
+        others = sorted(records.keys() - alike(unit, records, tolerance))
+        than = f"than {', '.join(others[:5])}" if others else "than before"
+        detail = (
+            f"it says {_text(record)} to the known prompt, {record.differing} times in a row, otherwise "
+            f"{than}; nobody can tell which answer is right, so it stays; compare weights, or restart it"
+        )
+        self._events.add(Action("answers_differ", "gate", unit, detail))
+
+
+def _are_comparable(one: UnitState, other: UnitState) -> bool:
+    """Whether both run the same. After a restart that is unknown at first, and a unit that was wrong must not
+    return because of that.
+    """
+    engines, builds = {one.engine, other.engine}, {one.build.key, other.build.key}
+    if one.is_out_for_answers() or other.is_out_for_answers():
+        engines.discard("")
+        builds.discard("")
+    return len(engines) <= 1 and len(builds) <= 1
+
+
+def _records(group: dict[str, UnitState]) -> dict[str, AnswerRecord]:
+    return {unit: state.answers for unit, state in group.items() if state.answers is not None}
+
+
+def _importance(state: UnitState) -> tuple[bool, float]:
+    assert state.answers is not None
+    return state.is_out_for_answers(), state.answers.at
+
+
+def _text(record: AnswerRecord) -> str:
+    """The last answer, for a person to read."""
+    text = "".join(token.token for token in record.latest[:8])[:_TEXT_CHARS]
+    return ascii(text) if text else "nothing"
+
+
+_RESULTS = ("same", "differs")
+
+
+class AnswerMetrics(Collector):
+    """What units say that they are, and whether they say the same."""
+
+    def __init__(self, board: Board, check: AnswerCheck) -> None:
+        self._board = board
+        self._check = check
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        states, labels = list(self._board), ("unit", "cell")
+        yield gauge(
+            "unit_build_info",
+            "Constant 1; the labels are what the unit's engine says that it is.",
+            (*labels, "engine", "version", "fingerprint"),
+            (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
+        )
+        counts, none = self._check.counts, Counter[str]()
+        yield counter(
+            "known_answers",
+            "Answers of a unit to the known prompt, by result.",
+            ("unit", "result"),
+            (
+                ((s.unit.name, result), count)
+                for s in states
+                for result in _RESULTS
+                if (count := counts.get(s.unit.name, none)[result])
+            ),
+        )

@@ -1,0 +1,185 @@
+"""Checks on each tick of the gate what depends on time: stalls, panic, outliers.
+
+1. A unit that has work and makes no progress stalls: strong evidence, and its engine's counters are read at
+   once.
+2. A gate that lags counts no bad evidence for a while, because good evidence may not have been read yet.
+3. The Board decides about panic and degraded units; this module reports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cellgate.probes.canary import AWAKE_S, Canary
+from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.observe.events import Action, ActionKind, EventLog
+from cellgate.router.board import Board, compare_speeds, use_of
+from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
+from cellgate.router.judge import STALL_SOURCE
+from cellgate.router.nouns import (
+    Evidence,
+    Sign,
+    Strength,
+    Verdict,
+)
+from cellgate.router.outliers import COMPARE_S
+from cellgate.router.unit_state import UnitState
+
+LAG_S = 0.25
+"""A tick that is this late shows that the gate lags."""
+DISTRUST_S = 1.0
+QUIET_S = 0.25
+"""After this time without a token, the engine's counters are read this often."""
+BESIDE_S = 5.0
+"""A unit gets a canary for a request that hangs at most this often."""
+
+_REPORT_EVERY_S = 10.0
+"""Faults of the gate are reported at most once in this time."""
+
+
+class StallWatch:
+    """The checks of one gate."""
+
+    def __init__(self, board: Board, watch: Prober, events: EventLog, now: Callable[[], float]) -> None:
+        self._board = board
+        self._prober = watch
+        self._events = events
+        self._now = now
+        self.gate_faults = 0
+        """How many connections the gate could not open by its own fault."""
+        self._asked_at: dict[str, float] = {}
+        """When a unit was last sent a canary beside its requests."""
+        self._compare_at = 0.0
+        self._panic_at: float | None = None
+        self._lag_reported_at = -_REPORT_EVERY_S
+        self._fault_reported_at = -_REPORT_EVERY_S
+
+    def tick(self, now: float, lag_s: float) -> None:
+        """Check every unit; `lag_s` is how late this tick is."""
+        if lag_s > LAG_S:
+            self._report_lag(lag_s, now)
+        for state in self._board:
+            if state.leases or state.costs.last_plain is not None:
+                self._board.uses.note(state, now)
+        self._board.tick(now)
+        for state in self._board:
+            if state.case.verdict is Verdict.UP and not is_on(state.hold):
+                if state.leases:
+                    self._ask_beside(state, now)
+                elif state.is_unreachable(now):
+                    self._ask_mute(state, now)
+            if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
+                self._check_stall(state, now)
+            elif state.leases and state.ranks.count:
+                self._check_ranks(state, now)
+        if self._board.panic_at != self._panic_at:
+            self._report_panic(now)
+        if now >= self._compare_at:
+            self._compare_at = now + COMPARE_S
+            for state in compare_speeds(self._board.units.values(), self._board.rules):
+                self._report_outlier(state)
+
+    def gate_fault(self, reason: str) -> None:
+        """The gate could not open a connection: no file descriptors, no ports, or no resolver."""
+        self.gate_faults += 1
+        if self._now() - self._fault_reported_at > _REPORT_EVERY_S:
+            self._fault_reported_at = self._now()
+            self._report(
+                "gate_fault",
+                None,
+                f"{reason}; no unit is blamed; check the gate's file descriptor limit and its resolver",
+            )
+
+    def _check_stall(self, state: UnitState, now: float) -> None:
+        # The counters show whether the engine works on requests of others.
+        if state.counters_at:
+            self._prober.look_now(state.unit.name, EngineMetrics.name)
+        state.is_alone = self._board.is_alone(state)
+        state.record_stall(still_s(state, now))
+        found = find_stall(state, now, self._board.rules)
+        if found is None:
+            self._check_ranks(state, now)
+        else:
+            self._report_stall(state, found, "", now)
+
+    def _check_ranks(self, state: UnitState, now: float) -> None:
+        if state.ranks.count and (found := find_rank_stall(state, now, self._board.rules)) is not None:
+            rank, stall = found
+            self._report_stall(state, stall, f"data parallel rank {rank} ", now)
+
+    def _ask_beside(self, state: UnitState, now: float) -> None:
+        """Send a canary beside requests: to a unit that gets its first one after a while, and in the way of
+        one that hangs while later ones are answered.
+        """
+        name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -BESIDE_S)
+        is_dark = now - state.progress_at >= AWAKE_S and now - state.work_at >= QUIET_S
+        if is_dark and asked_at < state.quiet_since:
+            lease = next(iter(state.leases))
+        elif now - asked_at >= BESIDE_S:
+            lease = self._board.uses.hanging(state, now)
+        if lease is not None:
+            self._asked_at[name] = now
+            state.asks_next = use_of(lease.ask)
+            self._prober.look_now(name, Canary.name)
+
+    def _ask_mute(self, state: UnitState, now: float) -> None:
+        """Send a canary to an idle unit that does not answer probes any more, once."""
+        name = state.unit.name
+        if self._asked_at.get(name, -1.0) < max(state.answered_at, state.progress_at):
+            self._asked_at[name] = now
+            self._prober.look_now(name, Canary.name)
+
+    def _report_stall(self, state: UnitState, found: Stall, whose: str, now: float) -> None:
+        if now - state.stall_reported_at < found.limit_s:
+            return
+        state.stall_reported_at = now
+        reason = (
+            f"{whose}stalled for {found.stalled_s:.1f} s with {found.waiting} requests in flight; "
+            f"the limit is {found.limit_s:.1f} s"
+        )
+        self._prober.observe(Evidence(state.unit.name, Sign.BAD, Strength.STRONG, STALL_SOURCE, reason, now))
+
+    def _report_lag(self, lag_s: float, now: float) -> None:
+        self._prober.trust_from(now + DISTRUST_S)
+        if now - self._lag_reported_at > _REPORT_EVERY_S:
+            self._lag_reported_at = now
+            self._report(
+                "lag",
+                None,
+                f"a timer fired {lag_s:.2f} s late; evidence against units is not counted for "
+                f"{DISTRUST_S:g} s; if this repeats, give the gate more CPU or less traffic",
+            )
+
+    def _report_panic(self, now: float) -> None:
+        began_at, self._panic_at = self._panic_at, self._board.panic_at
+        limit_s = self._board.rules.panic_max_s
+        if began_at is None:
+            mute = [
+                state.unit.name for state in self._board if state.is_usable() and state.is_unreachable(now)
+            ]
+            self._report(
+                "panic",
+                None,
+                f"{len(mute)} units do not answer at all ({', '.join(mute[:5])}); the gate assumes that its "
+                f"own network is cut off and keeps them in rotation for up to {limit_s:g} s; check it",
+            )
+        else:
+            held_s = now - began_at
+            why = "which is the limit" if held_s >= limit_s else "until units answered again"
+            self._report("panic_over", None, f"units were kept in rotation for {held_s:.1f} s, {why}")
+
+    def _report_outlier(self, state: UnitState) -> None:
+        degraded, name = state.outlier.degraded, state.unit.name
+        if not degraded:
+            self._report("recovered", name, "its tokens are as fast as those of the others")
+            return
+        self._report(
+            "degraded",
+            name,
+            f"a token takes {1.0 / (1.0 - degraded):.1f} times as long there as on the other units of cell "
+            f"{state.unit.cell}; its share of requests falls by {degraded:.0%}",
+        )
+
+    def _report(self, kind: ActionKind, unit: str | None, detail: str) -> None:
+        self._events.add(Action(kind, "gate", unit, detail))

@@ -1,0 +1,79 @@
+"""What follows from the names of a body's fields alone: what its prompt is made of, in which order.
+
+A client sends the same names with each of its requests, so it is worked out once. What is kept is bounded:
+a client may send any names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cellgate.proxy.config.limits import LIMITS
+
+KEPT = 512
+"""Shapes that are kept. If there are more, all are forgotten."""
+_KEPT_CHARS = 1024
+"""The names of a shape that is kept have so many characters at most, all together."""
+_PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
+_PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
+_RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
+"""Fields that change the whole prompt."""
+NAMES = frozenset((*_PREAMBLE, *_PROMPTS, *_RENDERING))
+"""All fields of a body that its prompt depends on."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The length of the answer; the first of them that is set counts."""
+_MULTIPLIES = frozenset(("n", "best_of", "prompt", "text", "input_ids", "sampling_params", "parameters"))
+"""Fields that may ask for several answers, or bound them in another place."""
+_PERSONAL = frozenset(("previous_response_id", "user", "priority"))
+VARIES = frozenset(
+    (
+        *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *_LIMITS,
+    )
+)
+"""Fields that clients change from one try to the next, and that do not end engines."""
+_NO_PART = NAMES | VARIES | {"model"}
+"""Fields that the fingerprint has from the prompt, or leaves out."""
+
+
+class BodyShape:
+    """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
+    this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
+    `limits` bound the answer; `multiplies`: others may as well, or ask for several. `is_personal`: it
+    tells its user, a priority, or the response that it follows.
+    """
+
+    __slots__ = ("is_personal", "limits", "more", "multiplies", "preamble", "prompts", "rendering")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        present = frozenset(names)
+        self.preamble = tuple(name for name in _PREAMBLE if name in present)
+        self.prompts = tuple(name for name in _PROMPTS if name in present)
+        # With only one of these names, that one is the prompt, or there is none.
+        has_several = len(present & NAMES) > 1
+        self.rendering = tuple(name for name in _RENDERING if name in present) if has_several else ()
+        more = present - _NO_PART
+        self.more = tuple(sorted(more)) if len(more) <= LIMITS.fields else names
+        self.limits = tuple(name for name in _LIMITS if name in present)
+        self.multiplies = not present.isdisjoint(_MULTIPLIES)
+        self.is_personal = not present.isdisjoint(_PERSONAL)
+
+
+shapes: dict[tuple[str, ...], BodyShape] = {}
+
+
+def shape_of_body(body: dict[str, Any]) -> BodyShape:
+    """The shape of a parsed body."""
+    names = tuple(body)
+    return shapes.get(names) or new_shape(names)
+
+
+def new_shape(names: tuple[str, ...]) -> BodyShape:
+    shape = BodyShape(names)
+    if len(names) <= LIMITS.fields and sum(map(len, names)) <= _KEPT_CHARS:
+        if len(shapes) >= KEPT:
+            shapes.clear()
+        shapes[names] = shape
+    return shape

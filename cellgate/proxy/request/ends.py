@@ -1,0 +1,80 @@
+"""Early ends of an exchange: the client leaves, or the gate itself fails. Actions of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.request.doubts import drop
+from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.router.nouns import Outcome
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+
+
+def leave(exchange: Exchange) -> None:
+    """The client has left: its unit must stop working for it at once."""
+    exchange.selection.cancel()
+    drop(exchange)
+    if exchange.stop_reading is not None:
+        exchange.stop_reading()
+    result = ContinuationResult.CLIENT_LEFT
+    if exchange.attempt is not None:
+        if exchange.attempt.lease.committed:
+            result = ContinuationResult.CONTINUED
+        exchange.let_go(Outcome.CLIENT_LEFT)
+    if exchange.continuation is not None:
+        exchange.continuation.record_result(result)
+    exchange.state = ExchangeState.OVER
+    exchange.response.left()
+
+
+def stop(exchange: Exchange, failure: Failure) -> None:
+    """The gate ends it: its unit must stop working for it, and its client gets the error."""
+    exchange.selection.cancel()
+    drop(exchange)
+    if exchange.stop_reading is not None:
+        exchange.stop_reading()
+    if exchange.attempt is not None:
+        exchange.let_go(failure.kind.row.outcome)
+    if exchange.continuation is not None:
+        exchange.continuation.record_result(ContinuationResult.CLIENT_LEFT)
+    exchange.state = ExchangeState.OVER
+    if exchange.response.begun:
+        exchange.response.break_off(failure)
+    else:
+        exchange.response.refuse(failure)
+
+
+def collapse(exchange: Exchange, _failure: object = None) -> None:
+    """A callback has failed: end the exchange, whatever its state."""
+    exchange.state = ExchangeState.OVER
+    for step in _endings(exchange):
+        try:
+            step()
+        except Exception as error:
+            exchange.gate.defect("a failed request could not be ended", error)
+
+
+def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
+    """The steps that release everything and answer the client. Each of them may fail as well."""
+    attempt, continuation = exchange.attempt, exchange.continuation
+    yield exchange.selection.cancel
+    if exchange.stop_reading is not None:
+        yield exchange.stop_reading
+    if attempt is not None:
+        yield attempt.abandon
+    if exchange.leg is not None:
+        yield exchange.leg.drop
+    if continuation is not None:
+        yield continuation.abandon
+        yield partial(continuation.record_result, ContinuationResult.NOT_CONTINUABLE, "the gate failed")
+    if attempt is not None and not attempt.lease.closed:
+        yield partial(exchange.release, Outcome.GATE_ERROR)
+    if not exchange.response.over:
+        yield exchange.response.crash
+    yield partial(exchange.client.give_up, exchange, exchange.request)

@@ -1,0 +1,228 @@
+"""Known answers: whose answer to one fixed greedy prompt is wrong, and who only differs. Pure.
+
+The units compared have the same cell, model and build, so that greedy decoding gives all the same answer,
+up to rounding: a log probability may differ by the tolerance, and another token counts only where the first
+one was so far ahead of it that rounding cannot explain it. Rules:
+1. A unit differs when it does not say what most units say, and it says something else than before, or than
+   another unit. One answer that differs proves nothing; several in a row do.
+2. It is wrong when a majority of the units have answered since, and agree with each other.
+3. Without such a majority it is wrong when it says something else than before in this epoch while another
+unit, asked since, does not; and when no other unit of the records is out for its answers.
+4. Where neither holds, nobody can tell who is right, and all stay. So a minority is out at most.
+5. When most units say something new, that is right: weights were updated, or a template has the date in
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from cellgate.router.judge import ANSWER_SOURCE
+from cellgate.router.nouns import FIXED, Answered, AnswerToken
+
+ANSWER_FAULT = ("", ANSWER_SOURCE)
+"""The open fault of a unit that is out for its answers."""
+STRIKES = 2
+"""Answers in a row that differ, before a unit can be wrong."""
+STRIKES_OF_TEXT = 3
+"""The same where an engine shows no log probabilities: a tie of two tokens looks like another answer."""
+AnswerTokens = tuple[AnswerToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswerRules:
+    """The rules of known answers.
+
+    every_s (60): how often an idle unit gets the known prompt; 0: never.
+    tolerance (0.25): how far two log probabilities of one token may be apart, by rounding and batching.
+    """
+
+    every_s: float = 60.0
+    tolerance: float = field(default=0.25, metadata=FIXED)
+
+
+class AnswerRecord(NamedTuple):
+    """The answers of one unit in one epoch, to one question.
+
+    `first` is the answer that it is held to, and since when; empty: none is. `differing` counts answers in a
+    row that differ, since `differs_since`.
+    """
+
+    question: str
+    first: AnswerTokens
+    first_at: float
+    latest: AnswerTokens
+    at: float
+    differing: int = 0
+    differs_since: float = inf
+
+    @property
+    def needed(self) -> int:
+        """How many answers in a row have to differ."""
+        shows_ties = bool(self.latest) and bool(self.latest[0].others)
+        return STRIKES if shows_ties else STRIKES_OF_TEXT
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether enough answers in a row have differed."""
+        return self.differing >= self.needed
+
+
+Records = Mapping[str, AnswerRecord]
+"""The units that are compared, by name; those that are out for their answers are among them."""
+
+
+def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
+    """Whether both are one answer, up to rounding. No answer is like nothing."""
+    if not one or not other:
+        return False
+    for a, b in zip(one, other, strict=False):
+        if a.token != b.token:
+            # The rest follows from this token, so it says nothing.
+            return _might_say(a, b, tolerance) or _might_say(b, a, tolerance)
+        if not _is_close(a.logprob, b.logprob, tolerance):
+            return False
+    # Where one has ended, its next token was the end.
+    common = min(len(one), len(other))
+    return len(one) == len(other) or bool(_tied(max(one, other, key=len)[common], tolerance))
+
+
+def is_implausible(tokens: AnswerTokens, others: Collection[AnswerTokens]) -> bool:
+    """Whether no other build of the model could have given this answer: where it first differs from each of
+    `others`, neither found the other's token likely. False where an engine shows no log probabilities.
+    """
+    shown = [other for other in others if other and other[0].others]
+    if not tokens or not tokens[0].others or not shown:
+        return False
+    return not any(_might_be(tokens, other) for other in shown)
+
+
+def _might_be(one: AnswerTokens, other: AnswerTokens) -> bool:
+    for a, b in zip(one, other, strict=False):
+        if a.token != b.token:
+            return a.token in dict(b.others) or b.token in dict(a.others)
+    return True
+
+
+def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRecord:
+    """The record of a unit with one more answer; `records` has the records so far."""
+    old, tokens, at = records.get(answered.unit), answered.tokens, answered.at
+    if old is None or old.question != answered.question:
+        old = AnswerRecord(answered.question, tokens, at, tokens, at)
+    record = old._replace(latest=tokens, at=at)
+    records = {**records, answered.unit: record}
+    alike = _alike(record, records, tolerance)
+    has_moved = not is_same(record.first, tokens, tolerance)
+    if _is_majority(alike, records):
+        record = record._replace(first=tokens, first_at=at) if has_moved else record
+        return record._replace(differing=0, differs_since=inf)
+    if not has_moved and len(alike) == len(records):
+        return record._replace(differing=0, differs_since=inf)
+    return record._replace(differing=record.differing + 1, differs_since=min(record.differs_since, at))
+
+
+def outvoted(name: str, records: Records, tolerance: float) -> dict[str, AnswerRecord]:
+    """The records of units whose last answer turns out to differ, because most units agree with `name`, which
+    has just answered. Such a unit may have been the first to answer.
+    """
+    agree = _alike(records[name], records, tolerance)
+    if not _is_majority(agree, records):
+        return {}
+    return {
+        unit: record._replace(differing=1, differs_since=record.at)
+        for unit, record in records.items()
+        if unit not in agree and not record.differing
+    }
+
+
+def doubted(record: AnswerRecord, at: float) -> AnswerRecord:
+    """The record of a unit whose engine reports corrupted requests: as if an answer had differed."""
+    return record._replace(
+        differing=max(1, record.differing),
+        differs_since=min(record.differs_since, at),
+    )
+
+
+def condemned(record: AnswerRecord, tolerance: float) -> AnswerRecord:
+    """The record of a unit that was found wrong: an answer that was wrong from the start is no reference."""
+    return record._replace(first=()) if is_same(record.first, record.latest, tolerance) else record
+
+
+def why_wrong(name: str, records: Records, out: Collection[str], tolerance: float) -> str:
+    """Why the answers of a unit are wrong; empty when that is not proven. `out`: units out for theirs."""
+    record = records[name]
+    if not record.is_confirmed:
+        return ""
+    fresh = {
+        unit: peer
+        for unit, peer in records.items()
+        if unit != name and unit not in out and peer.at >= record.differs_since
+    }
+    for peer in fresh.values():
+        alike = _alike(peer, fresh, tolerance)
+        # Text alone must be the same everywhere else.
+        is_enough = record.needed == STRIKES or len(alike) == len(fresh)
+        if is_enough and _is_majority(alike, records) and not is_same(peer.latest, record.latest, tolerance):
+            return f"{', '.join(sorted(alike))} agree on another answer"
+    if out or not record.first or is_same(record.first, record.latest, tolerance):
+        return ""
+    moved = {unit for unit, peer in fresh.items() if not is_same(peer.first, peer.latest, tolerance)}
+    steady = {unit for unit, peer in fresh.items() if peer.first_at < record.differs_since} - moved
+    if not steady or len(moved) >= len(steady):
+        return ""
+    return f"it answered otherwise before in this epoch, and {', '.join(sorted(steady))} did not change"
+
+
+def is_right(name: str, records: Records, out: Collection[str], tolerance: float) -> bool:
+    """Whether a unit that is out for its answers has given a right one."""
+    record = records[name]
+    if _is_majority(_alike(record, records, tolerance), records):
+        return True
+    peers = {unit: peer for unit, peer in records.items() if unit != name and unit not in out}
+    if any(_is_majority(_alike(peer, peers, tolerance), records) for peer in peers.values()):
+        return False
+    known = [record.first, *(peer.latest for peer in peers.values())]
+    return any(is_same(answer, record.latest, tolerance) for answer in known)
+
+
+def alike(name: str, records: Records, tolerance: float) -> set[str]:
+    """The units whose last answer is that of `name`, with it."""
+    return _alike(records[name], records, tolerance) | {name}
+
+
+def _alike(record: AnswerRecord, records: Records, tolerance: float) -> set[str]:
+    return {
+        unit
+        for unit, peer in records.items()
+        if peer is record or is_same(peer.latest, record.latest, tolerance)
+    }
+
+
+def _is_majority(units: Collection[str], records: Records) -> bool:
+    return len(units) >= 2 and 2 * len(units) > len(records)
+
+
+def _tied(token: AnswerToken, tolerance: float) -> tuple[tuple[str, float], ...]:
+    """The next likely tokens that rounding may put before this one: both may move."""
+    if token.logprob is None:
+        return ()
+    least = token.logprob - 2 * tolerance
+    return tuple(other for other in token.others if other[1] >= least)
+
+
+def _might_say(one: AnswerToken, other: AnswerToken, tolerance: float) -> bool:
+    """Whether rounding may turn one token into the other. When all that is shown is tied, more may be."""
+    tied = _tied(one, tolerance)
+    if tied and len(tied) == len(one.others) > 1:
+        return True
+    return any(text == other.token and _is_close(value, other.logprob, tolerance) for text, value in tied)
+
+
+def _is_close(one: float | None, other: float | None, tolerance: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    # False for NaN.
+    return abs(one - other) <= tolerance
