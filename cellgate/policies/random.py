@@ -10,14 +10,6 @@ from typing import ClassVar
 from cellgate.router.nouns import Ask, Candidate
 
 
-def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """A weighted random order: keys u^(1/w), largest first (Efraimidis and Spirakis, 2006).
-
-    Their logarithms, -ln(u)/w, smallest first: the powers themselves run into 0 or 1 for weights far from 1.
-    """
-    return sorted(candidates, key=lambda c: rng.expovariate(c.weight))
-
-
 @dataclass(frozen=True, slots=True)
 class Random:
     """Each unit leads with a probability proportional to its weight."""
@@ -28,3 +20,11 @@ class Random:
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates in a weighted random order."""
         return shuffled(candidates, rng)
+
+
+def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    """A weighted random order: keys u^(1/w), largest first (Efraimidis and Spirakis, 2006).
+
+    Their logarithms, -ln(u)/w, smallest first: the powers themselves run into 0 or 1 for weights far from 1.
+    """
+    return sorted(candidates, key=lambda c: rng.expovariate(c.weight))

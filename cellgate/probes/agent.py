@@ -5,6 +5,8 @@ One file, standard library only, Python 3.8 or later: it also runs as `python ag
 2. Command lines never leave the machine, because they may hold keys: only names, numbers and hashes do.
 3. A client that does not read, or sends garbage, costs a bounded amount of memory and is dropped.
    docs/agent.md has the rule that distinguishes needed processes from helpers, and the protocol.
+
+In this order: `Agent`, `Proc`, `Pattern`, `ProcessWatch`, `stack_of`, `Reporter`, `Client`, `UsageError`.
 """
 
 from __future__ import annotations
@@ -95,6 +97,82 @@ _WRAPPERS = frozenset(
     "sh bash dash ash zsh ksh tini dumb-init docker-init catatonit timeout sudo su".split()  # noqa: SIM905
 )
 _HELPERS = re.compile(r"--match\b|multiprocessing\.(resource_tracker|forkserver)|compile_worker")
+
+
+class Agent:
+    """Checks the processes ten times a second and reports to its clients."""
+
+    def __init__(
+        self, watch: ProcessWatch, token: str = "", ras: tuple[str, int] = RAS_ADDRESS, root: str = "/"
+    ) -> None:
+        self._watch = watch
+        self._token = token
+        self._ras = ras
+        self._proc, self._sysfs = Proc(os.path.join(root, "proc")), os.path.join(root, "sys")
+        self.clients: set[Client] = set()
+        self.status = watch.look()
+        self.reporter = Reporter(self._compose)
+
+    async def run(self, host: str, port: int) -> None:
+        """Serve until SIGTERM or SIGINT. Raises OSError when the address is not available."""
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        server = await loop.create_server(lambda: Client(self), host, port)
+        for sock in server.sockets or ():
+            _log("listens on {}:{}".format(*sock.getsockname()[:2]))
+        _log(self.status.reason)
+        works = (_each(LOOK_S, self._look), _each(BEAT_S, self._beat))
+        tasks = [loop.create_task(work) for work in works]
+        await stopped.wait()
+        for task in tasks:
+            task.cancel()
+        server.close()
+        for client in list(self.clients):
+            client.transport.abort()
+
+    def admits(self, fields: list[bytes]) -> bool:
+        """Whether a request with these header lines may watch."""
+        given = b""
+        for field in fields:
+            name, _, value = field.partition(b":")
+            if name.strip().lower() == b"authorization":
+                given = value.strip()
+        return not self._token or hmac.compare_digest(given, b"Bearer " + self._token.encode())
+
+    def _compose(self, of_ranks: bool) -> dict[str, Any]:
+        """A report; called in another thread."""
+        pids = [needed.pid for needed in self.status.needed]
+        report: dict[str, Any] = {
+            "stack": stack_of(self._proc, self._sysfs, pids, self._token.encode()),
+            "counters": counters_of(self._sysfs),
+            "addresses": self._proc.addresses(),
+        }
+        if of_ranks:
+            report["ranks"] = ranks_of(self._ras)
+        return report
+
+    def _look(self) -> None:
+        before, self.status = self.status, self._watch.look()
+        changed = self.status[:3] != before[:3]
+        if changed:
+            _log(self.status.reason)
+        # Lasting pressure is reported each time it is measured.
+        pressed = max(self.status.open_files or 0.0, before.open_files or 0.0) >= PRESSURE
+        if changed or (pressed and self.status.counted_at != before.counted_at):
+            self._tell(chunk(self.status.line()))
+
+    def _beat(self) -> None:
+        self._tell(_BEAT_CHUNK)
+        too_old = time.monotonic() - HEAD_S
+        for client in list(self.clients):
+            if not client.is_served and client.since < too_old:
+                client.transport.abort()
+
+    def _tell(self, data: bytes) -> None:
+        for client in list(self.clients):
+            if client.watching:
+                client.send(data)
 
 
 def _is_wrapper(argv: Sequence[str]) -> bool:
@@ -881,82 +959,6 @@ class Client(asyncio.Protocol):
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-class Agent:
-    """Checks the processes ten times a second and reports to its clients."""
-
-    def __init__(
-        self, watch: ProcessWatch, token: str = "", ras: tuple[str, int] = RAS_ADDRESS, root: str = "/"
-    ) -> None:
-        self._watch = watch
-        self._token = token
-        self._ras = ras
-        self._proc, self._sysfs = Proc(os.path.join(root, "proc")), os.path.join(root, "sys")
-        self.clients: set[Client] = set()
-        self.status = watch.look()
-        self.reporter = Reporter(self._compose)
-
-    async def run(self, host: str, port: int) -> None:
-        """Serve until SIGTERM or SIGINT. Raises OSError when the address is not available."""
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        server = await loop.create_server(lambda: Client(self), host, port)
-        for sock in server.sockets or ():
-            _log("listens on {}:{}".format(*sock.getsockname()[:2]))
-        _log(self.status.reason)
-        works = (_each(LOOK_S, self._look), _each(BEAT_S, self._beat))
-        tasks = [loop.create_task(work) for work in works]
-        await stopped.wait()
-        for task in tasks:
-            task.cancel()
-        server.close()
-        for client in list(self.clients):
-            client.transport.abort()
-
-    def admits(self, fields: list[bytes]) -> bool:
-        """Whether a request with these header lines may watch."""
-        given = b""
-        for field in fields:
-            name, _, value = field.partition(b":")
-            if name.strip().lower() == b"authorization":
-                given = value.strip()
-        return not self._token or hmac.compare_digest(given, b"Bearer " + self._token.encode())
-
-    def _compose(self, of_ranks: bool) -> dict[str, Any]:
-        """A report; called in another thread."""
-        pids = [needed.pid for needed in self.status.needed]
-        report: dict[str, Any] = {
-            "stack": stack_of(self._proc, self._sysfs, pids, self._token.encode()),
-            "counters": counters_of(self._sysfs),
-            "addresses": self._proc.addresses(),
-        }
-        if of_ranks:
-            report["ranks"] = ranks_of(self._ras)
-        return report
-
-    def _look(self) -> None:
-        before, self.status = self.status, self._watch.look()
-        changed = self.status[:3] != before[:3]
-        if changed:
-            _log(self.status.reason)
-        # Lasting pressure is reported each time it is measured.
-        pressed = max(self.status.open_files or 0.0, before.open_files or 0.0) >= PRESSURE
-        if changed or (pressed and self.status.counted_at != before.counted_at):
-            self._tell(chunk(self.status.line()))
-
-    def _beat(self) -> None:
-        self._tell(_BEAT_CHUNK)
-        too_old = time.monotonic() - HEAD_S
-        for client in list(self.clients):
-            if not client.is_served and client.since < too_old:
-                client.transport.abort()
-
-    def _tell(self, data: bytes) -> None:
-        for client in list(self.clients):
-            if client.watching:
-                client.send(data)
 
 
 async def _each(period_s: float, work: Callable[[], None]) -> None:

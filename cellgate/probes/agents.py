@@ -3,6 +3,8 @@
 1. The state of processes is believed at once; an agent that cannot be reached is only a suspicion.
 2. Each change is reported once: the same state after a reconnect, or a heartbeat, is not a change.
 3. A missing heartbeat counts only if this gate was reading meanwhile: a gate that was blocked reads first.
+
+In this order: `AgentLink`, `AgentStream`, `AgentReport`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,21 @@ from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgen
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
+class Probe(Protocol):
+    """Probes a unit, or one of its nodes, again and again: an AsyncProbe or an HttpPageProbe."""
+
+    @property
+    def name(self) -> str: ...
+
+    def limit_s(self, context: ProbeContext, /) -> float:
+        """How long one run may take at most, its timeouts included; inf for one that holds a stream."""
+        ...
+
+    def due_at(self, context: ProbeContext, last_at: float, /) -> float:
+        """When to run again, after a run that began at `last_at` (-inf: never). Only reads."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A unit's whole answer. Header names are lower case."""
@@ -279,21 +294,6 @@ class ProbeContext(Protocol):
 
     def heard(self) -> None:
         """Record that something of the unit answered. A fetch does that by itself."""
-        ...
-
-
-class Probe(Protocol):
-    """Probes a unit, or one of its nodes, again and again: an AsyncProbe or an HttpPageProbe."""
-
-    @property
-    def name(self) -> str: ...
-
-    def limit_s(self, context: ProbeContext, /) -> float:
-        """How long one run may take at most, its timeouts included; inf for one that holds a stream."""
-        ...
-
-    def due_at(self, context: ProbeContext, last_at: float, /) -> float:
-        """When to run again, after a run that began at `last_at` (-inf: never). Only reads."""
         ...
 
 

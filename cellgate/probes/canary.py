@@ -112,39 +112,6 @@ NO_PAIR = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room"
 (FAKE_BOOTSTRAP_HOST, as its own /health_generate); without a room, it may end with an error."""
 
 
-def is_half(context: ProbeContext) -> bool:
-    """Whether its engine is, or may be, one of SGLang that only does its part of a pair."""
-    return context.unit.role != "both" and context.engine in ("", "sglang")
-
-
-class _Kind(NamedTuple):
-    """What a canary asks for. Without an API: the first that the unit serves."""
-
-    api: str = ""
-    stream: bool = False
-    model: str = ""
-
-    @property
-    def word(self) -> str:
-        return f"{self.api}{', streamed' if self.stream else ''}"
-
-
-class _AloneError(FetchError):
-    """No answer in time, while the unit answered others that came later."""
-
-
-class _Fate(NamedTuple):
-    """The result of a canary."""
-
-    sign: Sign
-    strength: Strength
-    reason: str
-    fingerprint: str = ""
-    """What the unit says that it is."""
-    is_refusal: bool = False
-    """It answered with an error."""
-
-
 @dataclass(frozen=True, slots=True)
 class Canary:
     """Requests one token: every `period_s` of a unit that is not UP, of an UP unit after a while without
@@ -239,6 +206,39 @@ class Canary:
         with suppress(FetchError):
             deadline = context.now() + max(context.rules.canary_timeout_s, 2.0 * first_s)
             await _fly(context, _Kind(model=model), deadline)
+
+
+def is_half(context: ProbeContext) -> bool:
+    """Whether its engine is, or may be, one of SGLang that only does its part of a pair."""
+    return context.unit.role != "both" and context.engine in ("", "sglang")
+
+
+class _Kind(NamedTuple):
+    """What a canary asks for. Without an API: the first that the unit serves."""
+
+    api: str = ""
+    stream: bool = False
+    model: str = ""
+
+    @property
+    def word(self) -> str:
+        return f"{self.api}{', streamed' if self.stream else ''}"
+
+
+class _AloneError(FetchError):
+    """No answer in time, while the unit answered others that came later."""
+
+
+class _Fate(NamedTuple):
+    """The result of a canary."""
+
+    sign: Sign
+    strength: Strength
+    reason: str
+    fingerprint: str = ""
+    """What the unit says that it is."""
+    is_refusal: bool = False
+    """It answered with an error."""
 
 
 def canary_timeout_s(context: ProbeContext) -> float:

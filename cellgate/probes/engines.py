@@ -23,6 +23,31 @@ from cellgate.router.nouns import HoldKind
 
 
 @dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's surfaces.
+
+    `ready` are paths in the order in which they are tried: the first that exists counts. Its 200 is good and
+    its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
+    `metrics` is a path at the port of the API, unless `metrics_port` names another one.
+    `canaries` are APIs (see probes/engines.py) in the order in which they are tried.
+    `version` is the page that shows its version, and the name of the version there.
+    `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
+    `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
+    and `retry`, which asks its own fault tolerance to recover it.
+    """
+
+    ready: tuple[str, ...]
+    canaries: tuple[str, ...]
+    unready: frozenset[int] = frozenset()
+    metrics: str = "/metrics"
+    metrics_port: int | None = None
+    version: tuple[str, str] | None = None
+    closes_after_stream: bool = False
+    holds: tuple[HoldQuestion, ...] = ()
+    controls: Mapping[str, EngineControl] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class HoldQuestion:
     """How an engine says that it stands still on purpose: `flag` is true in the object that it answers.
 
@@ -47,31 +72,6 @@ class EngineControl:
     path: str
     body: str = ""
     modes: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """One engine's surfaces.
-
-    `ready` are paths in the order in which they are tried: the first that exists counts. Its 200 is good and
-    its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
-    `metrics` is a path at the port of the API, unless `metrics_port` names another one.
-    `canaries` are APIs (see probes/engines.py) in the order in which they are tried.
-    `version` is the page that shows its version, and the name of the version there.
-    `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
-    `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
-    and `retry`, which asks its own fault tolerance to recover it.
-    """
-
-    ready: tuple[str, ...]
-    canaries: tuple[str, ...]
-    unready: frozenset[int] = frozenset()
-    metrics: str = "/metrics"
-    metrics_port: int | None = None
-    version: tuple[str, str] | None = None
-    closes_after_stream: bool = False
-    holds: tuple[HoldQuestion, ...] = ()
-    controls: Mapping[str, EngineControl] = field(default_factory=dict)
 
 
 _OPENAI_CANARIES = ("chat", "completions", "embeddings", "rerank", "pooling")

@@ -1,4 +1,7 @@
-"""Exporter: checks a Prometheus page of the node against a rule or a preset of rules."""
+"""Exporter: checks a Prometheus page of the node against a rule or a preset of rules.
+
+In this order: `ExporterProbe`, `Sample`, `Rule`.
+"""
 
 from __future__ import annotations
 

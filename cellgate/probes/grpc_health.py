@@ -1,4 +1,9 @@
-"""gRPC: the node's health service (grpc.health.v1, method Check) says SERVING."""
+"""gRPC: the node's health service (grpc.health.v1, method Check) says SERVING.
+
+Plaintext HTTP/2. Wire formats: gRPC over HTTP/2 (messages behind their length, `grpc-status` in trailers)
+and protobuf, of which two fields are needed: the request's `service` (1, string), the reply's `status` (1,
+enum).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,6 @@ from cellgate.probes.nodes import NodeReport, NodeState, NodeTalk
 
 if TYPE_CHECKING:
     from h2 import events
-
-
-# One call. HTTP/2 (h2) is imported when there is one: few gates probe so.
-#
-# Plaintext HTTP/2. Wire formats: gRPC over HTTP/2 (messages behind their length, `grpc-status` in trailers)
-# and protobuf, of which two fields are needed: the request's `service` (1, string), the reply's `status` (1,
-# enum).
 
 
 _HEADERS = (

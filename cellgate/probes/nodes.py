@@ -4,6 +4,8 @@
    fatal when there was no good one since the last: one may be an accident, two mean a node that cannot work.
 2. A node that is late, unreachable or sends garbage is only suspected, because it may be busy.
 3. Two probes of one node have different names, because only the source of a fatal report can clear it.
+
+In this order: `NodeProbe`, `HttpProbe`, `TcpProbe`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Its 200 is weak evidence: it proves the front end, not the engine behind it. Its 503 is stronger: an engine
 that reports itself as dead rarely errs.
+
+In this order: `Readiness`, `QuiescenceProbe`, `GateHealth`.
 """
 
 from __future__ import annotations

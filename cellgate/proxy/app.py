@@ -1,4 +1,7 @@
-"""All the parts of a gate around its control plane: admin port, discovery, sharing, recovery, hand-over."""
+"""An app: all the parts of a gate around its control plane, such as admin port, discovery and hand-over.
+
+In this order: `App`, `Gate`, `serve`.
+"""
 
 from __future__ import annotations
 
@@ -79,32 +82,6 @@ if TYPE_CHECKING:
 
 
 WARM_LOOK_S = 0.05
-
-
-async def live(app: App, heritage: Inheritance | None) -> int:
-    """The whole life of a gate that has what it accepts on; returns the exit code."""
-    asyncio.get_running_loop().set_exception_handler(DEFECTS.handle)
-    try:
-        await app.open(heritage)
-        calm_the_collector()
-        await app.run()
-    finally:
-        await app.close()
-    return 0
-
-
-class Core(Protocol):
-    """The core of the parts: a gate of one process, or the control process of several."""
-
-    plane: Plane
-
-    @property
-    def port(self) -> int: ...
-    def begin(self) -> None: ...
-    def take_settings(self, settings: Settings) -> None: ...
-    def announce_stop(self) -> None: ...
-    async def stop(self, *, delay_s: float, drain_s: float) -> None: ...
-    async def leave_to_successor(self, *, drain_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +340,32 @@ class App:
             reload=self._reload_settings,
             needs_tls=lambda: self._tls.admin() is not None,
         )
+
+
+async def live(app: App, heritage: Inheritance | None) -> int:
+    """The whole life of a gate that has what it accepts on; returns the exit code."""
+    asyncio.get_running_loop().set_exception_handler(DEFECTS.handle)
+    try:
+        await app.open(heritage)
+        calm_the_collector()
+        await app.run()
+    finally:
+        await app.close()
+    return 0
+
+
+class Core(Protocol):
+    """The core of the parts: a gate of one process, or the control process of several."""
+
+    plane: Plane
+
+    @property
+    def port(self) -> int: ...
+    def begin(self) -> None: ...
+    def take_settings(self, settings: Settings) -> None: ...
+    def announce_stop(self) -> None: ...
+    async def stop(self, *, delay_s: float, drain_s: float) -> None: ...
+    async def leave_to_successor(self, *, drain_s: float) -> None: ...
 
 
 def _may_have_kv_events(state: UnitState) -> bool:

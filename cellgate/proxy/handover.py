@@ -1,4 +1,4 @@
-"""The messages between a gate and its successor, over a pair of Unix sockets.
+"""The hand-over of a gate to its successor, by messages over a pair of Unix sockets.
 
 1. The successor says HELLO once it has read its configuration.
 2. The gate sends the listeners, and as JSON their names and the state of its units.
@@ -6,6 +6,8 @@
 4. The gate accepts no more, and sends what has changed since: drained units.
 
 Documents are preceded by their length, 4 bytes in network order. A side that closes early has failed.
+
+In this order: `hand_over`, `InheritedView`, `Inheritance`, `listening_for`, `HandoverError`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,37 @@ FDS_MAX = 64
 ANSWER_S = 10.0
 """How long a living gate may take to answer."""
 _LENGTH = struct.Struct("!I")
+
+
+async def hand_over(
+    listeners: Listeners, tell: Callable[[], Any], tell_last: Callable[[], Any], limit_s: float
+) -> int:
+    """Have a successor take over; its process id. Raises HandoverError.
+
+    `tell` gives the first document for it, `tell_last` the one after it accepts clients.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours:
+        with theirs:
+            process = _start(theirs)
+        try:
+            async with asyncio.timeout(limit_s):
+                await _hear(ours, HELLO)
+                names = {name: len(sockets) for name, sockets in listeners.items()}
+                every = [each for sockets in listeners.values() for each in sockets]
+                await send(ours, {"listeners": names, "known": tell()}, every)
+                await _hear(ours, READY)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(_end, process)
+            raise
+        except Exception as error:
+            code = await asyncio.to_thread(_end, process)
+            raise HandoverError(_why(error, code, limit_s)) from error
+        # It accepts clients: from here on there is no way back, and cancellation is impossible.
+        with suppress(OSError):
+            ours.sendall(frame_document(tell_last()))
+    return process.pid
 
 
 def frame_document(document: Any) -> bytes:
@@ -293,37 +326,6 @@ def _binding(address: Address) -> Iterator[None]:
 
 class HandoverError(Exception):
     """There is no successor. `str()` says why, for the operator."""
-
-
-async def hand_over(
-    listeners: Listeners, tell: Callable[[], Any], tell_last: Callable[[], Any], limit_s: float
-) -> int:
-    """Have a successor take over; its process id. Raises HandoverError.
-
-    `tell` gives the first document for it, `tell_last` the one after it accepts clients.
-    """
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    with ours:
-        with theirs:
-            process = _start(theirs)
-        try:
-            async with asyncio.timeout(limit_s):
-                await _hear(ours, HELLO)
-                names = {name: len(sockets) for name, sockets in listeners.items()}
-                every = [each for sockets in listeners.values() for each in sockets]
-                await send(ours, {"listeners": names, "known": tell()}, every)
-                await _hear(ours, READY)
-        except asyncio.CancelledError:
-            await asyncio.to_thread(_end, process)
-            raise
-        except Exception as error:
-            code = await asyncio.to_thread(_end, process)
-            raise HandoverError(_why(error, code, limit_s)) from error
-        # It accepts clients: from here on there is no way back, and cancellation is impossible.
-        with suppress(OSError):
-            ours.sendall(frame_document(tell_last()))
-    return process.pid
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:

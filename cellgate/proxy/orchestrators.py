@@ -1,4 +1,9 @@
-"""The APIs of what runs units, Kubernetes and Amazon: connections and refusals, no decisions."""
+"""The APIs of what runs units, Kubernetes and Amazon: how one is connected, and refusals; no decisions.
+
+Tags of each task, from its service or its definition: `cellgate:unit` (the unit's name), `cellgate:role`
+(leader or follower), `cellgate:size` (how many tasks make the unit), `cellgate:serves` (prefill, decode or
+both; optional).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import orjson
-
-# The API server of a Kubernetes cluster: one connection, plain JSON, and what is wrong in one line.
-#
-# Objects stay plain JSON: the client's own classes cost a millisecond each, on the loop. A refusal for want
-# of a right names the rule that is missing ("Using RBAC Authorization", rules of a Role).
-
 
 ApiObject = dict[str, Any]
 ApiVerb = Literal["get", "list", "create", "update", "patch", "delete"]
@@ -34,6 +33,27 @@ _METHODS: Mapping[ApiVerb, str] = {
 }
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _REASON_MAX = 300
+
+
+@asynccontextmanager
+async def connected(kubeconfig: str) -> AsyncIterator[Any]:
+    """A client of kubernetes_asyncio. `kubeconfig` empty: what this pod was given, else the user's file.
+
+    Raises ApiError when there is no way to the server.
+    """
+    # Imported late and in a thread: it takes half a second.
+    client: Any = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
+    config: Any = importlib.import_module("kubernetes_asyncio.config")
+    settings = client.Configuration()
+    try:
+        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
+    except Exception as error:  # A file that is no kubeconfig makes the loader fail in many ways.
+        raise ApiError(f"no way to the API server is configured: {error!r}") from None
+    async with client.ApiClient(settings) as connection:
+        yield connection
 
 
 class Resource(NamedTuple):
@@ -95,27 +115,6 @@ def own_namespace() -> str:
         return "default"
 
 
-@asynccontextmanager
-async def connected(kubeconfig: str) -> AsyncIterator[Any]:
-    """A client of kubernetes_asyncio. `kubeconfig` empty: what this pod was given, else the user's file.
-
-    Raises ApiError when there is no way to the server.
-    """
-    # Imported late and in a thread: it takes half a second.
-    client: Any = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
-    config: Any = importlib.import_module("kubernetes_asyncio.config")
-    settings = client.Configuration()
-    try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
-    except Exception as error:  # A file that is no kubeconfig makes the loader fail in many ways.
-        raise ApiError(f"no way to the API server is configured: {error!r}") from None
-    async with client.ApiClient(settings) as connection:
-        yield connection
-
-
 async def ask(connection: Any, call: ApiCall) -> ApiObject:
     """The answer to a call. Raises ApiError."""
     import aiohttp  # Imported late: who asks Amazon alone does without its 10 MB.
@@ -152,13 +151,6 @@ def _refusal(call: ApiCall, status: int, answer: Any) -> str:
     causes = told.get("details", {}).get("causes", [])
     text = " ".join([str(told.get("message", "")), *(str(each.get("message", "")) for each in causes)])
     return f"the API server refuses: {status} {' '.join(text.split())[:_REASON_MAX]}".rstrip()
-
-
-# Amazon ECS: the running tasks of a cluster with their tags.
-#
-# Tags of each task, from its service or its definition: `cellgate:unit` (the unit's name), `cellgate:role`
-# (leader or follower), `cellgate:size` (how many tasks make the unit), `cellgate:serves` (prefill, decode or
-# both; optional).
 
 
 # Amazon's APIs: a client of boto3, and what is wrong in one line.

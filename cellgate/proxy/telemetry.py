@@ -42,6 +42,3 @@ def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSende
 def _missing(what: str, error: ModuleNotFoundError) -> None:
     why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
     log_line("error", f"{what}, though it is configured: {why}")
-
-
-# What needs OpenTelemetry is imported late, because it is an extra, and takes its time.

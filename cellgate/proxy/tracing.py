@@ -2,6 +2,8 @@
 
 A request is traced when its client asks for it, or, without a traceparent, at random. Others are handled as
 with tracing off; their units learn that they are not sampled.
+
+In this order: `Tracing`, `Trace`, `CollectorLink`, `Exporter`, `resource`, `metrics_data`, `MetricsSender`.
 """
 
 from __future__ import annotations

@@ -28,114 +28,6 @@ WRITTEN_STEP_S = 0.5
 ABANDONED_KEPT = 1024
 
 
-class Abandoned(NamedTuple):
-    """A prompt whose client left: when it was sent, when that was, who pays for it, and the bytes
-    that its unit reads of it.
-    """
-
-    opened_at: float
-    left_at: float
-    payer: str
-    size: float
-
-
-class Unread:
-    """What a unit reads although its client has left. What it got before `until` it has read, because it has
-    answered an attempt of that time.
-    """
-
-    def __init__(self) -> None:
-        self.abandoned: deque[Abandoned] = deque(maxlen=ABANDONED_KEPT)
-        self.until = 0.0
-
-    def leave(self, prompt: Abandoned) -> None:
-        """The client of a prompt that has shown nothing has left."""
-        if prompt.opened_at >= self.until:
-            self.abandoned.append(prompt)
-
-    def left(self, now: float, for_s: float) -> Iterable[Abandoned]:
-        """Those that were left no longer ago than that, and may have yet to be read."""
-        while self.abandoned and not self._counts(self.abandoned[0], now - for_s):
-            self.abandoned.popleft()
-        return (prompt for prompt in self.abandoned if self._counts(prompt, now - for_s))
-
-    def _counts(self, prompt: Abandoned, since: float) -> bool:
-        return prompt.opened_at >= self.until and prompt.left_at > since
-
-
-class Job(NamedTuple):
-    """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
-    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
-    it did not wait for a decode slot.
-
-    The other fields are what was predicted for it then. `held_blocks` of its prompt were held before,
-    `record` is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are
-    those of Expected (cost.py).
-    """
-
-    uncached_tokens: int
-    kv_tokens: int
-    sent_at: float = 0.0
-    begins_at: float = 0.0
-    had_seat: bool = True
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    held_blocks: int = 0
-    record: int = 0
-    ttft_s: float = 0.0
-    answer_tokens: float = 0.0
-    shared_blocks: int = 0
-    charged: float = 1.0
-
-
-class Prefilled(NamedTuple):
-    """So many tokens were computed in so many seconds in which the unit had prompts to prefill.
-
-    It was shown `ttft_s` after it was sent, and `span_s` after the one before it or since the unit was idle.
-    `found_idle`: nothing was to be computed when it was sent. `follows`: its turn came when others had been
-    computed, and not when its latency was over. `had_seat`: it waited for no other to end.
-    """
-
-    tokens: int
-    busy_s: float
-    ttft_s: float
-    span_s: float
-    found_idle: bool
-    follows: bool
-    had_seat: bool = True
-
-
-class Stalled(NamedTuple):
-    """A unit with requests made no progress for `still_s`; so many tokens of prompts were there."""
-
-    still_s: float
-    since: float
-    tokens: int
-
-
-class Concurrency(NamedTuple):
-    """What was there while an attempt was decoded: jobs on average, and the uncached tokens of prompts that
-    were computed in between.
-    """
-
-    batch: float = 0.0
-    tokens: int = 0
-
-
-ALONE = Concurrency()
-
-QueuedWork = tuple[float, int, float, float, float, float]
-"""Of the prompts that have shown nothing: uncached tokens of those behind the first one, less those that the
-latency hides; of the first one, and since when it is computed; how many tokens are computed in a second, what
-each of them costs, and the rate again, or infinity while that is a guess.
-"""
-CostInputs = tuple[float, float, float, float, float, QueuedWork | None]
-"""What an ask costs beside the jobs that are there: the tokens for which there is room in the KV cache; the
-seconds for any ask, for each token of its answer, and for each uncached one of its prompt; the tokens of a
-byte of prompt; and what is queued before it.
-"""
-
-
 class Backlog:
     """The jobs of one unit, by lease."""
 
@@ -285,3 +177,111 @@ class Backlog:
             if job.begins_at > now:
                 self.front_since = job.begins_at
             break
+
+
+class Abandoned(NamedTuple):
+    """A prompt whose client left: when it was sent, when that was, who pays for it, and the bytes
+    that its unit reads of it.
+    """
+
+    opened_at: float
+    left_at: float
+    payer: str
+    size: float
+
+
+class Unread:
+    """What a unit reads although its client has left. What it got before `until` it has read, because it has
+    answered an attempt of that time.
+    """
+
+    def __init__(self) -> None:
+        self.abandoned: deque[Abandoned] = deque(maxlen=ABANDONED_KEPT)
+        self.until = 0.0
+
+    def leave(self, prompt: Abandoned) -> None:
+        """The client of a prompt that has shown nothing has left."""
+        if prompt.opened_at >= self.until:
+            self.abandoned.append(prompt)
+
+    def left(self, now: float, for_s: float) -> Iterable[Abandoned]:
+        """Those that were left no longer ago than that, and may have yet to be read."""
+        while self.abandoned and not self._counts(self.abandoned[0], now - for_s):
+            self.abandoned.popleft()
+        return (prompt for prompt in self.abandoned if self._counts(prompt, now - for_s))
+
+    def _counts(self, prompt: Abandoned, since: float) -> bool:
+        return prompt.opened_at >= self.until and prompt.left_at > since
+
+
+class Job(NamedTuple):
+    """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
+    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
+    it did not wait for a decode slot.
+
+    The other fields are what was predicted for it then. `held_blocks` of its prompt were held before,
+    `record` is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are
+    those of Expected (cost.py).
+    """
+
+    uncached_tokens: int
+    kv_tokens: int
+    sent_at: float = 0.0
+    begins_at: float = 0.0
+    had_seat: bool = True
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    held_blocks: int = 0
+    record: int = 0
+    ttft_s: float = 0.0
+    answer_tokens: float = 0.0
+    shared_blocks: int = 0
+    charged: float = 1.0
+
+
+class Prefilled(NamedTuple):
+    """So many tokens were computed in so many seconds in which the unit had prompts to prefill.
+
+    It was shown `ttft_s` after it was sent, and `span_s` after the one before it or since the unit was idle.
+    `found_idle`: nothing was to be computed when it was sent. `follows`: its turn came when others had been
+    computed, and not when its latency was over. `had_seat`: it waited for no other to end.
+    """
+
+    tokens: int
+    busy_s: float
+    ttft_s: float
+    span_s: float
+    found_idle: bool
+    follows: bool
+    had_seat: bool = True
+
+
+class Stalled(NamedTuple):
+    """A unit with requests made no progress for `still_s`; so many tokens of prompts were there."""
+
+    still_s: float
+    since: float
+    tokens: int
+
+
+class Concurrency(NamedTuple):
+    """What was there while an attempt was decoded: jobs on average, and the uncached tokens of prompts that
+    were computed in between.
+    """
+
+    batch: float = 0.0
+    tokens: int = 0
+
+
+ALONE = Concurrency()
+
+QueuedWork = tuple[float, int, float, float, float, float]
+"""Of the prompts that have shown nothing: uncached tokens of those behind the first one, less those that the
+latency hides; of the first one, and since when it is computed; how many tokens are computed in a second, what
+each of them costs, and the rate again, or infinity while that is a guess.
+"""
+CostInputs = tuple[float, float, float, float, float, QueuedWork | None]
+"""What an ask costs beside the jobs that are there: the tokens for which there is room in the KV cache; the
+seconds for any ask, for each token of its answer, and for each uncached one of its prompt; the tokens of a
+byte of prompt; and what is queued before it.
+"""

@@ -4,6 +4,8 @@ Every method is synchronous and does no I/O: callers act on what is returned. Ru
 1. `in_flight` of a unit is exactly the number of its open leases.
 2. A flip to DOWN, or a new epoch, marks every lease on that unit as evicted, once.
 3. A unit that is removed from the configuration stays known until its last lease has closed.
+
+In this order: `Board`, `Uses`, `flip_of`, `Learning`.
 """
 
 from __future__ import annotations
@@ -47,61 +49,6 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import Lease, UnitState
 
 
-class DownCause(Enum):
-    """Label of `cellgate_unit_downs_total`."""
-
-    WEDGED = "wedged"
-    """Its health check was good all the while, and it generated nothing."""
-    REFUSED = "refused"
-    """Nothing accepts connections at its address, or its engine says that it is dead."""
-    NODE = "node"
-    """An agent or a source of units reported that one of its nodes is gone or stands still."""
-    UNHEALTHY = "unhealthy"
-    """Its health check failed as well, or gave no answer."""
-    WRONG_ANSWERS = "wrong_answers"
-    REFUSES_REQUESTS = "refuses_requests"
-    """It refuses, or answers with nonsense, what other units serve."""
-
-    __hash__ = object.__hash__
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A change of verdict, with its reason: what /events and the log show. `cause` is of one to DOWN."""
-
-    unit: str
-    cell: str
-    before: Verdict
-    after: Verdict
-    at: float
-    evidence: Evidence
-    cause: DownCause | None = None
-
-
-RESTART_SUSPECTED_S = 5.0
-"""A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
-
-BATCH_SHARE = 0.1
-"""The weight of one tick in the mean of a unit's requests, which covers the last few seconds."""
-
-
-class Consequence(NamedTuple):
-    """What the caller has to do after evidence was applied."""
-
-    flip: Flip | None = None
-    evicted: tuple[Lease, ...] = ()
-    wants_canary: bool = False
-
-
-class Changes(NamedTuple):
-    """What a new configuration has changed. `probed_again`: units that stay, with other probes."""
-
-    added: tuple[Unit, ...]
-    removed: tuple[Unit, ...]
-    probed_again: tuple[Unit, ...]
-
-
-_NOTHING = Consequence()
 _NOTHING_EXPECTED = Expected()
 
 
@@ -457,6 +404,63 @@ class Board:
         for lease in leases:
             lease.evicted = True
         return leases
+
+
+class DownCause(Enum):
+    """Label of `cellgate_unit_downs_total`."""
+
+    WEDGED = "wedged"
+    """Its health check was good all the while, and it generated nothing."""
+    REFUSED = "refused"
+    """Nothing accepts connections at its address, or its engine says that it is dead."""
+    NODE = "node"
+    """An agent or a source of units reported that one of its nodes is gone or stands still."""
+    UNHEALTHY = "unhealthy"
+    """Its health check failed as well, or gave no answer."""
+    WRONG_ANSWERS = "wrong_answers"
+    REFUSES_REQUESTS = "refuses_requests"
+    """It refuses, or answers with nonsense, what other units serve."""
+
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A change of verdict, with its reason: what /events and the log show. `cause` is of one to DOWN."""
+
+    unit: str
+    cell: str
+    before: Verdict
+    after: Verdict
+    at: float
+    evidence: Evidence
+    cause: DownCause | None = None
+
+
+RESTART_SUSPECTED_S = 5.0
+"""A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
+
+BATCH_SHARE = 0.1
+"""The weight of one tick in the mean of a unit's requests, which covers the last few seconds."""
+
+
+class Consequence(NamedTuple):
+    """What the caller has to do after evidence was applied."""
+
+    flip: Flip | None = None
+    evicted: tuple[Lease, ...] = ()
+    wants_canary: bool = False
+
+
+class Changes(NamedTuple):
+    """What a new configuration has changed. `probed_again`: units that stay, with other probes."""
+
+    added: tuple[Unit, ...]
+    removed: tuple[Unit, ...]
+    probed_again: tuple[Unit, ...]
+
+
+_NOTHING = Consequence()
 
 
 # Which kinds of requests clients send, so that canaries ask for these kinds. Pure.

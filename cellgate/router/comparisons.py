@@ -1,4 +1,7 @@
-"""Builds that differ within a cell: units of one model that are not the same engine, so configured. Pure."""
+"""Builds that differ within a cell: units of one model that are not the same engine, so configured. Pure.
+
+In this order: `other_builds`, `Stacks`, `conclusions`.
+"""
 
 from __future__ import annotations
 

@@ -48,42 +48,6 @@ STEPS_LEAST = 8
 """A shorter stream is ignored for step times."""
 
 
-class Usage(NamedTuple):
-    """The token usage of an answer. `cached_tokens` is None if the engine does not report it."""
-
-    prompt_tokens: int
-    answer_tokens: int
-    cached_tokens: int | None = None
-
-
-class Quote(NamedTuple):
-    """The cost of an ask on a unit: the terms (see Cost), and what they were computed from."""
-
-    terms: Terms
-    prompt_tokens: float
-    cached_tokens: float
-
-
-class Attempted(Hashable, Protocol):
-    """An attempt on a unit, the key of its job: a lease. `committed`: it has sent something; `beside` is
-    there once it is closed.
-    """
-
-    ask: Ask
-    job: Job
-    committed: bool
-    opened_at: float
-    beside: Concurrency
-
-
-def tokens_there(attempts: Iterable[Attempted], until: float, shown: Attempted | None = None) -> int:
-    """The tokens of all prompts that came until then and have shown nothing, and of the one just shown."""
-    there = [each for each in attempts if each is shown or not (each.committed or each.opened_at > until)]
-    # Plain ones that came earlier may have been computed before.
-    first_at = min((each.opened_at for each in there if each.ask.stream), default=inf)
-    return sum(each.job.uncached_tokens for each in there if each.opened_at >= first_at)
-
-
 class CostModel:
     """Everything about one unit that determines how soon it answers."""
 
@@ -361,6 +325,42 @@ class CostModel:
             self.backlog.written_tokens(now),
             self.seats.limit,
         )
+
+
+class Usage(NamedTuple):
+    """The token usage of an answer. `cached_tokens` is None if the engine does not report it."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int | None = None
+
+
+class Quote(NamedTuple):
+    """The cost of an ask on a unit: the terms (see Cost), and what they were computed from."""
+
+    terms: Terms
+    prompt_tokens: float
+    cached_tokens: float
+
+
+class Attempted(Hashable, Protocol):
+    """An attempt on a unit, the key of its job: a lease. `committed`: it has sent something; `beside` is
+    there once it is closed.
+    """
+
+    ask: Ask
+    job: Job
+    committed: bool
+    opened_at: float
+    beside: Concurrency
+
+
+def tokens_there(attempts: Iterable[Attempted], until: float, shown: Attempted | None = None) -> int:
+    """The tokens of all prompts that came until then and have shown nothing, and of the one just shown."""
+    there = [each for each in attempts if each is shown or not (each.committed or each.opened_at > until)]
+    # Plain ones that came earlier may have been computed before.
+    first_at = min((each.opened_at for each in there if each.ask.stream), default=inf)
+    return sum(each.job.uncached_tokens for each in there if each.opened_at >= first_at)
 
 
 def _foreign(load: Load | None) -> int:

@@ -9,6 +9,8 @@ Rules:
    its steps may have queued them; a canary has passed while they stalled.
 4. Busy is not sick: a canary that runs out of time proves nothing as long as requests that were there before
    it may keep the unit busy (`hides_work`).
+
+In this order: `Stall`, `spoken`, `CommonCause`, `weighed`.
 """
 
 from __future__ import annotations

@@ -35,6 +35,50 @@ for this long.
 _WINDOW_MAX = 64
 
 
+def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
+    """Apply `evidence` to `case`."""
+    faults = _faults(case.faults, evidence)
+    if evidence.epoch is not None:
+        case, is_reborn = _read(case, evidence)
+        if is_reborn:
+            fresh = Case(_STARTING, evidence.at, case.epochs, case.restarted, faults=faults, because=evidence)
+            return Judgement(fresh, not faults)
+    if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
+        return Judgement(case, False)
+    window = _recent(case.window, evidence, rules)
+    signal = _signal(window, evidence, rules)
+    if case.faults:
+        if signal in (Signal.CANARY_PASSED, Signal.READY):
+            signal = None
+        if not faults:
+            signal = Signal.NODES_BACK
+    if signal is Signal.WEAK and _is_acquitted(case, evidence):
+        signal = None
+    if signal is None and _is_refuted(case, evidence):
+        signal = Signal.CANARY_PASSED
+    # As `replace`, which would cost more than all else that is done with good evidence.
+    case = Case(
+        case.verdict,
+        case.since,
+        case.epochs,
+        case.restarted,
+        window,
+        case.passes,
+        faults,
+        case.because,
+        case.cleared,
+    )
+    if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
+        if case.verdict is _PROBATION:
+            signal = None
+        elif case.verdict is _UP and _is_acquitted(case, evidence):
+            # It generates, whatever it says. A canary shows whether that is still so.
+            return Judgement(replace(case, cleared=(None, evidence.source, evidence.at)), True)
+    if signal is None or (case.verdict, signal) not in TRANSITIONS:
+        return Judgement(_with_present_reason(case, signal, evidence), False)
+    return _move(case, signal, evidence, rules)
+
+
 class Signal(Enum):
     """The effect of a piece of evidence."""
 
@@ -90,50 +134,6 @@ TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
 def open_case(now: float) -> Case:
     """The case of a unit without evidence."""
     return Case(Verdict.STARTING, now)
-
-
-def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
-    """Apply `evidence` to `case`."""
-    faults = _faults(case.faults, evidence)
-    if evidence.epoch is not None:
-        case, is_reborn = _read(case, evidence)
-        if is_reborn:
-            fresh = Case(_STARTING, evidence.at, case.epochs, case.restarted, faults=faults, because=evidence)
-            return Judgement(fresh, not faults)
-    if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
-        return Judgement(case, False)
-    window = _recent(case.window, evidence, rules)
-    signal = _signal(window, evidence, rules)
-    if case.faults:
-        if signal in (Signal.CANARY_PASSED, Signal.READY):
-            signal = None
-        if not faults:
-            signal = Signal.NODES_BACK
-    if signal is Signal.WEAK and _is_acquitted(case, evidence):
-        signal = None
-    if signal is None and _is_refuted(case, evidence):
-        signal = Signal.CANARY_PASSED
-    # As `replace`, which would cost more than all else that is done with good evidence.
-    case = Case(
-        case.verdict,
-        case.since,
-        case.epochs,
-        case.restarted,
-        window,
-        case.passes,
-        faults,
-        case.because,
-        case.cleared,
-    )
-    if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
-        if case.verdict is _PROBATION:
-            signal = None
-        elif case.verdict is _UP and _is_acquitted(case, evidence):
-            # It generates, whatever it says. A canary shows whether that is still so.
-            return Judgement(replace(case, cleared=(None, evidence.source, evidence.at)), True)
-    if signal is None or (case.verdict, signal) not in TRANSITIONS:
-        return Judgement(_with_present_reason(case, signal, evidence), False)
-    return _move(case, signal, evidence, rules)
 
 
 def ignores_good_evidence(case: Case) -> bool:

@@ -35,50 +35,6 @@ _DEPTH = (1 << 16) - 1
 _EVICT_SHARE = 8
 
 
-class Stored(NamedTuple):
-    """Blocks that follow one another, behind `parent` (None: the first of a prompt).
-
-    `tokens` are the ids of all of them, empty for a copy in another tier of memory. `extra`: by block, what
-    else its contents depend on; None: nothing.
-    """
-
-    blocks: Sequence[int]
-    parent: int | None
-    tokens: bytes
-    block_tokens: int
-    lora: bytes = b""
-    extra: Sequence[bytes] | None = None
-
-
-class Removed(NamedTuple):
-    """Blocks that are not held any more."""
-
-    blocks: Sequence[int]
-
-
-class Cleared(NamedTuple):
-    """Nothing is held any more."""
-
-
-Event = Stored | Removed | Cleared
-
-
-def depth_of(chain: int) -> int:
-    """How many blocks of a prompt a chain hash stands for."""
-    return chain & _DEPTH
-
-
-def root(block_tokens: int, lora: bytes) -> int:
-    """What the first block of a prompt follows. Its depth is 0."""
-    return xxh3_64_intdigest(lora, block_tokens) & _HASH & ~_DEPTH
-
-
-def following(chain: int, tokens: bytes, extra: bytes = b"") -> int:
-    """The chain hash of the block of these tokens behind `chain`."""
-    seed = xxh3_64_intdigest(extra, chain) if extra else chain
-    return (xxh3_64_intdigest(tokens, seed) << 16 & _HASH) | ((chain & _DEPTH) + 1)
-
-
 class KvIndex:
     """The blocks of one rank. `block_tokens` is 0 until it has stored one; `strange` counts events that could
     not be applied.
@@ -215,6 +171,50 @@ class KvIndex:
     def _before(self, chain: int) -> int:
         """The block before one that is, or was, held; 0: neither."""
         return self.held.get(chain) or self.gone.get(chain, 0)
+
+
+class Stored(NamedTuple):
+    """Blocks that follow one another, behind `parent` (None: the first of a prompt).
+
+    `tokens` are the ids of all of them, empty for a copy in another tier of memory. `extra`: by block, what
+    else its contents depend on; None: nothing.
+    """
+
+    blocks: Sequence[int]
+    parent: int | None
+    tokens: bytes
+    block_tokens: int
+    lora: bytes = b""
+    extra: Sequence[bytes] | None = None
+
+
+class Removed(NamedTuple):
+    """Blocks that are not held any more."""
+
+    blocks: Sequence[int]
+
+
+class Cleared(NamedTuple):
+    """Nothing is held any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+def depth_of(chain: int) -> int:
+    """How many blocks of a prompt a chain hash stands for."""
+    return chain & _DEPTH
+
+
+def root(block_tokens: int, lora: bytes) -> int:
+    """What the first block of a prompt follows. Its depth is 0."""
+    return xxh3_64_intdigest(lora, block_tokens) & _HASH & ~_DEPTH
+
+
+def following(chain: int, tokens: bytes, extra: bytes = b"") -> int:
+    """The chain hash of the block of these tokens behind `chain`."""
+    seed = xxh3_64_intdigest(extra, chain) if extra else chain
+    return (xxh3_64_intdigest(tokens, seed) << 16 & _HASH) | ((chain & _DEPTH) + 1)
 
 
 # Which block of tokens a block of a prompt's bytes ends in, learnt from prompts that engines stored. Pure.

@@ -9,6 +9,8 @@ Rules:
 4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
    that differ stay different however little they get (`Explorer` in sampling.py sees to it that they get
    something).
+
+In this order: `Steps`, `Latency`, `StepTimes`, `Peer`, `AnswerLengths`.
 """
 
 from __future__ import annotations
@@ -55,6 +57,81 @@ _WORK_SHARE = 0.25
 """A prompt whose work is a smaller part of the latency says nothing about a rate: what is left is noise."""
 _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
+
+
+class Rates:
+    """All measured rates of one unit."""
+
+    def __init__(self) -> None:
+        self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        """The prefill rate as plain answers of one token show it: good for comparing units, and no more."""
+        self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
+        self.steps = Steps()
+        self.latency = Latency()
+        self.followed = 0
+        """Prompts that were computed right behind another: only they tell what many of them take."""
+        self._tokens, self._busy_s = 0, 0.0
+        self._alone_tokens, self._alone_s = 0, 0.0
+        self._span_tokens, self._span_s = 0, 0.0
+
+    def prefilled(
+        self, tokens: int, busy_s: float, span_s: float = 0.0, *, follows: bool = True, had_seat: bool = True
+    ) -> None:
+        """So many uncached tokens were computed in `busy_s`, right behind others if it `follows`; they were
+        shown `span_s` after those before them.
+
+        One that had no seat may have waited for others to end, which says nothing of how fast prompts are
+        computed. One that was alone began when the latency was over, and the work that is in the latency is
+        not in its time: what is left is uncertain by a part of the latency, and one sample comes from as many
+        prompts as take that long.
+        """
+        if span_s < 0.0:
+            # Two workers have reported in another order.
+            return
+        # Whatever took it: the unit can do that.
+        self._span_tokens += tokens
+        self._span_s += span_s
+        rate = self.prefill_tokens_s
+        if self._span_s >= _SPAN_S:
+            tokens_s = self._span_tokens / self._span_s
+            if tokens_s > _SURPLUS * rate.value:
+                rate.learn(tokens_s)
+            self._span_tokens, self._span_s = 0, 0.0
+        if not had_seat:
+            return
+        if follows:
+            self.followed += 1
+            self._tokens += tokens
+            self._busy_s += busy_s
+            if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
+                rate.learn(self._tokens / self._busy_s)
+                self._tokens, self._busy_s = 0, 0.0
+            return
+        latency = self.latency
+        tokens -= int(latency.tokens)
+        if tokens >= _WORK_SHARE * latency.value * rate.value:
+            self._alone_tokens += tokens
+            self._alone_s += busy_s
+            if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
+                rate.learn(self._alone_tokens / self._alone_s)
+                self._alone_tokens, self._alone_s = 0, 0.0
+
+    def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
+        """Add the `usage` of an answer."""
+        if prompt_tokens >= _MEASURED_TOKENS:
+            self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
+
+    def reset(self) -> None:
+        """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
+        self._tokens, self._busy_s, self.followed = 0, 0.0, 0
+        self._alone_tokens, self._alone_s = 0, 0.0
+        self._span_tokens, self._span_s = 0, 0.0
+        self.latency.reset()
+        self.prefill_tokens_s.reset()
+        self.plain_tokens_s.reset()
+        self.bytes_per_token.reset()
+        self.steps.reset()
 
 
 def reckon(own: float, usual: float, seen: int, apart: float = ALIKE) -> float:
@@ -223,81 +300,6 @@ class Steps:
 
     def _bounded(self, step_s: float) -> float:
         return min(max(step_s, self.MIN_S), self.MAX_S)
-
-
-class Rates:
-    """All measured rates of one unit."""
-
-    def __init__(self) -> None:
-        self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
-        self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
-        """The prefill rate as plain answers of one token show it: good for comparing units, and no more."""
-        self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
-        self.steps = Steps()
-        self.latency = Latency()
-        self.followed = 0
-        """Prompts that were computed right behind another: only they tell what many of them take."""
-        self._tokens, self._busy_s = 0, 0.0
-        self._alone_tokens, self._alone_s = 0, 0.0
-        self._span_tokens, self._span_s = 0, 0.0
-
-    def prefilled(
-        self, tokens: int, busy_s: float, span_s: float = 0.0, *, follows: bool = True, had_seat: bool = True
-    ) -> None:
-        """So many uncached tokens were computed in `busy_s`, right behind others if it `follows`; they were
-        shown `span_s` after those before them.
-
-        One that had no seat may have waited for others to end, which says nothing of how fast prompts are
-        computed. One that was alone began when the latency was over, and the work that is in the latency is
-        not in its time: what is left is uncertain by a part of the latency, and one sample comes from as many
-        prompts as take that long.
-        """
-        if span_s < 0.0:
-            # Two workers have reported in another order.
-            return
-        # Whatever took it: the unit can do that.
-        self._span_tokens += tokens
-        self._span_s += span_s
-        rate = self.prefill_tokens_s
-        if self._span_s >= _SPAN_S:
-            tokens_s = self._span_tokens / self._span_s
-            if tokens_s > _SURPLUS * rate.value:
-                rate.learn(tokens_s)
-            self._span_tokens, self._span_s = 0, 0.0
-        if not had_seat:
-            return
-        if follows:
-            self.followed += 1
-            self._tokens += tokens
-            self._busy_s += busy_s
-            if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
-                rate.learn(self._tokens / self._busy_s)
-                self._tokens, self._busy_s = 0, 0.0
-            return
-        latency = self.latency
-        tokens -= int(latency.tokens)
-        if tokens >= _WORK_SHARE * latency.value * rate.value:
-            self._alone_tokens += tokens
-            self._alone_s += busy_s
-            if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
-                rate.learn(self._alone_tokens / self._alone_s)
-                self._alone_tokens, self._alone_s = 0, 0.0
-
-    def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Add the `usage` of an answer."""
-        if prompt_tokens >= _MEASURED_TOKENS:
-            self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
-
-    def reset(self) -> None:
-        """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
-        self._tokens, self._busy_s, self.followed = 0, 0.0, 0
-        self._alone_tokens, self._alone_s = 0, 0.0
-        self._span_tokens, self._span_s = 0, 0.0
-        self.latency.reset()
-        self.prefill_tokens_s.reset()
-        self.plain_tokens_s.reset()
-        self.bytes_per_token.reset()
-        self.steps.reset()
 
 
 class Errors:

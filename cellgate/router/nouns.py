@@ -2,6 +2,8 @@
 
 Everything here is immutable, without clock or network. Times are `loop.time()` seconds
 (monotonic, arbitrary origin); durations end in `_s`.
+
+In this order: `Ask`, `Build`, `Hold`, `UnitFacts`, `SplitPlan`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,39 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import random
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The smallest thing that can answer: all its nodes or nothing.
+
+    `url` is the leader's API without a trailing slash. `models` empty means: ask the unit.
+    `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
+    `engine` and `canary` (which API a canary goes through) empty means: found out by the probes.
+    `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
+    `api_key` is what probes send.
+    `kv_events` None: ask the unit, if the package is installed. `bootstrap_port`: SGLang's, of a prefiller.
+    """
+
+    name: str
+    cell: str
+    url: str
+    models: tuple[str, ...] = ()
+    weight: float = 1.0
+    max_in_flight: int = 256
+    nodes: tuple[Node, ...] = ()
+    engine: str = ""
+    canary: str = ""
+    metrics_url: str = ""
+    api_key: str = field(default="", repr=False)
+    kv_events: KvEvents | None = None
+    role: ServingRole = "both"
+    bootstrap_port: int = 8998
+
+    def is_probed_like(self, other: Unit) -> bool:
+        """Whether both have the same probes, apart from their addresses."""
+        ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key, u.role) for u in (self, other)]
+        return ways[0] == ways[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,39 +153,6 @@ class KvEvents:
     endpoint: str = ""
     replay_endpoint: str = ""
     ranks: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """The smallest thing that can answer: all its nodes or nothing.
-
-    `url` is the leader's API without a trailing slash. `models` empty means: ask the unit.
-    `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
-    `engine` and `canary` (which API a canary goes through) empty means: found out by the probes.
-    `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
-    `api_key` is what probes send.
-    `kv_events` None: ask the unit, if the package is installed. `bootstrap_port`: SGLang's, of a prefiller.
-    """
-
-    name: str
-    cell: str
-    url: str
-    models: tuple[str, ...] = ()
-    weight: float = 1.0
-    max_in_flight: int = 256
-    nodes: tuple[Node, ...] = ()
-    engine: str = ""
-    canary: str = ""
-    metrics_url: str = ""
-    api_key: str = field(default="", repr=False)
-    kv_events: KvEvents | None = None
-    role: ServingRole = "both"
-    bootstrap_port: int = 8998
-
-    def is_probed_like(self, other: Unit) -> bool:
-        """Whether both have the same probes, apart from their addresses."""
-        ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key, u.role) for u in (self, other)]
-        return ways[0] == ways[1]
 
 
 class Ask(NamedTuple):

@@ -53,87 +53,6 @@ _RARE = 0.1
 """Peers refuse at most this share, where a unit that nobody can be asked about refuses all."""
 
 
-class Kind(NamedTuple):
-    """What a request asks for, as far as units may differ in it."""
-
-    model: str
-    path: str
-    needs: str = ""
-
-
-class Advice(Enum):
-    """What to do with a doubtful answer."""
-
-    SHOW = auto()
-    ASK = auto()
-    """Ask another unit, if one has room."""
-    INSIST = auto()
-    """The unit is known for it: the request goes to another one, and may wait for that."""
-
-
-class Refusing(NamedTuple):
-    """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times, or
-    (`is_out`) to nearly all requests. Not `is_sure`: so it seems, and it is to be asked again.
-    """
-
-    unit: str
-    what: str
-    of: str
-    against: int
-    total: int
-    is_out: bool
-    is_sure: bool = True
-
-    @property
-    def reason(self) -> str:
-        """In words."""
-        of = "" if self.is_out else self.of
-        return f"refuses what other units serve{of}: {self.what} ({self.against} of {self.total})"
-
-
-class _Record:
-    """What became of requests of one kind at one unit: `outcomes` are (size, good?), the last at the end."""
-
-    def __init__(self) -> None:
-        self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
-        self.pending = 0
-        """Doubtful answers of which it is not known yet whose fault they are."""
-        self.in_flight = 0
-        self.doubted_at = -UNSURE_S
-        self.unasked = 0
-        """Doubtful answers about which nobody could be asked."""
-        self.repeats: set[int] = set()
-        """Prompts whose streams said the same again and again."""
-        self.size = 0
-        """Of the prompt of the last such stream."""
-        self.trial_at = 0.0
-        self.what = ""
-
-    @property
-    def has_good(self) -> bool:
-        return any(good for _, good in self.outcomes)
-
-    @property
-    def against(self) -> int:
-        return sum(not good for _, good in self.outcomes)
-
-    def refuses_above(self) -> int:
-        """The size of prompts above which it refuses what others serve; -1: all; a large number: none. It may
-        serve what is shorter than all that it refused.
-        """
-        served = max((size for size, good in self.outcomes if good), default=-1)
-        if served < 0:
-            served = min((size for size, _ in self.outcomes), default=0) - 1
-        above = sum(not good and size > served for size, good in self.outcomes)
-        if above >= HANDFUL:
-            return served
-        against = self.against
-        return -1 if against >= HANDFUL and 2 * against >= len(self.outcomes) else _NOTHING
-
-
-_NOTHING = 1 << 62
-
-
 class Opinions:
     """What is known of whose fault doubtful answers are. `watching`: anything was doubtful recently."""
 
@@ -366,6 +285,87 @@ class Opinions:
         self._records.clear()
         self._own.clear()
         self._arrivals.clear()
+
+
+class Kind(NamedTuple):
+    """What a request asks for, as far as units may differ in it."""
+
+    model: str
+    path: str
+    needs: str = ""
+
+
+class Advice(Enum):
+    """What to do with a doubtful answer."""
+
+    SHOW = auto()
+    ASK = auto()
+    """Ask another unit, if one has room."""
+    INSIST = auto()
+    """The unit is known for it: the request goes to another one, and may wait for that."""
+
+
+class Refusing(NamedTuple):
+    """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times, or
+    (`is_out`) to nearly all requests. Not `is_sure`: so it seems, and it is to be asked again.
+    """
+
+    unit: str
+    what: str
+    of: str
+    against: int
+    total: int
+    is_out: bool
+    is_sure: bool = True
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        of = "" if self.is_out else self.of
+        return f"refuses what other units serve{of}: {self.what} ({self.against} of {self.total})"
+
+
+class _Record:
+    """What became of requests of one kind at one unit: `outcomes` are (size, good?), the last at the end."""
+
+    def __init__(self) -> None:
+        self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
+        self.pending = 0
+        """Doubtful answers of which it is not known yet whose fault they are."""
+        self.in_flight = 0
+        self.doubted_at = -UNSURE_S
+        self.unasked = 0
+        """Doubtful answers about which nobody could be asked."""
+        self.repeats: set[int] = set()
+        """Prompts whose streams said the same again and again."""
+        self.size = 0
+        """Of the prompt of the last such stream."""
+        self.trial_at = 0.0
+        self.what = ""
+
+    @property
+    def has_good(self) -> bool:
+        return any(good for _, good in self.outcomes)
+
+    @property
+    def against(self) -> int:
+        return sum(not good for _, good in self.outcomes)
+
+    def refuses_above(self) -> int:
+        """The size of prompts above which it refuses what others serve; -1: all; a large number: none. It may
+        serve what is shorter than all that it refused.
+        """
+        served = max((size for size, good in self.outcomes if good), default=-1)
+        if served < 0:
+            served = min((size for size, _ in self.outcomes), default=0) - 1
+        above = sum(not good and size > served for size, good in self.outcomes)
+        if above >= HANDFUL:
+            return served
+        against = self.against
+        return -1 if against >= HANDFUL and 2 * against >= len(self.outcomes) else _NOTHING
+
+
+_NOTHING = 1 << 62
 
 
 def _finding(unit: str, record: _Record, kind: Kind, *, is_out: bool, is_sure: bool = True) -> Refusing:

@@ -1,4 +1,4 @@
-"""Fail-slow: a unit that works, only slower than the others of its cell. Pure.
+"""Outlier, or fail-slow: a unit that works, only slower than the others of its cell. Pure.
 
 What is compared is the median gap between tokens. It grows with the batch and with the KV cache in use, so
 the gap that another unit would have with this one's batch and cache is taken as proportional to the worse of
@@ -22,15 +22,6 @@ STREAK = 3
 """This many comparisons in a row decide, in both directions."""
 
 
-class Speed(NamedTuple):
-    """How fast one unit is, at what load: its recent median gap, and the mean of the requests there."""
-
-    gap_s: float
-    batch: float
-    kv_use: float
-    weight: float
-
-
 class Outlier(NamedTuple):
     """What is held of one unit: `degraded` (0: as fast as the others; 0.5: half as fast), and the streak of
     comparisons that speak against it.
@@ -38,6 +29,15 @@ class Outlier(NamedTuple):
 
     degraded: float = 0.0
     streak: int = 0
+
+
+class Speed(NamedTuple):
+    """How fast one unit is, at what load: its recent median gap, and the mean of the requests there."""
+
+    gap_s: float
+    batch: float
+    kv_use: float
+    weight: float
 
 
 def slowdown(unit: Speed, others: Sequence[Speed]) -> float:

@@ -29,35 +29,6 @@ from cellgate.router.unit_state import Lease, UnitState, Usable
 _NO_SPLITS: Mapping[str, SplitPlan] = {}
 
 
-class Candidates(NamedTuple):
-    """`rows` are those of the first kind of units of which one has room; `refusal` is what to say when
-    there is none.
-
-    `expected` is what was expected of the ask wherever it goes; `shared` is how often that part of its
-    prompt came recently which some unit holds (None: none does). `splits` are the units for which another one
-    is to compute the prompt.
-    """
-
-    rows: list[Candidate]
-    refusal: Refusal
-    expected: Expected
-    shared: Reuses | None
-    splits: Mapping[str, SplitPlan] = _NO_SPLITS
-
-
-LOOKS = 16
-"""The most waiting asks that are checked each time there may be room."""
-SPARED_UNITS = 3
-"""So many units that have enough to read of somebody are passed over for the next one."""
-_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
-"""Refusals that may be over soon, without room on another unit."""
-OnResult = Callable[[Lease | Refusal], None]
-
-
-Best = tuple[Candidate, Candidates]
-"""The unit that ranks first, and the candidates."""
-
-
 class Router:
     """Picks units for asks by a policy and the state of the Board."""
 
@@ -400,6 +371,35 @@ class Router:
             return ask.prompt_tokens
         held = max(self.board.held(state, ask.blocks) for state in states) if ask.blocks else 0
         return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
+
+
+class Candidates(NamedTuple):
+    """`rows` are those of the first kind of units of which one has room; `refusal` is what to say when
+    there is none.
+
+    `expected` is what was expected of the ask wherever it goes; `shared` is how often that part of its
+    prompt came recently which some unit holds (None: none does). `splits` are the units for which another one
+    is to compute the prompt.
+    """
+
+    rows: list[Candidate]
+    refusal: Refusal
+    expected: Expected
+    shared: Reuses | None
+    splits: Mapping[str, SplitPlan] = _NO_SPLITS
+
+
+LOOKS = 16
+"""The most waiting asks that are checked each time there may be room."""
+SPARED_UNITS = 3
+"""So many units that have enough to read of somebody are passed over for the next one."""
+_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
+"""Refusals that may be over soon, without room on another unit."""
+OnResult = Callable[[Lease | Refusal], None]
+
+
+Best = tuple[Candidate, Candidates]
+"""The unit that ranks first, and the candidates."""
 
 
 class _Blocked:

@@ -1,4 +1,4 @@
-"""Which request may be ending its units: a query of death. Pure: times are passed in.
+"""The ledger of deaths: which request may be ending its units. Pure: times are passed in.
 
 A *death* is of a unit: its process is lost, or it breaks the connections of requests that it had taken. The
 request that caused it, if any, is not visible. Visible is which requests were there, and which are there
@@ -54,6 +54,140 @@ COMMITTED_S, SHOWN_S = 0.25, 1.0
 """How long a suspect must send tokens to be cleared: if it died before its first one, and otherwise."""
 UNSHOWN_S = 5.0
 """Others do not wait for a suspect that sends nothing for this much longer than twice its earlier life."""
+
+
+class Ledger:
+    """Deaths and their requests at one gate. `records` are by fingerprint, the one lost longest ago first.
+
+    There are at most `limit` of them; `reached` is called for each that has to go.
+    """
+
+    def __init__(self, limit: int = 4096, reached: Callable[[], None] = lambda: None) -> None:
+        self.records: dict[int, PoisonRecord] = {}
+        self._limit = limit
+        self._reached = reached
+        self.last_at = -SPACE_S
+        """When the last death was."""
+        self._deaths: dict[str, Death] = {}
+        """The last one of each place."""
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool, places: int = 0) -> Fate:
+        """A unit has died under a request. `there`: the fingerprints of all that it has now; `places`: how
+        many places units are at, in all.
+        """
+        death = self._death(loss, there, works=works)
+        if death.lost_at is None:
+            death.lost_at = loss.at if loss.is_loss else None
+        elif loss.opened_at > death.lost_at:
+            # The unit was dead before it came.
+            return Fate.MOVES
+        record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
+        self.records[loss.fingerprint] = record
+        record.at = loss.at
+        if record.meets_one_dying(loss, death):
+            return Fate.MOVES
+        death.died.add(loss.fingerprint)
+        if not any(mark.death is death for mark in record.marks):
+            record.marks = _weighed((*record.marks, _mark(death, loss)))
+        death.is_silent = death.is_silent and loss.is_silent
+        self._note_many(death)
+        self._note_shared(loss.at, places)
+        if len(self.records) > self._limit:
+            self._reached()
+            del self.records[next(iter(self.records))]
+        return self._fate(loss.fingerprint, record, loss.at)
+
+    def fell(self, place: str, now: float) -> list[int]:
+        """A unit is lost: recent errors of its engine count as its death. Returns the fingerprints to end."""
+        death = self._deaths.get(place)
+        if death is None or now - death.last_at >= FALL_S:
+            return []
+        death.lost_at = now if death.lost_at is None else death.lost_at
+        met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
+        return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
+
+    def answered(self, fingerprint: int) -> None:
+        """A request was answered in full: it is innocent."""
+        self.records.pop(fingerprint, None)
+
+    def tick(self, now: float) -> None:
+        """Clear requests that have passed their deaths, and forget old ones."""
+        for fingerprint, record in list(self.records.items()):
+            if now - record.at > MEMORY_S:
+                del self.records[fingerprint]
+            elif record.trial is not None and (record.trial.closed or _is_past(record, record.trial, now)):
+                record.trial = None
+        self._deaths = {place: death for place, death in self._deaths.items() if now - death.at < MEMORY_S}
+
+    # -- what follows --------------------------------------------------------------------------------------
+
+    def crowded(self, record: PoisonRecord, units: Collection[str]) -> set[str]:
+        """The units with more than their part of the requests of one death."""
+        placed = record.marks[-1].death.placed
+        least = min((placed[unit] for unit in units), default=0)
+        return {unit for unit in units if placed[unit] > least}
+
+    def suspected(self) -> set[str]:
+        """The units that have a suspect."""
+        leases = [record.on_trial() for record in self.records.values() if record.is_suspect]
+        return {lease.unit for lease in leases if lease is not None}
+
+    def placed(self, record: PoisonRecord, lease: Lease) -> None:
+        """A request of a death was given a unit."""
+        record.trial = lease
+        record.marks[-1].death.placed[lease.unit] += 1
+
+    def is_proven(self, fingerprint: int) -> bool:
+        """Whether it caused its deaths: it was alone there, or others have passed the same point."""
+        standing = self.records[fingerprint].standing
+        return all(mark.death.works or mark.death.there <= {fingerprint} for mark in standing)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
+        death = self._deaths.get(loss.place)
+        if death is None or not death.is_of(loss):
+            death = Death(loss.unit, loss.place, loss.at, frozenset((*there(), loss.fingerprint)), works)
+            self._deaths[loss.place] = death
+        death.last_at = self.last_at = loss.at
+        return death
+
+    def _note_many(self, death: Death) -> None:
+        near = [other for other in self._deaths.values() if abs(other.at - death.at) <= AT_ONCE_S]
+        if len(near) >= AT_ONCE:
+            sizes, everybody = (len(other.died) for other in near), set().union(*(one.died for one in near))
+            is_many = sum(sizes) == len(everybody)
+            for one in near:
+                one.is_many = is_many
+
+    def _note_shared(self, now: float, places: int) -> None:
+        """All units have fallen silent, whatever each was computing: that was no request."""
+        near = [death for death in self._deaths.values() if death.is_silent and now - death.at <= SHARED_S]
+        if len(near) >= max(places, 2) and not set.intersection(*(death.died for death in near)):
+            for death in near:
+                death.is_many = True
+
+    def _fate(self, fingerprint: int, record: PoisonRecord, now: float) -> Fate:
+        standing, strides = record.standing, _of_one_stride(record.marks)
+        if len(standing) > 1 or len(strides) > 2:
+            suspected = standing if len(standing) > 1 else strides
+            if self._is_alone(fingerprint, suspected, now):
+                record.ended = True
+                return Fate.ENDS
+        return Fate.SUSPECT if len(standing) > 1 else Fate.MOVES
+
+    def _is_alone(self, fingerprint: int, marks: tuple[Mark, ...], now: float) -> bool:
+        """Whether no other request was in all of these deaths."""
+        *before, last = (mark.death for mark in marks)
+        return not any(self._has_met(other, before) for other in last.who(now) if other != fingerprint)
+
+    def _has_met(self, fingerprint: int, deaths: Collection[Death]) -> bool:
+        record = self.records.get(fingerprint)
+        return record is not None and all(
+            any(mark.death is death and not mark.passed for mark in record.marks) for death in deaths
+        )
 
 
 class Fate(Enum):
@@ -196,140 +330,6 @@ class PoisonRecord:
     def on_trial(self) -> Lease | None:
         """Its attempt, as long as that is open."""
         return self.trial if self.trial is not None and not self.trial.closed else None
-
-
-class Ledger:
-    """Deaths and their requests at one gate. `records` are by fingerprint, the one lost longest ago first.
-
-    There are at most `limit` of them; `reached` is called for each that has to go.
-    """
-
-    def __init__(self, limit: int = 4096, reached: Callable[[], None] = lambda: None) -> None:
-        self.records: dict[int, PoisonRecord] = {}
-        self._limit = limit
-        self._reached = reached
-        self.last_at = -SPACE_S
-        """When the last death was."""
-        self._deaths: dict[str, Death] = {}
-        """The last one of each place."""
-
-    # -- what happens --------------------------------------------------------------------------------------
-
-    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool, places: int = 0) -> Fate:
-        """A unit has died under a request. `there`: the fingerprints of all that it has now; `places`: how
-        many places units are at, in all.
-        """
-        death = self._death(loss, there, works=works)
-        if death.lost_at is None:
-            death.lost_at = loss.at if loss.is_loss else None
-        elif loss.opened_at > death.lost_at:
-            # The unit was dead before it came.
-            return Fate.MOVES
-        record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
-        self.records[loss.fingerprint] = record
-        record.at = loss.at
-        if record.meets_one_dying(loss, death):
-            return Fate.MOVES
-        death.died.add(loss.fingerprint)
-        if not any(mark.death is death for mark in record.marks):
-            record.marks = _weighed((*record.marks, _mark(death, loss)))
-        death.is_silent = death.is_silent and loss.is_silent
-        self._note_many(death)
-        self._note_shared(loss.at, places)
-        if len(self.records) > self._limit:
-            self._reached()
-            del self.records[next(iter(self.records))]
-        return self._fate(loss.fingerprint, record, loss.at)
-
-    def fell(self, place: str, now: float) -> list[int]:
-        """A unit is lost: recent errors of its engine count as its death. Returns the fingerprints to end."""
-        death = self._deaths.get(place)
-        if death is None or now - death.last_at >= FALL_S:
-            return []
-        death.lost_at = now if death.lost_at is None else death.lost_at
-        met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
-        return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
-
-    def answered(self, fingerprint: int) -> None:
-        """A request was answered in full: it is innocent."""
-        self.records.pop(fingerprint, None)
-
-    def tick(self, now: float) -> None:
-        """Clear requests that have passed their deaths, and forget old ones."""
-        for fingerprint, record in list(self.records.items()):
-            if now - record.at > MEMORY_S:
-                del self.records[fingerprint]
-            elif record.trial is not None and (record.trial.closed or _is_past(record, record.trial, now)):
-                record.trial = None
-        self._deaths = {place: death for place, death in self._deaths.items() if now - death.at < MEMORY_S}
-
-    # -- what follows --------------------------------------------------------------------------------------
-
-    def crowded(self, record: PoisonRecord, units: Collection[str]) -> set[str]:
-        """The units with more than their part of the requests of one death."""
-        placed = record.marks[-1].death.placed
-        least = min((placed[unit] for unit in units), default=0)
-        return {unit for unit in units if placed[unit] > least}
-
-    def suspected(self) -> set[str]:
-        """The units that have a suspect."""
-        leases = [record.on_trial() for record in self.records.values() if record.is_suspect]
-        return {lease.unit for lease in leases if lease is not None}
-
-    def placed(self, record: PoisonRecord, lease: Lease) -> None:
-        """A request of a death was given a unit."""
-        record.trial = lease
-        record.marks[-1].death.placed[lease.unit] += 1
-
-    def is_proven(self, fingerprint: int) -> bool:
-        """Whether it caused its deaths: it was alone there, or others have passed the same point."""
-        standing = self.records[fingerprint].standing
-        return all(mark.death.works or mark.death.there <= {fingerprint} for mark in standing)
-
-    # -- inside --------------------------------------------------------------------------------------------
-
-    def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
-        death = self._deaths.get(loss.place)
-        if death is None or not death.is_of(loss):
-            death = Death(loss.unit, loss.place, loss.at, frozenset((*there(), loss.fingerprint)), works)
-            self._deaths[loss.place] = death
-        death.last_at = self.last_at = loss.at
-        return death
-
-    def _note_many(self, death: Death) -> None:
-        near = [other for other in self._deaths.values() if abs(other.at - death.at) <= AT_ONCE_S]
-        if len(near) >= AT_ONCE:
-            sizes, everybody = (len(other.died) for other in near), set().union(*(one.died for one in near))
-            is_many = sum(sizes) == len(everybody)
-            for one in near:
-                one.is_many = is_many
-
-    def _note_shared(self, now: float, places: int) -> None:
-        """All units have fallen silent, whatever each was computing: that was no request."""
-        near = [death for death in self._deaths.values() if death.is_silent and now - death.at <= SHARED_S]
-        if len(near) >= max(places, 2) and not set.intersection(*(death.died for death in near)):
-            for death in near:
-                death.is_many = True
-
-    def _fate(self, fingerprint: int, record: PoisonRecord, now: float) -> Fate:
-        standing, strides = record.standing, _of_one_stride(record.marks)
-        if len(standing) > 1 or len(strides) > 2:
-            suspected = standing if len(standing) > 1 else strides
-            if self._is_alone(fingerprint, suspected, now):
-                record.ended = True
-                return Fate.ENDS
-        return Fate.SUSPECT if len(standing) > 1 else Fate.MOVES
-
-    def _is_alone(self, fingerprint: int, marks: tuple[Mark, ...], now: float) -> bool:
-        """Whether no other request was in all of these deaths."""
-        *before, last = (mark.death for mark in marks)
-        return not any(self._has_met(other, before) for other in last.who(now) if other != fingerprint)
-
-    def _has_met(self, fingerprint: int, deaths: Collection[Death]) -> bool:
-        record = self.records.get(fingerprint)
-        return record is not None and all(
-            any(mark.death is death and not mark.passed for mark in record.marks) for death in deaths
-        )
 
 
 def _mark(death: Death, loss: Loss) -> Mark:

@@ -1,4 +1,4 @@
-"""Which unit computes a prompt for which decoder, in seconds. Pure.
+"""Pairs of prefiller and decoder: which unit computes a prompt for which, in seconds. Pure.
 
     whole    the decoder computes the prompt: its cost there, as ever
     split    the prompt's cost at the prefiller, and its transfer over the link of the pair, and the rest of
@@ -8,6 +8,17 @@ A request is split where that is the cheaper one by a margin. Long prompts besid
 that is computed between their tokens delays them all. A prompt that is short, or cached at the decoder, is
 not. A decoder of SGLang computes no prompt at all, so that its requests are always split. Units pair within a
 cell only.
+
+The link between two units: how fast KV blocks move from a prefiller to a decoder, and whether they
+arrive.
+
+A transfer that fails is the fault of the link, not of either unit: this pair is avoided, and both units
+stay in rotation for others. Rules:
+1. The first failure closes the link for AVOID_S; each further one in a row for twice as long, up to
+AVOID_MOST_S. Then one request at a time tries it.
+2. A slow link is not closed: its price rises, until splitting does not pay there.
+3. One request at a time goes over a link that was never used: engines connect first, for seconds.
+4. What was not confirmed for STALE_S is forgotten, so that a link that was slow gets another chance.
 """
 
 from __future__ import annotations
@@ -54,110 +65,6 @@ _WEIGHT = 0.5
 
 
 _CLIP = 4.0
-
-
-class TransferLink:
-    """One pair. `failures` are those in a row, `last_failure` is what was said of the last one.
-
-    `tokens_s` is its learnt speed; `seen` counts the transfers that were measured.
-    """
-
-    def __init__(self) -> None:
-        self.avoided_until = 0.0
-        self.failures = 0
-        self.last_failure = ""
-        self.last_failure_at = 0.0
-        self.tokens_s = FIRST_TOKENS_S
-        self.seen = 0
-        self.seen_at = 0.0
-        self.transferred = 0
-        self.failed = 0
-
-    def is_open(self, now: float) -> bool:
-        """Whether a request may use it now."""
-        return now >= self.avoided_until
-
-    def closed_s(self, now: float) -> float:
-        """For how long it is still avoided."""
-        return max(0.0, self.avoided_until - now)
-
-    def seconds(self, tokens: float, now: float) -> float:
-        """How long a transfer of so many tokens is expected to take."""
-        speed = self.tokens_s if now - self.seen_at < STALE_S else max(self.tokens_s, FIRST_TOKENS_S)
-        return SETUP_S + tokens / speed
-
-    def use(self, now: float) -> None:
-        """A request goes over it. After a failure, and at first, it is the only one for a while."""
-        if self.failures or not self.transferred:
-            self.avoided_until = now + (AVOID_S if self.failures else FIRST_S)
-
-    def learn(self, tokens: int, seconds: float, now: float) -> None:
-        """A transfer has arrived; `seconds` 0: how long it took is not known."""
-        self.failures, self.avoided_until = 0, 0.0
-        self.transferred += 1
-        if seconds <= 0.0 or not tokens or self.transferred == 1:
-            return
-        if now - self.seen_at >= STALE_S:
-            self.tokens_s = max(self.tokens_s, FIRST_TOKENS_S) if self.seen else FIRST_TOKENS_S
-        sample = tokens / max(seconds - SETUP_S, 1e-4)
-        # Between a factor of 4 slower and faster, so that one sample moves little.
-        step = min(max(log(sample / self.tokens_s), -log(_CLIP)), log(_CLIP))
-        self.tokens_s *= exp(_WEIGHT * step)
-        self.seen += 1
-        self.seen_at = now
-
-    def fail(self, reason: str, now: float) -> bool:
-        """A transfer has failed. True when the link was open until now."""
-        was_open = not self.failures
-        # Requests that were on their way together fail together, and count once.
-        if now - self.last_failure_at > AVOID_S or was_open:
-            self.failures += 1
-        self.failed += 1
-        self.last_failure, self.last_failure_at = reason, now
-        avoid_s = min(AVOID_S * 2.0 ** (self.failures - 1), AVOID_MOST_S)
-        self.avoided_until = now + avoid_s
-        return was_open
-
-
-PAYS = 0.9
-"""A split has to cost at most this share of what it spares the decoder."""
-PROMPT_BYTES = 1 << 20
-"""A larger prompt is not split where its body would have to be parsed once more."""
-PREFILLERS_MOST = 16
-"""A prompt is priced at so many prefillers of a cell: those that can take it, with the fewest requests."""
-LIMIT_MIN_S = 2.0
-TOGETHER_MIN_S = 10.0
-"""The least where the decoder has to wait for the prompt as well."""
-LIMIT_TIMES = 4.0
-"""A transfer that takes longer than this, and this many times as long as expected, counts as failed."""
-SHORTEST_S = 1e-3
-"""A transfer is never taken to be shorter."""
-PLAIN_LIMIT_S = 10.0
-"""The same for an answer that comes as a whole, after what it should take altogether."""
-
-_PROMPT_ONLY = Expected(1.0)
-_NO_SPLITS: Mapping[str, SplitPlan] = {}
-_UNKNOWN = TransferLink()
-"""Of a pair that has had no request; it is never changed."""
-
-
-class _Leg(NamedTuple):
-    """What the prompt costs at a prefiller."""
-
-    unit: str
-    seconds: float
-
-
-class Weighed(NamedTuple):
-    """Both prices of a request at a decoder, for people. `split_s` None: no prefiller can take it."""
-
-    whole_s: float
-    prefiller: str = ""
-    split_s: float | None = None
-    prefill_s: float = 0.0
-    transfer_s: float = 0.0
-    decode_s: float = 0.0
-    pays: bool = False
 
 
 class Pairs:
@@ -336,6 +243,110 @@ class Pairs:
         return SplitPlan(weighed.prefiller, tokens, weighed.prefill_s, due_s, limit_s, is_first, together)
 
 
+class TransferLink:
+    """One pair. `failures` are those in a row, `last_failure` is what was said of the last one.
+
+    `tokens_s` is its learnt speed; `seen` counts the transfers that were measured.
+    """
+
+    def __init__(self) -> None:
+        self.avoided_until = 0.0
+        self.failures = 0
+        self.last_failure = ""
+        self.last_failure_at = 0.0
+        self.tokens_s = FIRST_TOKENS_S
+        self.seen = 0
+        self.seen_at = 0.0
+        self.transferred = 0
+        self.failed = 0
+
+    def is_open(self, now: float) -> bool:
+        """Whether a request may use it now."""
+        return now >= self.avoided_until
+
+    def closed_s(self, now: float) -> float:
+        """For how long it is still avoided."""
+        return max(0.0, self.avoided_until - now)
+
+    def seconds(self, tokens: float, now: float) -> float:
+        """How long a transfer of so many tokens is expected to take."""
+        speed = self.tokens_s if now - self.seen_at < STALE_S else max(self.tokens_s, FIRST_TOKENS_S)
+        return SETUP_S + tokens / speed
+
+    def use(self, now: float) -> None:
+        """A request goes over it. After a failure, and at first, it is the only one for a while."""
+        if self.failures or not self.transferred:
+            self.avoided_until = now + (AVOID_S if self.failures else FIRST_S)
+
+    def learn(self, tokens: int, seconds: float, now: float) -> None:
+        """A transfer has arrived; `seconds` 0: how long it took is not known."""
+        self.failures, self.avoided_until = 0, 0.0
+        self.transferred += 1
+        if seconds <= 0.0 or not tokens or self.transferred == 1:
+            return
+        if now - self.seen_at >= STALE_S:
+            self.tokens_s = max(self.tokens_s, FIRST_TOKENS_S) if self.seen else FIRST_TOKENS_S
+        sample = tokens / max(seconds - SETUP_S, 1e-4)
+        # Between a factor of 4 slower and faster, so that one sample moves little.
+        step = min(max(log(sample / self.tokens_s), -log(_CLIP)), log(_CLIP))
+        self.tokens_s *= exp(_WEIGHT * step)
+        self.seen += 1
+        self.seen_at = now
+
+    def fail(self, reason: str, now: float) -> bool:
+        """A transfer has failed. True when the link was open until now."""
+        was_open = not self.failures
+        # Requests that were on their way together fail together, and count once.
+        if now - self.last_failure_at > AVOID_S or was_open:
+            self.failures += 1
+        self.failed += 1
+        self.last_failure, self.last_failure_at = reason, now
+        avoid_s = min(AVOID_S * 2.0 ** (self.failures - 1), AVOID_MOST_S)
+        self.avoided_until = now + avoid_s
+        return was_open
+
+
+PAYS = 0.9
+"""A split has to cost at most this share of what it spares the decoder."""
+PROMPT_BYTES = 1 << 20
+"""A larger prompt is not split where its body would have to be parsed once more."""
+PREFILLERS_MOST = 16
+"""A prompt is priced at so many prefillers of a cell: those that can take it, with the fewest requests."""
+LIMIT_MIN_S = 2.0
+TOGETHER_MIN_S = 10.0
+"""The least where the decoder has to wait for the prompt as well."""
+LIMIT_TIMES = 4.0
+"""A transfer that takes longer than this, and this many times as long as expected, counts as failed."""
+SHORTEST_S = 1e-3
+"""A transfer is never taken to be shorter."""
+PLAIN_LIMIT_S = 10.0
+"""The same for an answer that comes as a whole, after what it should take altogether."""
+
+_PROMPT_ONLY = Expected(1.0)
+_NO_SPLITS: Mapping[str, SplitPlan] = {}
+_UNKNOWN = TransferLink()
+"""Of a pair that has had no request; it is never changed."""
+
+
+class _Leg(NamedTuple):
+    """What the prompt costs at a prefiller."""
+
+    unit: str
+    seconds: float
+
+
+class Weighed(NamedTuple):
+    """Both prices of a request at a decoder, for people. `split_s` None: no prefiller can take it."""
+
+    whole_s: float
+    prefiller: str = ""
+    split_s: float | None = None
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+    pays: bool = False
+
+
 def _grant_seats(state: UnitState) -> None:
     """A unit that only computes prompts has a decode slot for each: so how long they take is always its
     prefill rate. Prompts that wait there would else look like sequences that wait for others to end.
@@ -366,15 +377,3 @@ def _moved_tokens(ask: Ask, state: UnitState, held: int) -> int:
     """Tokens of KV cache that the decoder lacks."""
     share = 1.0 - held / len(ask.blocks) if ask.blocks else 1.0
     return int(ask.prompt_bytes / state.costs.rates.bytes_per_token.value * share)
-
-
-# The link between two units: how fast KV blocks move from a prefiller to a decoder, and whether they
-# arrive.
-#
-# A transfer that fails is the fault of the link, not of either unit: this pair is avoided, and both units
-# stay in rotation for others. Rules:
-# 1. The first failure closes the link for AVOID_S; each further one in a row for twice as long, up to
-# AVOID_MOST_S. Then one request at a time tries it.
-# 2. A slow link is not closed: its price rises, until splitting does not pay there.
-# 3. One request at a time goes over a link that was never used: engines connect first, for seconds.
-# 4. What was not confirmed for STALE_S is forgotten, so that a link that was slow gets another chance.

@@ -7,6 +7,8 @@ Rules:
    at most six places for an entry (152), and the runs that they are in, one for four of them (60).
 3. It is an estimate: recorded at dispatch, withdrawn when all attempts that used a block failed, weighted by
    `trust`, which follows the cached tokens that the engine reports. A restarted unit holds nothing.
+
+In this order: `PrefixCache`, `SharedPrefixes`, `KnownPrefixes`, `RemotePrefixes`.
 """
 
 from __future__ import annotations

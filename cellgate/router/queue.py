@@ -1,6 +1,8 @@
 """The queue: first requests that lost their unit, in their order, then all others in fair order.
 
 Limited in number, bytes and time, for each pool of units by itself.
+
+In this order: `Queue`, `Ring`, `FairQueue`, `Pools`.
 """
 
 from __future__ import annotations
@@ -17,66 +19,6 @@ from typing import Generic, NamedTuple, TypeVar
 from cellgate.router.nouns import FIXED, Ask, Refusal
 from cellgate.router.shares import ADDRESS, Waiting
 from cellgate.router.unit_state import Lease
-
-
-class NoEntry(Enum):
-    """Why an ask may not wait."""
-
-    FULL = "full"
-    HOPELESS = "hopeless"
-    """It would be served after its deadline."""
-
-
-MOVED_S = 30.0
-"""How long a request that lost its unit may wait; it has waited for its answer once already."""
-
-TicketKind = tuple[str | None, str | None, frozenset[str]]
-
-_REFUSALS = {NoEntry.FULL: Refusal.FULL, NoEntry.HOPELESS: Refusal.LATE}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """A place in the queue of `pool`. `settle` is called exactly once, unless the ticket is removed before.
-
-    `retry`: the attempt draws on the retry budget.
-    """
-
-    ask: Ask
-    pool: str
-    tried: frozenset[str]
-    entered_at: float
-    expires_at: float
-    on_result: Callable[[Lease | Refusal], None]
-    retry: bool = False
-
-    @property
-    def kind(self) -> TicketKind:
-        """Asks of a kind may go to the same units."""
-        return self.ask.model, self.ask.unit, self.tried
-
-
-class PoolQueue:
-    """Those who wait for one pool of units."""
-
-    def __init__(self, rules: FairRules) -> None:
-        self.fair_queue: FairQueue[Ticket] = FairQueue(rules)
-        self.entries: dict[Ticket, Entry[Ticket]] = {}
-        self.kinds: Counter[TicketKind] = Counter()
-        """How many of each kind wait."""
-        self.payers: Counter[Waiting] = Counter()
-        """How many of each payer and priority."""
-
-    def leave(self, ticket: Ticket) -> Entry[Ticket]:
-        """Forget where a ticket stands."""
-        self.kinds[ticket.kind] -= 1
-        if not self.kinds[ticket.kind]:
-            del self.kinds[ticket.kind]
-        waiting = ticket.ask.payer, ticket.ask.priority
-        self.payers[waiting] -= 1
-        if not self.payers[waiting]:
-            del self.payers[waiting]
-        return self.entries.pop(ticket)
 
 
 class Queue:
@@ -192,6 +134,66 @@ class Queue:
 
     def __contains__(self, ticket: Ticket) -> bool:
         return ticket in self._moved or ticket in self.pool(ticket.pool).entries
+
+
+class NoEntry(Enum):
+    """Why an ask may not wait."""
+
+    FULL = "full"
+    HOPELESS = "hopeless"
+    """It would be served after its deadline."""
+
+
+MOVED_S = 30.0
+"""How long a request that lost its unit may wait; it has waited for its answer once already."""
+
+TicketKind = tuple[str | None, str | None, frozenset[str]]
+
+_REFUSALS = {NoEntry.FULL: Refusal.FULL, NoEntry.HOPELESS: Refusal.LATE}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A place in the queue of `pool`. `settle` is called exactly once, unless the ticket is removed before.
+
+    `retry`: the attempt draws on the retry budget.
+    """
+
+    ask: Ask
+    pool: str
+    tried: frozenset[str]
+    entered_at: float
+    expires_at: float
+    on_result: Callable[[Lease | Refusal], None]
+    retry: bool = False
+
+    @property
+    def kind(self) -> TicketKind:
+        """Asks of a kind may go to the same units."""
+        return self.ask.model, self.ask.unit, self.tried
+
+
+class PoolQueue:
+    """Those who wait for one pool of units."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self.fair_queue: FairQueue[Ticket] = FairQueue(rules)
+        self.entries: dict[Ticket, Entry[Ticket]] = {}
+        self.kinds: Counter[TicketKind] = Counter()
+        """How many of each kind wait."""
+        self.payers: Counter[Waiting] = Counter()
+        """How many of each payer and priority."""
+
+    def leave(self, ticket: Ticket) -> Entry[Ticket]:
+        """Forget where a ticket stands."""
+        self.kinds[ticket.kind] -= 1
+        if not self.kinds[ticket.kind]:
+            del self.kinds[ticket.kind]
+        waiting = ticket.ask.payer, ticket.ask.priority
+        self.payers[waiting] -= 1
+        if not self.payers[waiting]:
+            del self.payers[waiting]
+        return self.entries.pop(ticket)
 
 
 # Deficit round robin among tenants, in tokens (Shreedhar and Varghese, 1995). Pure.

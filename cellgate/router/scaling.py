@@ -1,4 +1,5 @@
-"""How long requests would wait with one unit more or fewer: the last ones are replayed on so many. Pure.
+"""The demand of a pool: how long requests would wait with one unit more or fewer, by replaying the last ones.
+Pure.
 
 A unit of the replay computes one prompt after the other, and decodes as many sequences as it has seats. A
 request goes to the unit that can begin first. What a step of decoding takes depends on how many sequences
@@ -37,6 +38,22 @@ _ROUNDS = 8
 """Batch and step agree to a few percent after so many."""
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The requests of a pool, in the order in which they came, and what its units can do.
+
+    `step_s` is what a step takes with so many sequences, `latency_s` the time of a first token without work,
+    `measured_s` the quantile of the waits as they were; None: not known.
+    """
+
+    arrivals: Sequence[Arrival]
+    units: int
+    seats: int
+    step_s: Callable[[float], float]
+    latency_s: float
+    measured_s: float | None
+
+
 class AnsweredRequest(NamedTuple):
     """A request that was answered: when its attempt was opened, showed its first token and ended, the tokens
     of its prompt that had to be computed, and its unit. `waited_s`: how long it had waited in the gate.
@@ -71,22 +88,6 @@ class Arrival(NamedTuple):
     at: float
     prefill_s: float
     decode_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The requests of a pool, in the order in which they came, and what its units can do.
-
-    `step_s` is what a step takes with so many sequences, `latency_s` the time of a first token without work,
-    `measured_s` the quantile of the waits as they were; None: not known.
-    """
-
-    arrivals: Sequence[Arrival]
-    units: int
-    seats: int
-    step_s: Callable[[float], float]
-    latency_s: float
-    measured_s: float | None
 
 
 class Waits(NamedTuple):

@@ -1,6 +1,9 @@
-"""The state of one unit on the Board, and of each attempt on it. What follows from it is decided elsewhere.
+"""The state of one unit on the Board, in rotation or not, and of each attempt on it. What follows from it is
+decided elsewhere.
 
 A lease is the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
+
+In this order: `UnitState`, `_nobody`, `Ranks`, `Adapters`.
 """
 
 from __future__ import annotations
@@ -133,35 +136,6 @@ class InRotation:
     def serves_model(self, model: str | None) -> bool:
         """Whether it serves a model; one whose models are not known may serve any."""
         return model is None or not self._models or model in self._models
-
-
-FULL_S = 1.0
-"""How long a unit gets no requests after it has refused the only one it had."""
-LIMIT_GROWTH = 1.025
-ERRORS_TOGETHER_S = 1.0
-"""Errors this close together, without progress between them, mean an engine that answers only errors."""
-BUSY_S = 10.0
-"""How long a 503 is remembered: a later report of the engine shows whether it was really busy."""
-SLOW_START_LEAST = 0.1
-STALLS_KEPT = 256
-PREFILLING_MOST = 0.25
-"""The gaps of a unit that computes prompts for a larger part of the time are not used as its speed."""
-SPEED_BATCH = 0.1
-"""The speed of a unit with fewer requests on average is not compared."""
-SHORTEST_STALL_S = 0.25
-"""Shorter stalls are not recorded."""
-
-
-class EventEnds(NamedTuple):
-    """How `events` end, without their line ends, that only add to a text of a stream; and HTTP `chunks` that
-    hold one. The latest are first.
-    """
-
-    events: tuple[bytes, ...]
-    chunks: tuple[bytes, ...]
-
-
-NO_ENDS = EventEnds((), ())
 
 
 class UnitState(InRotation):
@@ -450,6 +424,35 @@ class UnitState(InRotation):
 
     def __repr__(self) -> str:
         return f"<UnitState {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
+
+
+FULL_S = 1.0
+"""How long a unit gets no requests after it has refused the only one it had."""
+LIMIT_GROWTH = 1.025
+ERRORS_TOGETHER_S = 1.0
+"""Errors this close together, without progress between them, mean an engine that answers only errors."""
+BUSY_S = 10.0
+"""How long a 503 is remembered: a later report of the engine shows whether it was really busy."""
+SLOW_START_LEAST = 0.1
+STALLS_KEPT = 256
+PREFILLING_MOST = 0.25
+"""The gaps of a unit that computes prompts for a larger part of the time are not used as its speed."""
+SPEED_BATCH = 0.1
+"""The speed of a unit with fewer requests on average is not compared."""
+SHORTEST_STALL_S = 0.25
+"""Shorter stalls are not recorded."""
+
+
+class EventEnds(NamedTuple):
+    """How `events` end, without their line ends, that only add to a text of a stream; and HTTP `chunks` that
+    hold one. The latest are first.
+    """
+
+    events: tuple[bytes, ...]
+    chunks: tuple[bytes, ...]
+
+
+NO_ENDS = EventEnds((), ())
 
 
 class Usable(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from tests.house import clocks, layout, names, rooms, shapes
+from tests.house import clocks, layout, names, rooms, shapes, topics
 from tests.house.source import FOLDERS, Finding, Source, sources
 
 OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
@@ -14,6 +14,9 @@ OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
     f"files over {shapes.FILE_LINES} lines": shapes.files_long,
     f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,
     "tests that read a clock or sleep": clocks.clocks_and_sleeps,
+    "files that begin with somebody else": topics.strangers_first,
+    "heads of sections above a file's own topic": topics.sections_above,
+    "contents that are in another order": topics.order_wrong,
 }
 OF_THE_WHOLE: dict[str, Callable[[], list[Finding]]] = {
     "rooms without a place in the order": rooms.rooms_unknown,

@@ -2,6 +2,8 @@
 
 Plain is what probes send: GET or HEAD in one piece, HTTP/1.0 or 1.1, no body, no negotiation. Everything else
 needs a full HTTP server.
+
+In this order: `HealthRequest`, `SharedStatus`, `HealthProcess`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Responses of the admin port."""
+"""HTTP of the admin port: aiohttp reads requests and writes responses; pages.py says what.
+
+In this order: `AdminServer`, `Connection`, `Bodies`, `NotHereError`, `link_of`, `unencrypted`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,66 @@ from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.ingress.reports import HeaderPairs
 from cellgate.proxy.process.tcp_info import bound_unsent, reset
+
+
+class AdminServer(web.Server):
+    """Makes the protocol of a connection when called. `handler` answers."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(self._answer, handler_cancellation=True)
+        self._handler = handler
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self._call_exception_handler = loop.call_exception_handler
+        self.clients: dict[Connection, None] = {}
+
+    def __call__(self) -> Connection:
+        return Connection(self, self.clients, self._defect)
+
+    def tick(self, now: float) -> None:
+        """Close connections that have been idle, in the middle of a head, or closing, for too long."""
+        for client in list(self.clients):
+            client.tick(now)
+
+    async def close(self) -> None:
+        """Close all connections. Answers in flight have a while to end."""
+        self.pre_shutdown()
+        await self.shutdown(END_S)
+        for client in list(self.clients):
+            client.cut()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast(Connection, request.protocol)
+        connection.begun()
+        try:
+            response = await self._answered(request)
+            # Sent here, because the next request waits until the caller has read this response.
+            if not request.keep_alive:
+                response.headers["Connection"] = "close"
+            await response.prepare(request)
+            if isinstance(response, Stream):
+                await response.send()
+            await response.write_eof()
+            await request.writer.drain()
+            return response
+        finally:
+            connection.ended()
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.version >= HttpVersion11 and "Host" not in request.headers:
+            return refusal_reply(_NO_HOST)
+        if (request.content_length or 0) > BODY_BYTES:
+            return refusal_reply(_TOO_LARGE)
+        try:
+            return await self._handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            return refusal_reply(_TOO_LARGE)
+        except web.HTTPRequestTimeout:
+            return refusal_reply(_LATE_BODY)
+
+    def _defect(self, error: BaseException | None) -> None:
+        """Make a defect of the gate's own loud."""
+        self._call_exception_handler({"message": "admin port: an answer failed", "exception": error})
 
 
 def reply(
@@ -282,66 +345,6 @@ def link_of(request: web.BaseRequest) -> tuple[bool, bool]:
     if transport is None or transport.get_extra_info("sslcontext") is None:
         return False, False
     return True, bool(transport.get_extra_info("peercert"))
-
-
-class AdminServer(web.Server):
-    """Makes the protocol of a connection when called. `handler` answers."""
-
-    def __init__(self, handler: Handler) -> None:
-        super().__init__(self._answer, handler_cancellation=True)
-        self._handler = handler
-        loop = asyncio.get_running_loop()
-        self.now = loop.time
-        self._call_exception_handler = loop.call_exception_handler
-        self.clients: dict[Connection, None] = {}
-
-    def __call__(self) -> Connection:
-        return Connection(self, self.clients, self._defect)
-
-    def tick(self, now: float) -> None:
-        """Close connections that have been idle, in the middle of a head, or closing, for too long."""
-        for client in list(self.clients):
-            client.tick(now)
-
-    async def close(self) -> None:
-        """Close all connections. Answers in flight have a while to end."""
-        self.pre_shutdown()
-        await self.shutdown(END_S)
-        for client in list(self.clients):
-            client.cut()
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = cast(Connection, request.protocol)
-        connection.begun()
-        try:
-            response = await self._answered(request)
-            # Sent here, because the next request waits until the caller has read this response.
-            if not request.keep_alive:
-                response.headers["Connection"] = "close"
-            await response.prepare(request)
-            if isinstance(response, Stream):
-                await response.send()
-            await response.write_eof()
-            await request.writer.drain()
-            return response
-        finally:
-            connection.ended()
-
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.version >= HttpVersion11 and "Host" not in request.headers:
-            return refusal_reply(_NO_HOST)
-        if (request.content_length or 0) > BODY_BYTES:
-            return refusal_reply(_TOO_LARGE)
-        try:
-            return await self._handler(request)
-        except web.HTTPRequestEntityTooLarge:
-            return refusal_reply(_TOO_LARGE)
-        except web.HTTPRequestTimeout:
-            return refusal_reply(_LATE_BODY)
-
-    def _defect(self, error: BaseException | None) -> None:
-        """Make a defect of the gate's own loud."""
-        self._call_exception_handler({"message": "admin port: an answer failed", "exception": error})
 
 
 # Who may see and do what on the admin port. Pure.

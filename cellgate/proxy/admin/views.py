@@ -1,4 +1,7 @@
-"""What the admin port shows of the fleet and of each unit. Pure."""
+"""What the admin port shows of the fleet and of each unit. Pure.
+
+In this order: `Moment`, `remarks`, `links_of`, `status`, `what_comes`, `explain`, `unit_page`.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,35 @@ from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Verdi
 from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
+
+
+def unit_view(state: UnitState, now: float) -> dict[str, Any]:
+    """The unit ready for JSON; ages in seconds before `now`."""
+    unit = state.unit
+    return {
+        "name": unit.name,
+        "cell": unit.cell,
+        "url": unit.url,
+        "verdict": state.case.verdict.value,
+        "usable": state.is_usable(),
+        "drained": state.drained,
+        "hold": _hold(state.hold, now),
+        "restart_suspected": state.is_restart_suspected(),
+        "degraded": round(state.outlier.degraded, 3),
+        "odd_answers": state.has_odd_answers(),
+        "build": build_view(state),
+        "since_s": _age(state.case.since, now),
+        "reason": why(state),
+        "evidence": [_evidence(e, now) for e in _behind(state.case)],
+        "in_flight": state.in_flight,
+        "max_in_flight": unit.max_in_flight,
+        "weight": state.weight,
+        "load": _load(state.load, now) if state.load is not None else None,
+        "routing": _routing(state.costs, now),
+        "models": sorted(state.models),
+        "role": unit.role,
+        "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,35 +494,6 @@ def _requests(state: UnitState) -> str:
 
 
 EVIDENCE_SHOWN = 5
-
-
-def unit_view(state: UnitState, now: float) -> dict[str, Any]:
-    """The unit ready for JSON; ages in seconds before `now`."""
-    unit = state.unit
-    return {
-        "name": unit.name,
-        "cell": unit.cell,
-        "url": unit.url,
-        "verdict": state.case.verdict.value,
-        "usable": state.is_usable(),
-        "drained": state.drained,
-        "hold": _hold(state.hold, now),
-        "restart_suspected": state.is_restart_suspected(),
-        "degraded": round(state.outlier.degraded, 3),
-        "odd_answers": state.has_odd_answers(),
-        "build": build_view(state),
-        "since_s": _age(state.case.since, now),
-        "reason": why(state),
-        "evidence": [_evidence(e, now) for e in _behind(state.case)],
-        "in_flight": state.in_flight,
-        "max_in_flight": unit.max_in_flight,
-        "weight": state.weight,
-        "load": _load(state.load, now) if state.load is not None else None,
-        "routing": _routing(state.costs, now),
-        "models": sorted(state.models),
-        "role": unit.role,
-        "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
-    }
 
 
 def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None) -> dict[str, Any]:

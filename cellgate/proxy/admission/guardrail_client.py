@@ -1,6 +1,8 @@
-"""The calls of a guardrail: bounded in time, number and size. What goes wrong is counted.
+"""One hook of a guardrail, and its calls: bounded in time, number and size. What goes wrong is counted.
 
 It is reached by HTTP, on a port or a Unix socket, with kept connections.
+
+In this order: `Hook`, `InvalidReplyError`, `WrittenText`.
 """
 
 from __future__ import annotations
@@ -21,43 +23,6 @@ from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK, unframed
 from cellgate.proxy.http.sse import end_of_events, payload, split
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import GUARDRAIL, tally
-
-
-class GuardAction(Enum):
-    """What a guardrail wants to be done."""
-
-    ALLOW = "allow"
-    DENY = "deny"
-    CHANGE = "change"
-
-
-class GuardrailVerdict(NamedTuple):
-    """The answer of a guardrail. `reason` is for the client, `body` replaces that of the request."""
-
-    action: GuardAction
-    reason: str = ""
-    body: bytes = b""
-
-
-OnOpinion = Callable[[GuardrailVerdict | Failure], None]
-FAILED = Failure(
-    FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
-)
-"""What a client gets for a hook that fails, where requests are not let through without its verdict."""
-UNREADABLE = Failure(
-    FailureKind.GUARDRAIL_FAILED,
-    "this has something that the guardrail of this gate cannot read, such as numbers of tokens, a sound or a "
-    "picture; ask for text",
-)
-"""The same for what is no text."""
-REQUEST_TOO_LARGE = Failure(
-    FailureKind.GUARDRAIL_TOO_LARGE,
-    f"the guardrail of this gate takes no request above {LIMITS.guardrail_body_bytes} bytes",
-)
-ANSWER_TOO_LARGE = Failure(
-    FailureKind.GUARDRAIL_FAILED, "the answer is too large for the guardrail of this gate"
-)
-"""The same for what the hook cannot be asked about."""
 
 
 class Hook:
@@ -141,6 +106,43 @@ class Hook:
     def close(self) -> None:
         """Close idle connections."""
         self._pool.close()
+
+
+class GuardAction(Enum):
+    """What a guardrail wants to be done."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    CHANGE = "change"
+
+
+class GuardrailVerdict(NamedTuple):
+    """The answer of a guardrail. `reason` is for the client, `body` replaces that of the request."""
+
+    action: GuardAction
+    reason: str = ""
+    body: bytes = b""
+
+
+OnOpinion = Callable[[GuardrailVerdict | Failure], None]
+FAILED = Failure(
+    FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
+)
+"""What a client gets for a hook that fails, where requests are not let through without its verdict."""
+UNREADABLE = Failure(
+    FailureKind.GUARDRAIL_FAILED,
+    "this has something that the guardrail of this gate cannot read, such as numbers of tokens, a sound or a "
+    "picture; ask for text",
+)
+"""The same for what is no text."""
+REQUEST_TOO_LARGE = Failure(
+    FailureKind.GUARDRAIL_TOO_LARGE,
+    f"the guardrail of this gate takes no request above {LIMITS.guardrail_body_bytes} bytes",
+)
+ANSWER_TOO_LARGE = Failure(
+    FailureKind.GUARDRAIL_FAILED, "the answer is too large for the guardrail of this gate"
+)
+"""The same for what the hook cannot be asked about."""
 
 
 class HookCall:

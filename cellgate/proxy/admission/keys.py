@@ -1,4 +1,7 @@
-"""Takes the key out of the head of a request."""
+"""The door: finds the key of each request, and watches over those in flight.
+
+In this order: `KeyDoor`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,141 @@ from cellgate.proxy.admission.token_estimator import TokenEstimator
 
 _SCHEME = b"Bearer "
 _SCHEME_BYTES = len(_SCHEME)
+
+
+class KeyDoor:
+    """The door of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
+    when its key is revoked or expires. `tokens` are asked about what is in no file.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        wall: Callable[[], float],
+        *,
+        ends_streams: bool,
+        tokens: TokenVerifier | None = None,
+    ) -> None:
+        self.accounts = accounts
+        self.in_flight: dict[KeyAdmission, None] = {}
+        """Requests that were charged."""
+        self._wall = wall
+        self._ends_streams = ends_streams
+        self._tokens = tokens
+        self._ring = KeyRing()
+        self.closed: dict[tuple[str, str], tuple[float, Failure]] = {}
+        """By key and tenant: until when nothing is left of a limit, and what its clients get."""
+        self._habits: dict[tuple[str, str], TokenEstimator] = {}
+
+    def take(self, ring: KeyRing) -> None:
+        """These keys hold from now on."""
+        self._ring = ring
+        self.closed.clear()
+        known = {(key.name, key.tenant.name) for key in ring.keys.values()}
+        known |= {("", tenant) for tenant in ring.tenants}
+        self._habits = {who: self._habits.get(who) or TokenEstimator() for who in known}
+
+    def start(self) -> None:
+        """Begin to follow what is behind tokens, until `close`."""
+        if self._tokens is not None:
+            self._tokens.start()
+
+    async def close(self) -> None:
+        """End."""
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def identify(self, visitor: KeyedRequest) -> KeyAdmission | Failure:
+        """What the key of a request allows, or why it does not count."""
+        shown = take_credentials(visitor.request)
+        digest = sha256(shown).digest()
+        at = self._wall()
+        key = self._ring.keys.get(digest)
+        if key is None or key.expires_at <= at:
+            found = self._find(shown, digest, at)
+            if isinstance(found, Failure):
+                return found
+            key = found
+        if self.closed and (refusal := self._refused(key)) is not None:
+            return refusal
+        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], self._wall())
+
+    def _find(self, shown: bytes, digest: bytes, at: float) -> Key | Failure:
+        """The key that stands for what was shown, whose digest this is; or why it does not count."""
+        if not shown:
+            message = "no API key: send one, as Authorization: Bearer KEY, or as x-api-key: KEY"
+            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
+        key = self._ring.keys.get(digest)
+        if key is None and self._tokens is not None:
+            key = self._tokens.key(shown, digest, self._ring)
+        if key is None:
+            message = "this API key is not known here; ask the operator for one"
+            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
+        if key.expires_at <= at:
+            message = "this API key has expired; ask the operator for another one"
+            return Failure(FailureKind.KEY_EXPIRED, message, lines=_CHALLENGE)
+        return key
+
+    def _refused(self, key: Key) -> Failure | None:
+        """Why a request of a key that counts is refused at once; it is counted."""
+        if (refusal := self.refusal(key)) is not None:
+            self.accounts.refused(key.tenant.name, refusal.used_up)
+        return refusal
+
+    def shut(self, key: Key, refusal: Failure) -> None:
+        """A limit of this key has nothing left: before the next request is read, it is refused."""
+        at = self._wall()
+        # What is used up of a minute is there again when the next one begins.
+        until = min(at + SHUT_S, Period.MINUTE.window(at)[1])
+        self.closed[key.name, key.tenant.name] = until, refusal
+
+    def ended(self, key: Key) -> None:
+        """A request of this key is over: it may have another one in flight."""
+        _, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
+        if refusal is not None and refusal.used_up == IN_FLIGHT:
+            del self.closed[key.name, key.tenant.name]
+
+    def refusal(self, key: Key) -> Failure | None:
+        """Why a request of this key is refused at once."""
+        until, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
+        return refusal if self._wall() < until else None
+
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why a request whose body is still to come is refused: its key does not count, or has used up a
+        limit.
+        """
+        if find_route(request.path).name in OPEN_ROUTES or request.method == b"OPTIONS":
+            return None
+        key = self._shown(request)
+        return key if isinstance(key, Failure) else self._refused(key)
+
+    def tenant_of(self, request: Request) -> str:
+        """Whose key a request shows; empty: none that counts."""
+        key = self._shown(request)
+        return "" if isinstance(key, Failure) else key.tenant.name
+
+    def _shown(self, request: Request) -> Key | Failure:
+        shown = shown_credentials(request)
+        return self._find(shown, sha256(shown).digest(), self._wall())
+
+    def tick(self, _now: float) -> None:
+        """A few times a second: account for the answers that come, and end those whose key counts no more."""
+        at = self._wall()
+        for who in [who for who, (until, _) in self.closed.items() if at >= until]:
+            del self.closed[who]
+        for admission in list(self.in_flight):
+            admission.spend()
+            if self._ends_streams and not self._counts(admission, at):
+                message = "the API key of this request was revoked, or has expired"
+                admission.visitor.stop(Failure(FailureKind.KEY_REVOKED, message))
+
+    def _counts(self, admission: KeyAdmission, at: float) -> bool:
+        """Whether the key of a request in flight still counts."""
+        key = admission.key
+        if not key.name:
+            return key.tenant.name in self._ring.tenants and key.expires_at > at
+        present = self._ring.keys.get(admission.digest)
+        return present is not None and present.expires_at > at
 
 
 def take_credentials(request: Request) -> bytes:
@@ -375,138 +513,3 @@ class TokenVerifier(Protocol):
 
     def start(self) -> None: ...
     async def close(self) -> None: ...
-
-
-class KeyDoor:
-    """The door of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
-    when its key is revoked or expires. `tokens` are asked about what is in no file.
-    """
-
-    def __init__(
-        self,
-        accounts: Accounts,
-        wall: Callable[[], float],
-        *,
-        ends_streams: bool,
-        tokens: TokenVerifier | None = None,
-    ) -> None:
-        self.accounts = accounts
-        self.in_flight: dict[KeyAdmission, None] = {}
-        """Requests that were charged."""
-        self._wall = wall
-        self._ends_streams = ends_streams
-        self._tokens = tokens
-        self._ring = KeyRing()
-        self.closed: dict[tuple[str, str], tuple[float, Failure]] = {}
-        """By key and tenant: until when nothing is left of a limit, and what its clients get."""
-        self._habits: dict[tuple[str, str], TokenEstimator] = {}
-
-    def take(self, ring: KeyRing) -> None:
-        """These keys hold from now on."""
-        self._ring = ring
-        self.closed.clear()
-        known = {(key.name, key.tenant.name) for key in ring.keys.values()}
-        known |= {("", tenant) for tenant in ring.tenants}
-        self._habits = {who: self._habits.get(who) or TokenEstimator() for who in known}
-
-    def start(self) -> None:
-        """Begin to follow what is behind tokens, until `close`."""
-        if self._tokens is not None:
-            self._tokens.start()
-
-    async def close(self) -> None:
-        """End."""
-        if self._tokens is not None:
-            await self._tokens.close()
-
-    def identify(self, visitor: KeyedRequest) -> KeyAdmission | Failure:
-        """What the key of a request allows, or why it does not count."""
-        shown = take_credentials(visitor.request)
-        digest = sha256(shown).digest()
-        at = self._wall()
-        key = self._ring.keys.get(digest)
-        if key is None or key.expires_at <= at:
-            found = self._find(shown, digest, at)
-            if isinstance(found, Failure):
-                return found
-            key = found
-        if self.closed and (refusal := self._refused(key)) is not None:
-            return refusal
-        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], self._wall())
-
-    def _find(self, shown: bytes, digest: bytes, at: float) -> Key | Failure:
-        """The key that stands for what was shown, whose digest this is; or why it does not count."""
-        if not shown:
-            message = "no API key: send one, as Authorization: Bearer KEY, or as x-api-key: KEY"
-            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
-        key = self._ring.keys.get(digest)
-        if key is None and self._tokens is not None:
-            key = self._tokens.key(shown, digest, self._ring)
-        if key is None:
-            message = "this API key is not known here; ask the operator for one"
-            return Failure(FailureKind.BAD_KEY, message, lines=_CHALLENGE)
-        if key.expires_at <= at:
-            message = "this API key has expired; ask the operator for another one"
-            return Failure(FailureKind.KEY_EXPIRED, message, lines=_CHALLENGE)
-        return key
-
-    def _refused(self, key: Key) -> Failure | None:
-        """Why a request of a key that counts is refused at once; it is counted."""
-        if (refusal := self.refusal(key)) is not None:
-            self.accounts.refused(key.tenant.name, refusal.used_up)
-        return refusal
-
-    def shut(self, key: Key, refusal: Failure) -> None:
-        """A limit of this key has nothing left: before the next request is read, it is refused."""
-        at = self._wall()
-        # What is used up of a minute is there again when the next one begins.
-        until = min(at + SHUT_S, Period.MINUTE.window(at)[1])
-        self.closed[key.name, key.tenant.name] = until, refusal
-
-    def ended(self, key: Key) -> None:
-        """A request of this key is over: it may have another one in flight."""
-        _, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
-        if refusal is not None and refusal.used_up == IN_FLIGHT:
-            del self.closed[key.name, key.tenant.name]
-
-    def refusal(self, key: Key) -> Failure | None:
-        """Why a request of this key is refused at once."""
-        until, refusal = self.closed.get((key.name, key.tenant.name), _OPEN)
-        return refusal if self._wall() < until else None
-
-    def turns_away(self, request: Request) -> Failure | None:
-        """Why a request whose body is still to come is refused: its key does not count, or has used up a
-        limit.
-        """
-        if find_route(request.path).name in OPEN_ROUTES or request.method == b"OPTIONS":
-            return None
-        key = self._shown(request)
-        return key if isinstance(key, Failure) else self._refused(key)
-
-    def tenant_of(self, request: Request) -> str:
-        """Whose key a request shows; empty: none that counts."""
-        key = self._shown(request)
-        return "" if isinstance(key, Failure) else key.tenant.name
-
-    def _shown(self, request: Request) -> Key | Failure:
-        shown = shown_credentials(request)
-        return self._find(shown, sha256(shown).digest(), self._wall())
-
-    def tick(self, _now: float) -> None:
-        """A few times a second: account for the answers that come, and end those whose key counts no more."""
-        at = self._wall()
-        for who in [who for who, (until, _) in self.closed.items() if at >= until]:
-            del self.closed[who]
-        for admission in list(self.in_flight):
-            admission.spend()
-            if self._ends_streams and not self._counts(admission, at):
-                message = "the API key of this request was revoked, or has expired"
-                admission.visitor.stop(Failure(FailureKind.KEY_REVOKED, message))
-
-    def _counts(self, admission: KeyAdmission, at: float) -> bool:
-        """Whether the key of a request in flight still counts."""
-        key = admission.key
-        if not key.name:
-            return key.tenant.name in self._ring.tenants and key.expires_at > at
-        present = self._ring.keys.get(admission.digest)
-        return present is not None and present.expires_at > at

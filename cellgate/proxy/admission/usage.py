@@ -1,4 +1,7 @@
-"""Keys and limits of a control plane: the file of keys, the ledger, the usage log."""
+"""Accounting of a control plane: the file of keys, the ledger, the usage log.
+
+In this order: `Accounting`, `SyncedFile`, `UsageTotal`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,6 @@ from cellgate.proxy.observe.log import log_line, utc
 if TYPE_CHECKING:
     from cellgate.proxy.admission.limits import Accounts
     from cellgate.proxy.config.settings import KeySettings, Settings
-
-
-class LimitSharing(Protocol):
-    """Who shares limits with other gates."""
-
-    def start(self) -> None: ...
-    async def close(self) -> None: ...
 
 
 class Accounting:
@@ -104,6 +100,13 @@ class Accounting:
     def _record(self, bill: UsageRecord, cost: float) -> None:
         if self._usage is not None:
             self._usage.write(UsageRow(bill, cost))
+
+
+class LimitSharing(Protocol):
+    """Who shares limits with other gates."""
+
+    def start(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] = time.time) -> KeyDoor:

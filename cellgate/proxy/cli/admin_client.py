@@ -1,4 +1,6 @@
-"""The caller's side of the admin port: bounded requests, a live stream, and what to do when one fails."""
+"""What commands ask of the admin port (units, status, events ...): bounded requests, and what to do when one
+fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`cellgate check`: every problem of a configuration, or its units and how soon each fault is found."""
+"""`cellgate check`: every problem of a configuration, or its units and how soon each fault is found.
+
+In this order: `_check_redis`, `UnitKind`, `times_text`, `schema_arguments`.
+"""
 
 from __future__ import annotations
 

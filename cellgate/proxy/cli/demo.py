@@ -1,4 +1,5 @@
-"""`cellgate demo`: a gate with simulated leader/follower units and their agents, in the foreground.
+"""`cellgate demo`, its arguments and how it runs: a gate with simulated leader/follower units and their
+agents, in the foreground.
 
 With URLs it is a gate before these units instead. Nothing outlives this process: the kernel ends what it has
 started with it.

@@ -3,6 +3,8 @@
 `serve` and `check` read the configuration, `agent` runs on a node of a unit, most others talk to a running
 gate. Exit codes: 0 done, 1 it did not work, 2 the command or the configuration is wrong. A failure is one
 line on stderr, a wrong configuration one line for each problem.
+
+In this order: `CommandEntry`, `help_arguments`, `Flag`, `serve_arguments`.
 """
 
 from __future__ import annotations

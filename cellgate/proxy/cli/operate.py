@@ -1,4 +1,8 @@
-"""`cellgate units`: the units of a running gate, once or whenever one changes."""
+"""`cellgate units`: the units of a running gate, once or whenever one changes.
+
+In this order: `units_arguments`, `why_arguments`, `explain_arguments`, `drain_arguments`,
+`engine_arguments`, `reload_arguments`, `roll_arguments`, `events_arguments`, `poison_arguments`.
+"""
 
 from __future__ import annotations
 

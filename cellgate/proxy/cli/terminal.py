@@ -1,4 +1,7 @@
-"""Why a command did not work."""
+"""Why a command did not work.
+
+In this order: `CommandError`, `CommandParser`, `add_settings`, `fleet_table`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What can be done to a unit as a whole, as it is configured: one value for each way. recovery/ does it."""
+"""What can be done to a unit as a whole, as it is configured: run a command, call a webhook, replace its pods
+... extras/operator does it.
+
+In this order: `ReplacePods`, `Remedy`, `RollPolicy`, `AlbTarget`.
+"""
 
 from __future__ import annotations
 

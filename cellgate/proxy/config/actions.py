@@ -1,6 +1,8 @@
 """The operator's file: recovery, rolls, a load balancer's weight. Its keys, and what is made of them.
 
 Imported where the configuration names such a file, and nowhere else.
+
+In this order: `RecoveryKeys`, `AlbKeys`, `operated`.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
 
-# What may be configured about actions on units: keys, and the checks of their values.
-
-
 _LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
+
+
+class OperatorKeys(Keys):
+    """The whole file."""
+
+    recovery: Annotated[
+        list[Annotated[tuple[str, Remedy], PlainValidator(remedy)]], AfterValidator(_each_cell_once)
+    ] = Field([])
+    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)] = None
+    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)] = None
+    leases: Annotated[LeasePlace | None, PlainValidator(lease_place)] = None
 
 
 def program(found: object) -> tuple[str, ...]:
@@ -270,17 +280,6 @@ def _each_cell_once(found: list[tuple[str, Remedy]]) -> list[tuple[str, Remedy]]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"duplicate cell {twice!r}")
     return found
-
-
-class OperatorKeys(Keys):
-    """The whole file."""
-
-    recovery: Annotated[
-        list[Annotated[tuple[str, Remedy], PlainValidator(remedy)]], AfterValidator(_each_cell_once)
-    ] = Field([])
-    roll: Annotated[RollPolicy | None, PlainValidator(roll_policy)] = None
-    alb: Annotated[AlbTarget | None, PlainValidator(alb_target)] = None
-    leases: Annotated[LeasePlace | None, PlainValidator(lease_place)] = None
 
 
 OPERATOR_SCHEMA: dict[str, type[Keys]] = {

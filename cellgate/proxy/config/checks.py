@@ -2,6 +2,9 @@
 
 Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises InvalidValueError.
 YAML's own surprises (a bare `off` is false, `name: 1` is a number) are met here.
+
+In this order: `InvalidValueError`, `size`, `text`, `address`, `readable_file`, `shown_to`, `word`,
+`check_certificates`, `quarter_of_memory`.
 """
 
 from __future__ import annotations

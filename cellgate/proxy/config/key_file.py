@@ -2,6 +2,8 @@
 
 A file with a mistake is refused as a whole, with a line for each mistake. Not YAML: a file of ten thousand
 keys must be read in a tenth of a second, and `cellgate keys new` must be able to append to it.
+
+In this order: `LimitRules`, `Key`, `_wrong`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,19 @@ from cellgate.proxy.config.checks import did_you_mean
 
 PRIORITY_LAST = 1_000_000
 """The priority that goes last; less than nothing goes before, down to minus as much."""
+
+
+def read_keys(path: str) -> KeyRing:
+    """The keys of the file at `path`. Raises KeyFileError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise KeyFileError([f"{path}: expected a readable file: {reason}"]) from None
+    if len(data) > FILE_BYTES:
+        raise KeyFileError([f"{path}: expected at most {FILE_BYTES} bytes"])
+    return keys_in(path, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +92,6 @@ class KeyFileError(Exception):
 
 class _WrongError(Exception):
     """A value is not what it has to be: what was expected."""
-
-
-def read_keys(path: str) -> KeyRing:
-    """The keys of the file at `path`. Raises KeyFileError."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise KeyFileError([f"{path}: expected a readable file: {reason}"]) from None
-    if len(data) > FILE_BYTES:
-        raise KeyFileError([f"{path}: expected at most {FILE_BYTES} bytes"])
-    return keys_in(path, data)
 
 
 def keys_in(path: str, data: bytes) -> KeyRing:

@@ -2,6 +2,8 @@
 
 Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
 configuration, so that the configuration may be shown to anyone.
+
+In this order: `load`, `role_misfits`, `dotted`, `_line`, `_mappings`, `UnitsKeys`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from cellgate.proxy.config.checks import InvalidValueError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
-from cellgate.proxy.config.settings import SECRET_VARIABLE, HeaderNames, RedisAccess, Settings, Source
-from cellgate.proxy.config.sources import RedisSource
+from cellgate.proxy.config.settings import SECRET_VARIABLE, HeaderNames, RedisAccess, Settings
+from cellgate.proxy.config.sources import RedisSource, Source
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all_but, unit_of
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import FIXED, Cell, Fleet, Unit

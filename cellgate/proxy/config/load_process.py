@@ -18,6 +18,31 @@ ADMIN_TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 _COMMAND = (sys.executable, "-m", "cellgate.proxy.config.load")
 
 
+class ConfigReader:
+    """The configuration is being read; meanwhile there may be something else to do.
+
+    Raises OSError when there is no process to read it in.
+    """
+
+    def __init__(self, path: str | None, flags: Overrides) -> None:
+        pipe = subprocess.PIPE
+        # In a separate process group: a Ctrl-C is for the gate.
+        self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
+        self._asked = pickle.dumps((path, flags))
+
+    def settings(self) -> Settings:
+        """Waits for them. Raises ConfigError."""
+        told, _ = self._process.communicate(self._asked)
+        if code := self._process.returncode:
+            raise ConfigError(
+                [f"the process that reads the configuration ended with exit code {code}; try again"]
+            )
+        found: Settings | list[str] = pickle.loads(told)
+        if isinstance(found, list):
+            raise ConfigError(found)
+        return found
+
+
 class ConfigError(Exception):
     """The configuration cannot be used. `problems` has one line for each reason, all of them at once."""
 
@@ -67,31 +92,6 @@ class Overrides:
                 yield {"name": name, "url": url}
             else:
                 yield {"name": f"unit-{position}", "url": text}
-
-
-class ConfigReader:
-    """The configuration is being read; meanwhile there may be something else to do.
-
-    Raises OSError when there is no process to read it in.
-    """
-
-    def __init__(self, path: str | None, flags: Overrides) -> None:
-        pipe = subprocess.PIPE
-        # In a separate process group: a Ctrl-C is for the gate.
-        self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
-        self._asked = pickle.dumps((path, flags))
-
-    def settings(self) -> Settings:
-        """Waits for them. Raises ConfigError."""
-        told, _ = self._process.communicate(self._asked)
-        if code := self._process.returncode:
-            raise ConfigError(
-                [f"the process that reads the configuration ended with exit code {code}; try again"]
-            )
-        found: Settings | list[str] = pickle.loads(told)
-        if isinstance(found, list):
-            raise ConfigError(found)
-        return found
 
 
 def read_settings(path: str | None, flags: Overrides) -> Settings:

@@ -4,6 +4,8 @@ Defaults come from settings.py and router/nouns.py and are stated nowhere else. 
 Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A key at the top is the
 field of Settings that has its name: without such a field nothing is loaded. A value that is not what it has
 to be raises InvalidValueError; nothing is converted that could have been meant otherwise.
+
+In this order: `GuardrailKeys`, `FileKeys`, `json_schema`.
 """
 
 from __future__ import annotations
@@ -158,9 +160,6 @@ class GuardrailKeys(Keys, of=GuardrailSettings):
     answer: Annotated[GuardrailAnswer, PlainValidator(checks.guardrail_answer)]
     timeout_s: Annotated[float, PlainValidator(checks.seconds)]
     fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)]
-
-
-# Sections: one mapping for each settings dataclass, with its fields as keys.
 
 
 # Cells, and the file as a whole.

@@ -1,4 +1,6 @@
-"""The settings of a running gate: the result of configuration, immutable, in seconds and bytes."""
+"""The settings of a running gate, its addresses, limits and timeouts: the result of configuration, immutable,
+in seconds and bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Fleet, Rules
@@ -14,23 +16,7 @@ from cellgate.router.queue import FairRules
 
 if TYPE_CHECKING:
     from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
-
-
-class Source(Protocol):
-    """What is known of every source.
-
-    `kind` is its name in a configuration and that of its evidence. `gone_is_dead`: a unit that is not found
-    any more has no process left, so that requests there need not wait to find out.
-    """
-
-    kind: ClassVar[str]
-    gone_is_dead: ClassVar[bool]
-
-    @property
-    def title(self) -> str:
-        """Which one of its kind it is, in a few words for the log and for a metric's label."""
-        ...
-
+from cellgate.proxy.config.sources import Source
 
 KIB = 1024
 MIB = 1024 * KIB

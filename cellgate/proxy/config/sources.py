@@ -6,9 +6,12 @@ A value is its source: where equal ones are configured again, the source is the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from cellgate.router.nouns import FIXED, Unit
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +129,19 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "ecs": ("boto3", "ecs"),
 }
 """The module that a source needs beyond what is always there, and the extra that brings it."""
+
+
+class Source(Protocol):
+    """What is known of every source.
+
+    `kind` is its name in a configuration and that of its evidence. `gone_is_dead`: a unit that is not found
+    any more has no process left, so that requests there need not wait to find out.
+    """
+
+    kind: ClassVar[str]
+    gone_is_dead: ClassVar[bool]
+
+    @property
+    def title(self) -> str:
+        """Which one of its kind it is, in a few words for the log and for a metric's label."""
+        ...

@@ -1,6 +1,8 @@
-"""Units as a file has them: their keys and nodes and probes, and the Unit that they make.
+"""Units as a file has them: their engines, keys, nodes and probes, and the Unit that they make.
 
 The same in the configuration and in files that units are discovered from.
+
+In this order: `Keys`, `Discover`, `model_names`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
-from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Source, Split
-from cellgate.proxy.config.sources import PACKAGES, SOURCES
+from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Split
+from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 

@@ -1,7 +1,7 @@
-"""Compares the answers of units to the known prompt, and takes those out that are proven wrong.
+"""All that is found by comparing units: other builds or software, a place that failing units share, a rank
+that is behind.
 
-router/judge.py decides. This module keeps the groups that are compared, asks again where an answer
-differs, gives the result to the judge as evidence, and tells operators.
+In this order: `Comparisons`, `DriftWatch`, `StackWatch`, `RankWatch`, `NodeFactsMetrics`, `FateWatch`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,32 @@ from math import inf
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.control.common_cause import FateWatch
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board
 from cellgate.router.comparisons import Stacks, conclusions, other_builds
-from cellgate.router.nouns import Evidence, Sign, Strength
+from cellgate.router.health import shared_fates
+from cellgate.router.nouns import Evidence, Place, Sign, Strength
 from cellgate.router.unit_state import UnitState
+
+
+class Comparisons:
+    """The comparisons of one gate. `observe` takes evidence."""
+
+    def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
+        self.metrics = NodeFactsMetrics(board)
+        self._watches = (
+            DriftWatch(board, events),
+            FateWatch(board, events),
+            StackWatch(board, events, observe),
+            RankWatch(board, events, observe),
+        )
+
+    def tick(self, now: float) -> None:
+        """Compare, now and then."""
+        for watch in self._watches:
+            watch.tick(now)
+
 
 # Reports units of one cell and model that run different builds (engine version or configuration).
 #
@@ -224,23 +243,39 @@ class NodeFactsMetrics(Collector):
         )
 
 
-# All that is found by comparing: other builds or software, a place that failing units share, a rank that is
-# behind.
+# Reports units that are DOWN together because of a switch, a rack or a zone: one event for each of these.
 
 
-class Comparisons:
-    """The comparisons of one gate. `observe` takes evidence."""
+FATE_PERIOD_S = 1.0
 
-    def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
-        self.metrics = NodeFactsMetrics(board)
-        self._watches = (
-            DriftWatch(board, events),
-            FateWatch(board, events),
-            StackWatch(board, events, observe),
-            RankWatch(board, events, observe),
-        )
+
+SETTLE_S = 3.0
+"""Units under a lost switch go DOWN one after the other: it is named once they are the same for so long."""
+
+
+class FateWatch:
+    """The look-out of one gate."""
+
+    def __init__(self, board: Board, events: EventLog) -> None:
+        self._board = board
+        self._events = events
+        self._look_at = 0.0
+        self._since: dict[tuple[Place, tuple[str, ...]], float] = {}
+        """Since when a place and its units are as they are."""
+        self._told: set[Place] = set()
 
     def tick(self, now: float) -> None:
-        """Compare, now and then."""
-        for watch in self._watches:
-            watch.tick(now)
+        """Look at all units, now and then."""
+        if now < self._look_at:
+            return
+        self._look_at = now + FATE_PERIOD_S
+        fates = shared_fates(self._board)
+        keys = [(fate.place, fate.units) for fate in fates]
+        self._since = {key: self._since.get(key, now) for key in keys}
+        self._told &= {fate.place for fate in fates}
+        for fate in fates:
+            is_settled = now - self._since[(fate.place, fate.units)] >= SETTLE_S
+            if is_settled and fate.place not in self._told:
+                self._told.add(fate.place)
+                detail = f"{fate.in_words()}; look at it first, the units may be well"
+                self._events.add(Action("shared_fate", "gate", detail=detail))

@@ -48,26 +48,6 @@ _REPORTED = frozenset({FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, Fa
 """Errors that may be the last ones of a dying engine: they count as a death if the unit is lost soon."""
 
 
-class Pick(Protocol):
-    """`Router.pick`."""
-
-    def __call__(
-        self, ask: Ask, now: float, tried: Iterable[str], *, evicted: bool, retry: bool
-    ) -> Lease | Refusal: ...
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class HeldRequest:
-    """A request that waits until a suspected prompt is proven or cleared. `on_result` is called once, unless
-    it leaves.
-    """
-
-    ask: Ask
-    tried: tuple[str, ...]
-    entered_at: float
-    on_result: OnResult
-
-
 class Containment:
     """The containment of one gate. `pick` is `Router.pick`, `soon` schedules a callback, `answered` gives the
     number of requests that a unit has answered.
@@ -373,6 +353,26 @@ class Containment:
     def _since(self, held: HeldRequest) -> tuple[float, float]:
         record = self.ledger.records.get(held.ask.fingerprint)
         return record.since if record is not None else held.entered_at, held.entered_at
+
+
+class Pick(Protocol):
+    """`Router.pick`."""
+
+    def __call__(
+        self, ask: Ask, now: float, tried: Iterable[str], *, evicted: bool, retry: bool
+    ) -> Lease | Refusal: ...
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class HeldRequest:
+    """A request that waits until a suspected prompt is proven or cleared. `on_result` is called once, unless
+    it leaves.
+    """
+
+    ask: Ask
+    tried: tuple[str, ...]
+    entered_at: float
+    on_result: OnResult
 
 
 def _stood_still(lease: Lease) -> bool:

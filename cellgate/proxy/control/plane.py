@@ -61,32 +61,6 @@ MODELS_AGAIN_S = 2.0
 """Requests for unknown models make units list their models at most this often."""
 
 
-class Front(Protocol):
-    """What serves the clients: the gateway of this process, or the workers."""
-
-    def connections(self) -> Mapping[str, int]:
-        """How many connections are open by side (`client`, `unit`), but for those of probes."""
-
-    def is_full(self) -> bool:
-        """True while no client can be accepted, because file descriptors are short."""
-
-    def seen_until(self, now: float) -> float:
-        """Until when the progress of units is known."""
-
-
-async def _nothing() -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What stands around a control plane: what it does when the gate ends and starts, and at each tick."""
-
-    close: Callable[[], Awaitable[object]] = _nothing
-    start: Callable[[], Awaitable[object]] = _nothing
-    tick: Callable[[float], object] | None = None
-    metrics: Collector | None = None
-
-
 class Plane:
     """The control plane of one gate. `front` must be set before it begins.
 
@@ -407,6 +381,32 @@ class Plane:
     def _look_at_queue(self, now: float) -> None:
         if len(self.router.queue):
             self.router.tick(now)
+
+
+class Front(Protocol):
+    """What serves the clients: the gateway of this process, or the workers."""
+
+    def connections(self) -> Mapping[str, int]:
+        """How many connections are open by side (`client`, `unit`), but for those of probes."""
+
+    def is_full(self) -> bool:
+        """True while no client can be accepted, because file descriptors are short."""
+
+    def seen_until(self, now: float) -> float:
+        """Until when the progress of units is known."""
+
+
+async def _nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What stands around a control plane: what it does when the gate ends and starts, and at each tick."""
+
+    close: Callable[[], Awaitable[object]] = _nothing
+    start: Callable[[], Awaitable[object]] = _nothing
+    tick: Callable[[float], object] | None = None
+    metrics: Collector | None = None
 
 
 def _evict(leases: tuple[Lease, ...]) -> None:

@@ -59,28 +59,6 @@ _NEVER = -inf, False
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-class _Asked(NamedTuple):
-    """A request that shows whether a unit is well. `may_loop`: even if it says one token all the time."""
-
-    target: str
-    body: bytes
-    may_loop: bool = True
-
-
-@dataclass(slots=True)
-class _Refused:
-    """A unit that is out, and what it is asked."""
-
-    state: UnitState
-    found: Refusing
-    target: str
-    body: bytes
-    since: float
-    next_at: float
-    turn: int = 0
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-
 class RefusedWatch:
     """Of one control plane. `observe` takes evidence."""
 
@@ -256,6 +234,28 @@ class RefusedWatch:
             and other.is_usable()
             and (not state.models or not other.models or not state.models.isdisjoint(other.models))
         ]
+
+
+class _Asked(NamedTuple):
+    """A request that shows whether a unit is well. `may_loop`: even if it says one token all the time."""
+
+    target: str
+    body: bytes
+    may_loop: bool = True
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A unit that is out, and what it is asked."""
+
+    state: UnitState
+    found: Refusing
+    target: str
+    body: bytes
+    since: float
+    next_at: float
+    turn: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 def read_object(body: bytes) -> dict[str, Any]:

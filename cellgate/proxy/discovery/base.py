@@ -1,7 +1,9 @@
-"""Discovery: where cells and units come from when the configuration does not list them.
+"""Discovery: cells and units that the configuration does not list. A group of nodes is a unit.
 
 1. A source always reports everything it finds, never a difference; follow.py acts on changes.
 2. A source that fails only reports that: its last units are kept.
+
+In this order: `Group`, `Feed`, `Member`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,68 @@ from cellgate.router.nouns import Cell, Node, Place, Role, ServingRole, Unit
 
 GROUP = "group"
 """In place of a node: the unit as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All members of one unit. `noun` is what they are called: "pod", "task"; `numbered`: each has a rank."""
+
+    name: str
+    noun: str
+    members: tuple[Member, ...]
+    numbered: bool = False
+
+    def found(self, like: Unit, ports: NodePorts) -> Found:
+        """The unit, its faults, and, once it is complete, its epoch."""
+        members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
+        wrong = "; ".join(self._wrong(members))
+        suspicions = [
+            Suspicion(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble
+        ]
+        if wrong:
+            suspicions.append(Suspicion(self.name, GROUP, wrong))
+        leaders = [one for one in members if one.rank == 0 and one.address]
+        roles = [role for role in get_args(ServingRole) if any(one.serves == role for one in members)]
+        unit = replace(
+            like,
+            name=self.name,
+            role=roles[0] if roles else like.role,
+            url=f"{ports.scheme}://{_at(leaders[0].address, ports.api)}" if leaders else "",
+            nodes=tuple(_node(one, ports) for one in members),
+        )
+        epochs = () if wrong else ((self.name, self._epoch()),)
+        return Found((unit,), suspicions=tuple(suspicions), epochs=epochs)
+
+    def _wrong(self, members: Sequence[Member]) -> Iterator[str]:
+        """The faults of the group as a whole."""
+        noun = self.noun
+        sizes = sorted({one.size for one in members if one.size is not None})
+        if not sizes:
+            yield f"its {noun}s do not state its size"
+        elif len(sizes) > 1:
+            yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
+        elif len(members) != sizes[0]:
+            yield f"{_count(len(members), noun)}, its size is {sizes[0]}{self._missing(sizes[0])}"
+        if (keys := len({one.key for one in members})) > 1:
+            yield f"{keys} groups have this name: the previous one still exists"
+        leaders = [one.name for one in members if one.rank == 0]
+        if not leaders:
+            yield f"no leader among its {noun}s"
+        elif len(leaders) > 1:
+            yield f"{len(leaders)} leaders: {', '.join(leaders)}"
+        elif not any(one.address for one in members if one.rank == 0):
+            yield f"its leader {leaders[0]} has no address"
+
+    def _missing(self, size: int) -> str:
+        missing = sorted(set(range(1, size)) - {one.rank for one in self.members})
+        return f" (missing: {', '.join(map(str, missing))})" if missing and self.numbered else ""
+
+    def _epoch(self) -> str:
+        # A new group may keep the key of the old one, so the members count as well.
+        born = "\n".join(sorted(one.incarnation for one in self.members))
+        digest = hashlib.sha256(born.encode()).hexdigest()[:8]
+        key = self.members[0].key[:8]
+        return f"{key}-{digest}" if key else digest
 
 
 def named(text: str) -> str:
@@ -131,68 +195,6 @@ class NodePorts:
     api: int
     agent: int = 0
     scheme: str = "http"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """All members of one unit. `noun` is what they are called: "pod", "task"; `numbered`: each has a rank."""
-
-    name: str
-    noun: str
-    members: tuple[Member, ...]
-    numbered: bool = False
-
-    def found(self, like: Unit, ports: NodePorts) -> Found:
-        """The unit, its faults, and, once it is complete, its epoch."""
-        members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
-        wrong = "; ".join(self._wrong(members))
-        suspicions = [
-            Suspicion(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble
-        ]
-        if wrong:
-            suspicions.append(Suspicion(self.name, GROUP, wrong))
-        leaders = [one for one in members if one.rank == 0 and one.address]
-        roles = [role for role in get_args(ServingRole) if any(one.serves == role for one in members)]
-        unit = replace(
-            like,
-            name=self.name,
-            role=roles[0] if roles else like.role,
-            url=f"{ports.scheme}://{_at(leaders[0].address, ports.api)}" if leaders else "",
-            nodes=tuple(_node(one, ports) for one in members),
-        )
-        epochs = () if wrong else ((self.name, self._epoch()),)
-        return Found((unit,), suspicions=tuple(suspicions), epochs=epochs)
-
-    def _wrong(self, members: Sequence[Member]) -> Iterator[str]:
-        """The faults of the group as a whole."""
-        noun = self.noun
-        sizes = sorted({one.size for one in members if one.size is not None})
-        if not sizes:
-            yield f"its {noun}s do not state its size"
-        elif len(sizes) > 1:
-            yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
-        elif len(members) != sizes[0]:
-            yield f"{_count(len(members), noun)}, its size is {sizes[0]}{self._missing(sizes[0])}"
-        if (keys := len({one.key for one in members})) > 1:
-            yield f"{keys} groups have this name: the previous one still exists"
-        leaders = [one.name for one in members if one.rank == 0]
-        if not leaders:
-            yield f"no leader among its {noun}s"
-        elif len(leaders) > 1:
-            yield f"{len(leaders)} leaders: {', '.join(leaders)}"
-        elif not any(one.address for one in members if one.rank == 0):
-            yield f"its leader {leaders[0]} has no address"
-
-    def _missing(self, size: int) -> str:
-        missing = sorted(set(range(1, size)) - {one.rank for one in self.members})
-        return f" (missing: {', '.join(map(str, missing))})" if missing and self.numbered else ""
-
-    def _epoch(self) -> str:
-        # A new group may keep the key of the old one, so the members count as well.
-        born = "\n".join(sorted(one.incarnation for one in self.members))
-        digest = hashlib.sha256(born.encode()).hexdigest()[:8]
-        key = self.members[0].key[:8]
-        return f"{key}-{digest}" if key else digest
 
 
 def together(founds: Sequence[Found]) -> Found:

@@ -1,9 +1,11 @@
-"""Follows all sources and keeps the gate's fleet to what is configured and what they find.
+"""Discovery at work: follows all sources and keeps the gate's fleet to what is configured and what they find.
 
 1. The last units of a source are kept until it reports others, or another source takes its place and has
    reported. So are those that the previous process knew.
 2. Faults of a unit reach the judge before the unit changes or is removed, so that its requests move.
 3. A change of state (failed, works again) is one event and one log line, however often it is retried.
+
+In this order: `Discovery`, `MergedFleet`, `DiscoveryMetrics`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import NamedTuple, Protocol
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.config.settings import Settings, Source
-from cellgate.proxy.config.sources import PACKAGES, RedisSource
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.sources import PACKAGES, RedisSource, Source
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.sources import FOLLOW
@@ -29,52 +31,6 @@ from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
 
 PAUSE_MAX_S = 5.0
 """The pause before a failed source is retried: doubled with each failure in a row."""
-
-
-class _Against(NamedTuple):
-    """Which source reports a fault of which unit: only that source can clear it."""
-
-    kind: str
-    unit: str
-    node: str
-
-
-class World(Protocol):
-    """The gate, as far as discovery needs it."""
-
-    def now(self) -> float:
-        """The loop's time."""
-        ...
-
-    def configure(self, fleet: Fleet) -> str:
-        """Apply a fleet; returns what changed."""
-        ...
-
-    def observe(self, evidence: Evidence) -> None:
-        """Take evidence; that about unknown units is dropped."""
-        ...
-
-    def tell(self, action: Action) -> None:
-        """Record an event."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """One source and its state.
-
-    `lost` is why it fails now, empty while it works. `left_out`: units whose names others have.
-    """
-
-    source: Source
-    found: Found | None = None
-    lost: str = ""
-    left_out: frozenset[str] = frozenset()
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def up(self) -> bool:
-        return self.found is not None and not self.lost
 
 
 class Discovery:
@@ -219,6 +175,52 @@ class Discovery:
 
     def _tell(self, kind: ActionKind, detail: str) -> None:
         self._world.tell(Action(kind, "discovery", detail=detail))
+
+
+class _Against(NamedTuple):
+    """Which source reports a fault of which unit: only that source can clear it."""
+
+    kind: str
+    unit: str
+    node: str
+
+
+class World(Protocol):
+    """The gate, as far as discovery needs it."""
+
+    def now(self) -> float:
+        """The loop's time."""
+        ...
+
+    def configure(self, fleet: Fleet) -> str:
+        """Apply a fleet; returns what changed."""
+        ...
+
+    def observe(self, evidence: Evidence) -> None:
+        """Take evidence; that about unknown units is dropped."""
+        ...
+
+    def tell(self, action: Action) -> None:
+        """Record an event."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """One source and its state.
+
+    `lost` is why it fails now, empty while it works. `left_out`: units whose names others have.
+    """
+
+    source: Source
+    found: Found | None = None
+    lost: str = ""
+    left_out: frozenset[str] = frozenset()
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.found is not None and not self.lost
 
 
 def _says(

@@ -1,4 +1,4 @@
-"""Units from a Kubernetes LeaderWorkerSet: each group of its pods is one.
+"""Follows a LeaderWorkerSet of Kubernetes (LWS): each group of its pods is one.
 
 1. The leader of a group has worker-index 0; a group is complete with as many pods as their size annotation
    says.
@@ -7,6 +7,8 @@
 3. The group-key of most sets never changes, so an epoch includes the uids of the pods.
 
 Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Variables".
+
+In this order: `follow_lws`, `pods`, `NodePlaces`.
 """
 
 from __future__ import annotations

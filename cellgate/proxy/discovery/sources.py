@@ -3,6 +3,8 @@
 1. Queried every `period_s`, whatever the TTL: the name server caches.
 2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice
    that.
+
+In this order: `Endpoint`, `follow_file`, `_follow_ecs`.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ LATER = 0.001
 """The factor of a weight for each earlier SRV priority: a later one gets what the others have no room for."""
 
 
-class Endpoint(NamedTuple):
-    """Where a unit listens, and its share among those of the answer."""
-
-    host: str
-    port: int
-    weight: float
-
-
 async def follow_dns(source: DnsSource) -> AsyncGenerator[Found, None]:
     """The units of each answer."""
     resolver = await asyncio.to_thread(_resolver, source.server)
     while True:
         yield Found(units=units_at(await _places(source, resolver), source.like, source.scheme))
         await asyncio.sleep(source.period_s)
+
+
+class Endpoint(NamedTuple):
+    """Where a unit listens, and its share among those of the answer."""
+
+    host: str
+    port: int
+    weight: float
 
 
 def _resolver(server: str) -> Any:

@@ -29,23 +29,6 @@ _GIVEN_UP_AT_ONCE = 16
 """So many bodies are given up in one tick."""
 
 
-def wanted(size: int, length: int) -> int:
-    """The memory to be held for a body of which `size` bytes have come; `length` were declared (0: none)."""
-    return max(size, min(length, _AHEAD * size))
-
-
-class ArrivingBody(Protocol):
-    """A body that is not whole yet."""
-
-    payer: str
-
-    def whole_in_s(self, now: float) -> float:
-        """How long it will hold its memory before it is whole, by how fast it has come; 0: give it time."""
-
-    def give_up(self) -> None:
-        """Others need its memory."""
-
-
 class BodyMemory:
     """Counts bytes. A caller that is refused leaves a callback, which is called when bytes are freed.
 
@@ -135,3 +118,20 @@ class BodyMemory:
         if most <= share or all(self._held[payer] >= share for payer in self._waiters.values()):
             return None
         return hog
+
+
+def wanted(size: int, length: int) -> int:
+    """The memory to be held for a body of which `size` bytes have come; `length` were declared (0: none)."""
+    return max(size, min(length, _AHEAD * size))
+
+
+class ArrivingBody(Protocol):
+    """A body that is not whole yet."""
+
+    payer: str
+
+    def whole_in_s(self, now: float) -> float:
+        """How long it will hold its memory before it is whole, by how fast it has come; 0: give it time."""
+
+    def give_up(self) -> None:
+        """Others need its memory."""

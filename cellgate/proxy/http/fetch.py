@@ -3,6 +3,8 @@
 A unit that accepts no more connections would look healthy as long as one old connection to it lives. So a
 request uses a new connection when it is asked to, after a failure, and when the last new one was too long
 ago; otherwise a kept connection is used.
+
+In this order: `UnitFetch`, `Call`, `Following`, `UnitNet`.
 """
 
 from __future__ import annotations

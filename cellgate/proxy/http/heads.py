@@ -49,6 +49,11 @@ OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD})
 """By which a client chooses what the gate does with its request."""
 
 
+def client_head(status: int, lines: list[bytes], *, own: bytes, close: bool) -> bytes:
+    """The head of a response as the client gets it. `own` are the gate's own lines, with the framing."""
+    return b"%b%b%b%b\r\n" % (STATUS_LINES[status], b"".join(lines), own, CLOSE_LINE if close else b"")
+
+
 class Said(Enum):
     """Whose word a field of a request is, and so what an ingress does with it."""
 
@@ -184,11 +189,6 @@ def head_size(lines: list[bytes], fields: Fields) -> int:
 def is_request_id(value: bytes) -> bool:
     """True when a client's request id may be kept: short, and harmless in a log."""
     return 0 < len(value) <= _ID_MAX and not value.translate(None, _ID_BYTES)
-
-
-def client_head(status: int, lines: list[bytes], *, own: bytes, close: bool) -> bytes:
-    """The head of a response as the client gets it. `own` are the gate's own lines, with the framing."""
-    return b"%b%b%b%b\r\n" % (STATUS_LINES[status], b"".join(lines), own, CLOSE_LINE if close else b"")
 
 
 def own_response(status: int, body: bytes, *, own: bytes = b"", close: bool) -> bytes:

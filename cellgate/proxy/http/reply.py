@@ -6,6 +6,8 @@
 3. Heads, trailers and chunk extensions are limited in size.
 4. The usual reply needs no parser. One is made at the first read that is not usual, for the
    rest of that reply: what came before were a whole head and whole chunks.
+
+In this order: `ReplyReader`, `plain_head`, `UsualReply`, `Framing`.
 """
 
 from __future__ import annotations

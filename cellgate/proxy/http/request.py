@@ -1,4 +1,7 @@
-"""A request as it was read, and the checks of its head that the parser does not do. Pure."""
+"""A request as it was read, and the checks of its head that the parser does not do. Pure.
+
+In this order: `Request`, `FirstLine`, `RequestReader`.
+"""
 
 from __future__ import annotations
 

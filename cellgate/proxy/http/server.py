@@ -9,6 +9,8 @@ Rules:
 5. The exchange in flight learns once that the client has left, and bodies free their memory.
 6. The work of one turn of the loop is bounded (config/limits.py); the rest follows in the next turn, in the
    same order, and nothing more is read until then.
+
+In this order: `ClientConnection`, `Intake`, `first_to_close`.
 """
 
 from __future__ import annotations
@@ -34,48 +36,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.config.settings import Limits
     from cellgate.proxy.http.body_memory import BodyMemory
     from cellgate.proxy.http.turns import ReadScheduler
-
-
-class IntakeBounds(Protocol):
-    """What the clients of one listener share."""
-
-    limits: Limits
-    routing_fields: frozenset[bytes]
-    memory: BodyMemory
-
-    def now(self) -> float: ...
-    def turns_away(self, request: Request) -> Failure | None:
-        """Why the body of a request is not worth reading; None: it is."""
-
-    def body_payer(self, peer: str, request: Request) -> str:
-        """Who pays for the memory of a body while it arrives (see router/shares.py)."""
-
-
-PIPELINED_BYTES = 64 * 1024
-CLOSE_S = 5.0
-_REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.requests_per_turn
-"""What beginning a request counts as, in bytes of bodies."""
-
-
-class ConnectionHost(IntakeBounds, Protocol):
-    """What the connections of one listener share, and who answers their requests. No request waits for a
-    large read before it begins: there is a scheduler for each.
-    """
-
-    clients: dict[ClientConnection, None]
-    read_scheduler: ReadScheduler
-    start_scheduler: ReadScheduler
-    backlogs: Backlogs
-
-    @property
-    def payer(self) -> Callable[[str, bytes], str]: ...
-    def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
-    def own_lines(self, request: Request) -> bytes:
-        """Header lines of any answer to `request`, of which only a part may have come."""
-
-    def refused(self, client: ClientConnection, failure: Failure) -> None: ...
-    def defect(self, what: str, error: Exception) -> None: ...
-    def shows_internals(self, peer: str) -> bool: ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -481,6 +441,48 @@ class ClientConnection(asyncio.Protocol):
         if not self._reading and self._transport is not None and not self._transport.is_closing():
             self._reading = True
             self._transport.resume_reading()
+
+
+class IntakeBounds(Protocol):
+    """What the clients of one listener share."""
+
+    limits: Limits
+    routing_fields: frozenset[bytes]
+    memory: BodyMemory
+
+    def now(self) -> float: ...
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why the body of a request is not worth reading; None: it is."""
+
+    def body_payer(self, peer: str, request: Request) -> str:
+        """Who pays for the memory of a body while it arrives (see router/shares.py)."""
+
+
+PIPELINED_BYTES = 64 * 1024
+CLOSE_S = 5.0
+_REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.requests_per_turn
+"""What beginning a request counts as, in bytes of bodies."""
+
+
+class ConnectionHost(IntakeBounds, Protocol):
+    """What the connections of one listener share, and who answers their requests. No request waits for a
+    large read before it begins: there is a scheduler for each.
+    """
+
+    clients: dict[ClientConnection, None]
+    read_scheduler: ReadScheduler
+    start_scheduler: ReadScheduler
+    backlogs: Backlogs
+
+    @property
+    def payer(self) -> Callable[[str, bytes], str]: ...
+    def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
+    def own_lines(self, request: Request) -> bytes:
+        """Header lines of any answer to `request`, of which only a part may have come."""
+
+    def refused(self, client: ClientConnection, failure: Failure) -> None: ...
+    def defect(self, what: str, error: Exception) -> None: ...
+    def shows_internals(self, peer: str) -> bool: ...
 
 
 def _to_nobody(_data: bytes) -> None:

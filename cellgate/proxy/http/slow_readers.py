@@ -19,25 +19,6 @@ once that something does.
 """
 
 
-class Backlogs:
-    """The memory for what slow clients have yet to read. Each has all that it may have, or none."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    def take(self) -> bool:
-        """Reserve as much as one may have; False: there is not so much left."""
-        if self.held + LIMITS.unsent_bytes > LIMITS.unsent_total_bytes:
-            reached("unsent_total_bytes")
-            return False
-        self.held += LIMITS.unsent_bytes
-        return True
-
-    def give(self) -> None:
-        """Give back what one had."""
-        self.held -= LIMITS.unsent_bytes
-
-
 class SlowReader:
     """From when on something waits for a client until all of it was taken. `hold_back` is called once, when
     its unit has to wait.
@@ -89,3 +70,22 @@ class SlowReader:
         if self._has_room:
             self._has_room = False
             self._backlogs.give()
+
+
+class Backlogs:
+    """The memory for what slow clients have yet to read. Each has all that it may have, or none."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def take(self) -> bool:
+        """Reserve as much as one may have; False: there is not so much left."""
+        if self.held + LIMITS.unsent_bytes > LIMITS.unsent_total_bytes:
+            reached("unsent_total_bytes")
+            return False
+        self.held += LIMITS.unsent_bytes
+        return True
+
+    def give(self) -> None:
+        """Give back what one had."""
+        self.held -= LIMITS.unsent_bytes

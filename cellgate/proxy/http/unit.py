@@ -7,6 +7,8 @@ Rules:
 2. A connection is reused only after a reply that ended cleanly and said keep-alive.
 3. A large read is parsed in its turn (see turns.py), and nothing more is read before that. It also waits
    while the client is paused.
+
+In this order: `UnitConnection`, `Pool`, `UnitPools`.
 """
 
 from __future__ import annotations
@@ -42,38 +44,6 @@ _TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size 
 
 _SIZE_LINE = len(b"1fff\r\n")
 """The longest size line of those."""
-
-
-class ReplySink(Protocol):
-    """Receives a reply. Every method is called synchronously from the transport's callbacks."""
-
-    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """A parsed read: raw `data`, and the body `pieces` in it; `conn.reply` has the state of the reply."""
-
-    def on_failed(self, failure: Failure) -> None:
-        """The reply failed; the connection is closed."""
-
-
-class TokenSink(Protocol):
-    """Receives the chunks of a stream unchanged."""
-
-    @property
-    def usual_ends(self) -> tuple[bytes, ...]:
-        """Only those that end in one of these come here; the others are read first."""
-
-    def on_token(self, chunk: bytes) -> None:
-        """One whole chunk that holds the event of a token and ends it."""
-
-
-class ConnectionOwner(Protocol):
-    """Where connections come from and go back to: the pool."""
-
-    read_scheduler: ReadScheduler
-
-    def give_back(self, conn: UnitConnection) -> None: ...
-    def forget(self, conn: UnitConnection) -> None: ...
-    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None: ...
-    def report(self, error: Exception) -> None: ...
 
 
 class UnitConnection(asyncio.Protocol):
@@ -335,6 +305,38 @@ class UnitConnection(asyncio.Protocol):
             self.transport.abort()
         if sink is not None:
             sink.on_failed(Failure(kind, reason, taken=self._taken))
+
+
+class ReplySink(Protocol):
+    """Receives a reply. Every method is called synchronously from the transport's callbacks."""
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """A parsed read: raw `data`, and the body `pieces` in it; `conn.reply` has the state of the reply."""
+
+    def on_failed(self, failure: Failure) -> None:
+        """The reply failed; the connection is closed."""
+
+
+class TokenSink(Protocol):
+    """Receives the chunks of a stream unchanged."""
+
+    @property
+    def usual_ends(self) -> tuple[bytes, ...]:
+        """Only those that end in one of these come here; the others are read first."""
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk that holds the event of a token and ends it."""
+
+
+class ConnectionOwner(Protocol):
+    """Where connections come from and go back to: the pool."""
+
+    read_scheduler: ReadScheduler
+
+    def give_back(self, conn: UnitConnection) -> None: ...
+    def forget(self, conn: UnitConnection) -> None: ...
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None: ...
+    def report(self, error: Exception) -> None: ...
 
 
 # Connections to one unit: kept alive for reuse, a new one is opened when none is idle.

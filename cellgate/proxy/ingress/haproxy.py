@@ -6,6 +6,8 @@
 3. 0 has a meaning of its own (a weight of 0 is a drain, a maxconn of 0 no limit), and is never sent.
 4. Only what HAProxy 2.6 takes as well: to it `down#reason` without the space and `weight:62%` mean nothing,
    and it says so nowhere but in its statistics.
+
+In this order: `HaproxyAgent`, `Balancers`, `_Visitor`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,86 @@ SUSPECT_PERCENT = 1
 STEADY = 0.05
 """A weight or a maxconn is sent again when it has changed by more than this share of its whole."""
 _REASON_MAX = 80
+
+
+class HaproxyAgent:
+    """Answers agent checks. `may_ask` says whether an address may; `counts` is for the metrics."""
+
+    def __init__(
+        self,
+        board: Board,
+        now: Callable[[], float],
+        stopping: Callable[[], bool],
+        may_ask: Callable[[str], bool],
+        balancers: Balancers,
+    ) -> None:
+        self._board = board
+        self._now = now
+        self._stopping = stopping
+        self._may_ask = may_ask
+        self._balancers = balancers
+        self._formatter = ReplyFormatter()
+        self._servers: list[asyncio.Server] = []
+        self._visitors: set[_Visitor] = set()
+        kinds = (*(stand.value for stand in ServerState), "unknown", "malformed", "refused", "too_many")
+        self.counts = dict.fromkeys(kinds, 0)
+
+    async def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on these."""
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            self._servers.append(await loop.create_server(lambda: _Visitor(self, loop), sock=listener))
+
+    def retire(self) -> None:
+        """Accept no more: another process answers on the same listeners. Connected clients are still
+        answered.
+        """
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+
+    async def close(self) -> None:
+        """Listen no more. HAProxy keeps the last reply, which for a gate that stops is `drain`."""
+        self.retire()
+        for visitor in list(self._visitors):
+            visitor.leave()
+
+    def answer(self, question: bytes, peer: str) -> bytes:
+        """The line for one question (without any: of the gate); empty: there is nothing to say to it."""
+        match = _QUESTION.fullmatch(question or GATE.encode())
+        if match is None:
+            self.counts["malformed"] += 1
+            return b""
+        about, now = match[1].decode(), self._now()
+        reply = self._reply(about, now)
+        if reply is None:
+            self.counts["unknown"] += 1
+            self._formatter.forget(about)
+            return self._formatter.line(about, AgentReply(ServerState.DRAIN), 1)
+        self.counts[reply.state.value] += 1
+        self._balancers.asked(about, f"{peer} {(match[2] or b'').decode()}", now)
+        return self._formatter.line(about, reply, self._balancers.count(about, now))
+
+    def admit(self, visitor: _Visitor, peer: str) -> bool:
+        """Whether a visitor may ask."""
+        if len(self._visitors) >= VISITORS_MAX:
+            self.counts["too_many"] += 1
+        elif not self._may_ask(peer):
+            self.counts["refused"] += 1
+        else:
+            self._visitors.add(visitor)
+            return True
+        return False
+
+    def left(self, visitor: _Visitor) -> None:
+        """A visitor has left."""
+        self._visitors.discard(visitor)
+
+    def _reply(self, about: str, now: float) -> AgentReply | None:
+        if about == GATE:
+            return gate_reply(self._board, now, stopping=self._stopping())
+        state = self._board.units.get(about)
+        return None if state is None else unit_reply(state, now, self._board)
 
 
 class ServerState(Enum):
@@ -170,86 +252,6 @@ _LINE_MAX = 256
 _QUESTION = re.compile(
     rb"[ \t]*([A-Za-z0-9][A-Za-z0-9._-]{0,127})(?:[ \t]+([A-Za-z0-9._:/-]{1,64}))?[ \t]*\r?\n?"
 )
-
-
-class HaproxyAgent:
-    """Answers agent checks. `may_ask` says whether an address may; `counts` is for the metrics."""
-
-    def __init__(
-        self,
-        board: Board,
-        now: Callable[[], float],
-        stopping: Callable[[], bool],
-        may_ask: Callable[[str], bool],
-        balancers: Balancers,
-    ) -> None:
-        self._board = board
-        self._now = now
-        self._stopping = stopping
-        self._may_ask = may_ask
-        self._balancers = balancers
-        self._formatter = ReplyFormatter()
-        self._servers: list[asyncio.Server] = []
-        self._visitors: set[_Visitor] = set()
-        kinds = (*(stand.value for stand in ServerState), "unknown", "malformed", "refused", "too_many")
-        self.counts = dict.fromkeys(kinds, 0)
-
-    async def start(self, listeners: Sequence[socket.socket]) -> None:
-        """Answer on these."""
-        loop = asyncio.get_running_loop()
-        for listener in listeners:
-            self._servers.append(await loop.create_server(lambda: _Visitor(self, loop), sock=listener))
-
-    def retire(self) -> None:
-        """Accept no more: another process answers on the same listeners. Connected clients are still
-        answered.
-        """
-        servers, self._servers = self._servers, []
-        for server in servers:
-            server.close()
-
-    async def close(self) -> None:
-        """Listen no more. HAProxy keeps the last reply, which for a gate that stops is `drain`."""
-        self.retire()
-        for visitor in list(self._visitors):
-            visitor.leave()
-
-    def answer(self, question: bytes, peer: str) -> bytes:
-        """The line for one question (without any: of the gate); empty: there is nothing to say to it."""
-        match = _QUESTION.fullmatch(question or GATE.encode())
-        if match is None:
-            self.counts["malformed"] += 1
-            return b""
-        about, now = match[1].decode(), self._now()
-        reply = self._reply(about, now)
-        if reply is None:
-            self.counts["unknown"] += 1
-            self._formatter.forget(about)
-            return self._formatter.line(about, AgentReply(ServerState.DRAIN), 1)
-        self.counts[reply.state.value] += 1
-        self._balancers.asked(about, f"{peer} {(match[2] or b'').decode()}", now)
-        return self._formatter.line(about, reply, self._balancers.count(about, now))
-
-    def admit(self, visitor: _Visitor, peer: str) -> bool:
-        """Whether a visitor may ask."""
-        if len(self._visitors) >= VISITORS_MAX:
-            self.counts["too_many"] += 1
-        elif not self._may_ask(peer):
-            self.counts["refused"] += 1
-        else:
-            self._visitors.add(visitor)
-            return True
-        return False
-
-    def left(self, visitor: _Visitor) -> None:
-        """A visitor has left."""
-        self._visitors.discard(visitor)
-
-    def _reply(self, about: str, now: float) -> AgentReply | None:
-        if about == GATE:
-            return gate_reply(self._board, now, stopping=self._stopping())
-        state = self._board.units.get(about)
-        return None if state is None else unit_reply(state, now, self._board)
 
 
 class _Visitor(asyncio.Protocol):

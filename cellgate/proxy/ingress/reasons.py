@@ -16,6 +16,27 @@ from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.unit_state import UnitState
 
 
+def why(state: UnitState) -> str:
+    """The reason behind what is believed of a unit, in one line."""
+    if state.drained:
+        return "drained by an operator"
+    if state.hold is not None:
+        return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
+    if state.is_usable() and state.is_restart_suspected():
+        return "it closed a connection unexpectedly and may have restarted; a canary is sent"
+    said = present_reason(state)
+    if said is None:
+        return "no probe has answered yet"
+    reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
+    newest = state.last_evidence.get((said.node, said.source), said)
+    if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
+        reason += f"; since then: {newest.reason}"
+    ready = state.last_evidence.get((None, READINESS_SOURCE))
+    if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
+        reason += f"; but its readiness says: {ready.reason}"
+    return reason
+
+
 class Rotation(Enum):
     """What decides at the moment whether a unit gets requests."""
 
@@ -98,27 +119,6 @@ def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -
 
 def _is_refusal(word: Evidence) -> bool:
     return word.source == REFUSING_SOURCE or (word.sign is Sign.NEUTRAL and word.source == CANARY_SOURCE)
-
-
-def why(state: UnitState) -> str:
-    """The reason behind what is believed of a unit, in one line."""
-    if state.drained:
-        return "drained by an operator"
-    if state.hold is not None:
-        return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
-    if state.is_usable() and state.is_restart_suspected():
-        return "it closed a connection unexpectedly and may have restarted; a canary is sent"
-    said = present_reason(state)
-    if said is None:
-        return "no probe has answered yet"
-    reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
-    newest = state.last_evidence.get((said.node, said.source), said)
-    if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
-        reason += f"; since then: {newest.reason}"
-    ready = state.last_evidence.get((None, READINESS_SOURCE))
-    if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
-        reason += f"; but its readiness says: {ready.reason}"
-    return reason
 
 
 class Shortcoming(NamedTuple):

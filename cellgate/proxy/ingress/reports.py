@@ -7,6 +7,8 @@ The message is xds.data.orca.v3.OrcaLoadReport; its carriers are those of gRFC A
 3. The means hold still while there is nothing to measure: no unit, or no work. A weight that fell meanwhile
    would keep requests away, and with them the reports that could raise it again.
 4. `application_utilization` is never 0, which would mean "not set".
+
+In this order: `Orca`, `lines`, `readiness`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A log of one line for each record, written off the hot path.
+"""The access log: one line for each finished request, written off the hot path.
 
 1. A line is formatted at once and written by a separate thread. Formatting in the thread would cost ten
    times as much: two threads that run Python wait for each other, and waiting records leave the CPU caches.
@@ -117,10 +117,6 @@ class LineLog(Generic[Record]):
                 self._trouble = str(error) or repr(error)
 
 
-LEFT_STATUS = 499
-"""The status in the record of a request whose client left before it was sent one."""
-
-
 class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.
 
@@ -150,15 +146,6 @@ class Finished(NamedTuple):
     rank: int | None = None
 
 
-TEXT_MAX = 256
-"""The most characters of a text that the client chose (path, model, id)."""
-
-
-def stdout_sink() -> LogSink:
-    """Standard output, unbuffered: a thread that blocks in a buffered one would delay the exit."""
-    return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
-
-
 class AccessLog(LineLog[Finished]):
     """Writes finished requests to `sink`. `wall` is the wall clock (seconds since 1970)."""
 
@@ -170,6 +157,19 @@ class AccessLog(LineLog[Finished]):
         log: Callable[[Level, str], None] = log_line,
     ) -> None:
         super().__init__(_FORMATS.get(form), sink, wall, "access log", log)
+
+
+LEFT_STATUS = 499
+"""The status in the record of a request whose client left before it was sent one."""
+
+
+TEXT_MAX = 256
+"""The most characters of a text that the client chose (path, model, id)."""
+
+
+def stdout_sink() -> LogSink:
+    """Standard output, unbuffered: a thread that blocks in a buffered one would delay the exit."""
+    return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
 
 
 def json_line(at: float, record: Finished) -> bytes:

@@ -1,9 +1,11 @@
-"""The gate's counters: plain ints while it works, rendered at scrape.
+"""The metrics of a gate and their encoding: plain counters while it works, rendered at scrape.
 
 1. `finished` and `attempt` run once per request: no prometheus_client object is touched there.
 2. Gauges are not kept: exposition.py reads them from the Board at scrape, so a removed unit disappears.
 3. Every label is bounded by construction: unit and cell names from the configuration, enums, our own route
    names, status codes. Nothing that a client can choose (path, model, address) becomes a label.
+
+In this order: `Metrics`, `counter`, `Histogram`, `Exemplars`, `Continuations`, `TallyFamily`.
 """
 
 from __future__ import annotations
@@ -41,32 +43,6 @@ _EOF = b"# EOF\n"
 """The last line of OpenMetrics; families are encoded one by one."""
 LAGS_KEPT = 240
 """A minute of the gate's ticks, so that no lag is missed between two scrapes."""
-
-
-class Tally:
-    """The counts of one unit. The name "" is for requests that no unit answered."""
-
-    def __init__(self, cell: str) -> None:
-        self.cell = cell
-        self.outcomes = dict.fromkeys(Outcome, 0)
-        self.downs = dict.fromkeys(DownCause, 0)
-        self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
-        self.retries = 0
-        self.broken = 0
-        """Streams that it broke in the middle."""
-        self.ttft = Histogram(TTFT_BOUNDS_S)
-        self.recent_ttft_s: float | None = None
-        self.duration = Histogram(DURATION_BOUNDS_S)
-
-
-class _Only(Collector):
-    """One family as the collector that `generate_latest` wants."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._family,)
 
 
 class Encoding(NamedTuple):
@@ -200,6 +176,32 @@ class Metrics:
         for name, state in self.board.units.items():
             if self.tally(name).cell != state.unit.cell:
                 self.tallies[name] = Tally(state.unit.cell)
+
+
+class Tally:
+    """The counts of one unit. The name "" is for requests that no unit answered."""
+
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.downs = dict.fromkeys(DownCause, 0)
+        self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
+        self.retries = 0
+        self.broken = 0
+        """Streams that it broke in the middle."""
+        self.ttft = Histogram(TTFT_BOUNDS_S)
+        self.recent_ttft_s: float | None = None
+        self.duration = Histogram(DURATION_BOUNDS_S)
+
+
+class _Only(Collector):
+    """One family as the collector that `generate_latest` wants."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
 
 
 # One family of metrics from rows of label values and a number; each name begins with `cellgate_`.

@@ -22,26 +22,6 @@ PLACES_KEPT = 64
 _FRAMES = 3
 
 
-class Guarded(Protocol):
-    """An object with callbacks that can be ended when one fails."""
-
-    def crashed(self, error: Exception) -> None:
-        """A callback has failed: end. Never raises."""
-
-
-def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -> None:
-    """Call `callback` of `whose`."""
-    try:
-        callback(*args)
-    except Exception as error:
-        whose.crashed(error)
-
-
-def report_defect(loop: asyncio.AbstractEventLoop, what: str, error: Exception) -> None:
-    """Log and count a defect of the gate, through the loop's exception handler."""
-    loop.call_exception_handler({"message": what, "exception": error})
-
-
 class Defects:
     """Logs the defects of one process, and counts them."""
 
@@ -73,6 +53,26 @@ class Defects:
         self._reported_at[place] = now, 0
         more = f"; {silent} more of these since the last report" if silent else ""
         self._log("error", f"{what}: {error!r} at {place}{more}" if error is not None else f"{what}{more}")
+
+
+class Guarded(Protocol):
+    """An object with callbacks that can be ended when one fails."""
+
+    def crashed(self, error: Exception) -> None:
+        """A callback has failed: end. Never raises."""
+
+
+def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -> None:
+    """Call `callback` of `whose`."""
+    try:
+        callback(*args)
+    except Exception as error:
+        whose.crashed(error)
+
+
+def report_defect(loop: asyncio.AbstractEventLoop, what: str, error: Exception) -> None:
+    """Log and count a defect of the gate, through the loop's exception handler."""
+    loop.call_exception_handler({"message": what, "exception": error})
 
 
 def where(error: BaseException) -> str:

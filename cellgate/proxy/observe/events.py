@@ -131,54 +131,6 @@ _LINES: dict[ActionKind, str] = {
 """What is said of an action that concerns no unit, cell or person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """An action of an operator or of the gate. `by` is its origin: an address, a signal, "gate".
-
-    `cell` is set where it concerns all units of one.
-    """
-
-    kind: ActionKind
-    by: str
-    unit: str | None = None
-    detail: str = ""
-    cell: str | None = None
-
-
-class Follower:
-    """One reader of the live stream: an async iterator of events that ends when the gate does.
-
-    A follower that is too slow gets what was queued for it, an event of kind `cut`, and the end.
-    """
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[EventRecord | None] = asyncio.Queue()
-        self.ended = False
-
-    def put(self, event: EventRecord) -> None:
-        """Queue an event, or end the stream when too many are waiting."""
-        if self._queue.qsize() < FOLLOWER_BACKLOG:
-            self._queue.put_nowait(event)
-            return
-        line = f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last {KEPT}"
-        self._queue.put_nowait({"id": event["id"], "time": event["time"], "kind": "cut", "line": line})
-        self.end()
-
-    def end(self) -> None:
-        """No more events will come."""
-        self.ended = True
-        self._queue.put_nowait(None)
-
-    def __aiter__(self) -> Follower:
-        return self
-
-    async def __anext__(self) -> EventRecord:
-        event = await self._queue.get()
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-
 class EventLog:
     """Remembers the last events, logs them and passes them on. `wall` is the wall clock (seconds since 1970).
 
@@ -235,6 +187,54 @@ class EventLog:
         for follower in self._followers:
             follower.end()
         self._followers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of an operator or of the gate. `by` is its origin: an address, a signal, "gate".
+
+    `cell` is set where it concerns all units of one.
+    """
+
+    kind: ActionKind
+    by: str
+    unit: str | None = None
+    detail: str = ""
+    cell: str | None = None
+
+
+class Follower:
+    """One reader of the live stream: an async iterator of events that ends when the gate does.
+
+    A follower that is too slow gets what was queued for it, an event of kind `cut`, and the end.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[EventRecord | None] = asyncio.Queue()
+        self.ended = False
+
+    def put(self, event: EventRecord) -> None:
+        """Queue an event, or end the stream when too many are waiting."""
+        if self._queue.qsize() < FOLLOWER_BACKLOG:
+            self._queue.put_nowait(event)
+            return
+        line = f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last {KEPT}"
+        self._queue.put_nowait({"id": event["id"], "time": event["time"], "kind": "cut", "line": line})
+        self.end()
+
+    def end(self) -> None:
+        """No more events will come."""
+        self.ended = True
+        self._queue.put_nowait(None)
+
+    def __aiter__(self) -> Follower:
+        return self
+
+    async def __anext__(self) -> EventRecord:
+        event = await self._queue.get()
+        if event is None:
+            raise StopAsyncIteration
+        return event
 
 
 def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> EventRecord:

@@ -2,6 +2,8 @@
 
 Series that may be watched by an alert exist at zero from the start: Prometheus sees no increase in a series
 that is born with its first event.
+
+In this order: `Exposition`, `PoolMetrics`, `Traffic`, `History`.
 """
 
 from __future__ import annotations

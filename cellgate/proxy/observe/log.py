@@ -1,5 +1,4 @@
-"""What the gate writes: the log for operators, one line for each event, on stderr, with a UTC timestamp; and
-the access log, one line for each finished request.
+"""The log for operators: one line for each event, on stderr, with a UTC timestamp.
 
 1. A line stays one line whatever a unit put into a reason: control characters are escaped.
 2. Nothing else in a running gate writes to stderr: a blocked output would block the gate.
@@ -27,54 +26,6 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
-
-
-def utc(timestamp: float) -> str:
-    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
-    second = int(timestamp)
-    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
-
-
-@lru_cache(maxsize=4)
-def _second(timestamp: int) -> str:
-    """Cached: there are many lines in a second, and formatting a date takes as long as the rest of a line."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
-
-
-# Writes the gate's log from a separate thread, so that logging never waits for the output.
-#
-# Docker's log driver, or a pipe without a reader, can block a write for ever. The number of waiting lines
-# is limited; the oldest are dropped, counted, and reported once the output accepts lines again.
-
-
-FLUSH_S = 1.0
-"""How long the exit of the process waits for a slow output."""
-BUSY_S = 0.05
-"""The pause after a non-blocking output has accepted nothing."""
-
-
-class LogSink(Protocol):
-    """Where bytes go: an unbuffered file. `write` may take a part of them, or nothing (None)."""
-
-    def write(self, data: memoryview, /) -> int | None: ...
-
-
-def stderr_sink() -> LogSink:
-    """Standard error, unbuffered: a thread that blocks in a buffered one would delay the exit."""
-    if sys.stderr is None:
-        # It was closed before the start, and its descriptor may be a client's by now.
-        return open(os.devnull, "wb", buffering=0)
-    return open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
-
-
-def write_all(sink: LogSink, data: bytes) -> None:
-    """Write `data` to the end, however long that takes. Raises OSError."""
-    rest = memoryview(data)
-    while rest:
-        written = sink.write(rest)
-        if written is None:
-            time.sleep(BUSY_S)
-        rest = rest[written or 0 :]
 
 
 class LogWriter(logging.Handler):
@@ -140,6 +91,54 @@ class LogWriter(logging.Handler):
     def _about(self, lost: int) -> bytes:
         text = f"{lost} lines of this log are lost: its output took none for a while; look at what reads it"
         return self._line(logging.LogRecord("cellgate", logging.WARNING, "", 0, text, (), None))
+
+
+def utc(timestamp: float) -> str:
+    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
+    second = int(timestamp)
+    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
+
+
+@lru_cache(maxsize=4)
+def _second(timestamp: int) -> str:
+    """Cached: there are many lines in a second, and formatting a date takes as long as the rest of a line."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
+
+
+# Writes the gate's log from a separate thread, so that logging never waits for the output.
+#
+# Docker's log driver, or a pipe without a reader, can block a write for ever. The number of waiting lines
+# is limited; the oldest are dropped, counted, and reported once the output accepts lines again.
+
+
+FLUSH_S = 1.0
+"""How long the exit of the process waits for a slow output."""
+BUSY_S = 0.05
+"""The pause after a non-blocking output has accepted nothing."""
+
+
+class LogSink(Protocol):
+    """Where bytes go: an unbuffered file. `write` may take a part of them, or nothing (None)."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+
+def stderr_sink() -> LogSink:
+    """Standard error, unbuffered: a thread that blocks in a buffered one would delay the exit."""
+    if sys.stderr is None:
+        # It was closed before the start, and its descriptor may be a client's by now.
+        return open(os.devnull, "wb", buffering=0)
+    return open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
+
+
+def write_all(sink: LogSink, data: bytes) -> None:
+    """Write `data` to the end, however long that takes. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        written = sink.write(rest)
+        if written is None:
+            time.sleep(BUSY_S)
+        rest = rest[written or 0 :]
 
 
 Level = Literal["info", "warning", "error"]

@@ -3,6 +3,8 @@
 A histogram of each unit is 20 to 25 series; a gate of 120 units would show 15,000 of them, which nobody looks
 at. What units counted that have left stays in the sum of their cell: Prometheus takes a sum that falls for a
 restart of the gate, and what is left of it for new observations.
+
+In this order: `RoutingMetrics`, `_Tally`, `SplitMetrics`.
 """
 
 from __future__ import annotations
@@ -35,94 +37,6 @@ Counted = tuple[Buckets, float]
 """Cumulated buckets and the sum of all observations."""
 _Row = tuple[tuple[str, ...], Buckets, float]
 _Shown = tuple[tuple[str, ...], Sequence[Sequence[object]], float]
-
-
-class UnitSource(NamedTuple, Generic[T]):
-    """What one unit has counted. `of` lives as long as the unit, and is not used for another one."""
-
-    cell: str
-    unit: str
-    of: T
-
-
-class UnitHistograms(Generic[T]):
-    """One family, by cell. `read` renders what a unit has counted; `has_means`: count and sum of each unit
-    are shown besides, from which its mean follows. `exemplars` has those of all families.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        read: Callable[[T], Counted],
-        *,
-        has_means: bool = False,
-        exemplars: Exemplars | None = None,
-    ) -> None:
-        self._name = name
-        self._text = text
-        self._read = read
-        self._has_means = has_means
-        self._exemplars = Exemplars() if exemplars is None else exemplars
-        self._shown: dict[tuple[int, str], UnitSource[T]] = {}
-        self._departed: dict[str, Counted] = {}
-        """By cell."""
-
-    def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
-        """The families as they stand; `sources` are all that there are. Each is read once."""
-        counted = [(source, self._read(source.of)) for source in sources]
-        yield histogram(self._name, self._text, ("cell",), map(self._with_exemplars, self._rows(counted)))
-        if self._has_means:
-            means = (
-                ((source.unit,), int(buckets[-1][1]), total)
-                for source, (buckets, total) in counted
-                if source.unit
-            )
-            yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
-
-    def _with_exemplars(self, row: _Row) -> _Shown:
-        labels, buckets, total = row
-        return labels, self._exemplars.beside(self._name, labels[0], buckets), total
-
-    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> Iterator[_Row]:
-        shown = {(id(source.of), source.cell): source for source, _ in counted}
-        for key in self._shown.keys() - shown.keys():
-            gone = self._shown[key]
-            _add(self._departed, gone.cell, self._read(gone.of))
-        self._shown = shown
-        cells = dict(self._departed)
-        for source, what in counted:
-            _add(cells, source.cell, what)
-        return (((cell,), *sums) for cell, sums in cells.items())
-
-
-def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
-    """Add to the sum of a cell."""
-    if cell in cells:
-        before, total = cells[cell]
-        buckets, more = counted
-        both = [(bound, one + other) for (bound, one), (_, other) in zip(before, buckets, strict=True)]
-        counted = both, total + more
-    cells[cell] = counted
-
-
-# Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue.
-
-
-class _Tally:
-    """What is counted of one unit."""
-
-    def __init__(self) -> None:
-        self.predicted = Histogram(TTFT_BOUNDS_S)
-        self.missed = Histogram(TTFT_BOUNDS_S)
-        self.prompt = self.expected = self.found = self.completion = 0
-
-
-class _ModelTokens:
-    """The tokens of one model."""
-
-    def __init__(self) -> None:
-        self.prompt = self.completion = 0
 
 
 class RoutingMetrics(Collector):
@@ -234,6 +148,94 @@ class RoutingMetrics(Collector):
             ("unit",),
             ((unit, book.backlog.queued_tokens) for unit, book in costs),
         )
+
+
+class UnitSource(NamedTuple, Generic[T]):
+    """What one unit has counted. `of` lives as long as the unit, and is not used for another one."""
+
+    cell: str
+    unit: str
+    of: T
+
+
+class UnitHistograms(Generic[T]):
+    """One family, by cell. `read` renders what a unit has counted; `has_means`: count and sum of each unit
+    are shown besides, from which its mean follows. `exemplars` has those of all families.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[T], Counted],
+        *,
+        has_means: bool = False,
+        exemplars: Exemplars | None = None,
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+        self._has_means = has_means
+        self._exemplars = Exemplars() if exemplars is None else exemplars
+        self._shown: dict[tuple[int, str], UnitSource[T]] = {}
+        self._departed: dict[str, Counted] = {}
+        """By cell."""
+
+    def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
+        """The families as they stand; `sources` are all that there are. Each is read once."""
+        counted = [(source, self._read(source.of)) for source in sources]
+        yield histogram(self._name, self._text, ("cell",), map(self._with_exemplars, self._rows(counted)))
+        if self._has_means:
+            means = (
+                ((source.unit,), int(buckets[-1][1]), total)
+                for source, (buckets, total) in counted
+                if source.unit
+            )
+            yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
+
+    def _with_exemplars(self, row: _Row) -> _Shown:
+        labels, buckets, total = row
+        return labels, self._exemplars.beside(self._name, labels[0], buckets), total
+
+    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> Iterator[_Row]:
+        shown = {(id(source.of), source.cell): source for source, _ in counted}
+        for key in self._shown.keys() - shown.keys():
+            gone = self._shown[key]
+            _add(self._departed, gone.cell, self._read(gone.of))
+        self._shown = shown
+        cells = dict(self._departed)
+        for source, what in counted:
+            _add(cells, source.cell, what)
+        return (((cell,), *sums) for cell, sums in cells.items())
+
+
+def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
+    """Add to the sum of a cell."""
+    if cell in cells:
+        before, total = cells[cell]
+        buckets, more = counted
+        both = [(bound, one + other) for (bound, one), (_, other) in zip(before, buckets, strict=True)]
+        counted = both, total + more
+    cells[cell] = counted
+
+
+# Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue.
+
+
+class _Tally:
+    """What is counted of one unit."""
+
+    def __init__(self) -> None:
+        self.predicted = Histogram(TTFT_BOUNDS_S)
+        self.missed = Histogram(TTFT_BOUNDS_S)
+        self.prompt = self.expected = self.found = self.completion = 0
+
+
+class _ModelTokens:
+    """The tokens of one model."""
+
+    def __init__(self) -> None:
+        self.prompt = self.completion = 0
 
 
 # Metrics of requests whose prompt one unit computes and another one answers.

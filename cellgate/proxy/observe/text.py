@@ -1,4 +1,4 @@
-"""How texts and durations are written, for people and in logs."""
+"""How texts (on one line) and durations are written, for people and in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Listening sockets: opened here, so that another process can inherit them, and closed without resets."""
+"""Listening sockets: opened here, so that another process can inherit them, and closed without resets.
+
+In this order: `Entrance`, `Descriptors`, `gate_name`.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,6 @@ _SO_ATTACH_FILTER = 26
 _DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
 
 
-def tls_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
-    """How the loop accepts clients: with TLS, if configured, and a timeout of the handshake."""
-    return {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": LIMITS.tls_handshake_s}
-
-
 async def listen(address: Address, backlog: int) -> list[socket.socket]:
     """A listener on each address of the host name. Raises OSError."""
     loop = asyncio.get_running_loop()
@@ -62,6 +60,11 @@ async def listen(address: Address, backlog: int) -> list[socket.socket]:
             listener.close()
         raise
     return listeners
+
+
+def tls_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
+    """How the loop accepts clients: with TLS, if configured, and a timeout of the handshake."""
+    return {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": LIMITS.tls_handshake_s}
 
 
 class Entrance:

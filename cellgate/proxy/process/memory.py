@@ -4,6 +4,8 @@ A collection stops the loop for some 0.2 us an object that it looks at, and find
 break their cycles when they end. So new objects are looked at a few at a time: at each tick, and between two
 ticks when many are made. The old ones, which the interpreter would look through several times while streams
 begin (60 ms with 2,000), are left alone until nobody waits, or memory has doubled.
+
+In this order: `Garbage`, `slow_build`, `SmallBlocks`.
 """
 
 from __future__ import annotations
@@ -27,14 +29,6 @@ IDLE_S = 600.0
 """And so long after the last time, once no request is in flight."""
 _NEVER = 1_000_000_000
 _NEW, _ALL = 0, 2
-
-
-def calm_the_collector() -> None:
-    """Reduce the work of the garbage collector; `Garbage` does what it leaves undone."""
-    gc.collect()
-    # Objects that exist now live as long as the process, so collections can skip them.
-    gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, _NEVER, _NEVER)
 
 
 class Garbage:
@@ -66,6 +60,14 @@ class Garbage:
 
     def _collected(self, now: float) -> None:
         self._at, self._after = now, self._blocks()
+
+
+def calm_the_collector() -> None:
+    """Reduce the work of the garbage collector; `Garbage` does what it leaves undone."""
+    gc.collect()
+    # Objects that exist now live as long as the process, so collections can skip them.
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, _NEVER, _NEVER)
 
 
 # Whether the Python that runs here was built to be fast.

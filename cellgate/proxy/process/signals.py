@@ -2,6 +2,8 @@
 
 SIGTERM: stop gracefully; a second one, or SIGINT: stop now. SIGHUP: reload the configuration of units.
 SIGUSR2: start a successor; once it accepts clients, let requests in flight end, and exit.
+
+In this order: `Signals`, `notify`, `taken`, `Ticker`, `WatchedFiles`.
 """
 
 from __future__ import annotations
@@ -18,25 +20,6 @@ from cellgate.proxy.config.settings import TICK_S, Timeouts
 from cellgate.proxy.observe.counters import RELOADS, tally
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.log import Level, log_line
-
-
-class Stoppable(Protocol):
-    """A gate, as far as its end is concerned."""
-
-    def announce_stop(self) -> None:
-        """The gate is about to stop: health checks report it from now on."""
-        ...
-
-    async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop gracefully."""
-        ...
-
-    async def leave_to_successor(self, *, drain_s: float) -> None:
-        """Let requests in flight end; another process accepts clients."""
-        ...
-
-
-OnSignal = Callable[[int, Callable[[], None]], object]
 
 
 class Signals:
@@ -144,6 +127,25 @@ class Signals:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+
+
+class Stoppable(Protocol):
+    """A gate, as far as its end is concerned."""
+
+    def announce_stop(self) -> None:
+        """The gate is about to stop: health checks report it from now on."""
+        ...
+
+    async def stop(self, *, delay_s: float, drain_s: float) -> None:
+        """Stop gracefully."""
+        ...
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """Let requests in flight end; another process accepts clients."""
+        ...
+
+
+OnSignal = Callable[[int, Callable[[], None]], object]
 
 
 # Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET).

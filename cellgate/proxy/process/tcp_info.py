@@ -1,4 +1,6 @@
-"""Access to what the kernel knows of a TCP connection. For other sockets nothing is done."""
+"""What the kernel knows of a TCP connection, and bounds of what it may keep. For other sockets it does
+nothing.
+"""
 
 from __future__ import annotations
 

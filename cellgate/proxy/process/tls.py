@@ -19,15 +19,6 @@ from cellgate.proxy.process.signals import WatchedFiles
 WHAT = "certificates"
 
 
-@dataclass(frozen=True, slots=True)
-class _Contexts:
-    """Made of the files of one moment. `units` is None while only the system's authorities are known."""
-
-    clients: ssl.SSLContext | None
-    units: ssl.SSLContext | None
-    admin: ssl.SSLContext | None
-
-
 class LiveTls:
     """The contexts of now. Raises ValueError or OSError when the files cannot be used at the start.
 
@@ -101,6 +92,15 @@ class LiveTls:
     def _use_newest(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         if self._contexts.clients is not None:
             handshake.context = self._contexts.clients
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    """Made of the files of one moment. `units` is None while only the system's authorities are known."""
+
+    clients: ssl.SSLContext | None
+    units: ssl.SSLContext | None
+    admin: ssl.SSLContext | None
 
 
 def _made(tls: Tls) -> _Contexts:

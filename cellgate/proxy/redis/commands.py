@@ -2,6 +2,8 @@
 
 Each exchange is a batch of commands with a timeout, for at most SLICE units. The loop turns between two, so
 that streams are not delayed by the number of units. Redis refuses single commands; the others still count.
+
+In this order: `RedisCommands`, `SharedBans`, `ServerClient`, `ClusterClient`, `RedisUrl`, `connector`.
 """
 
 from __future__ import annotations

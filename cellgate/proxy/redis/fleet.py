@@ -4,6 +4,8 @@
    reach itself comes back only by this gate's own probe (probes/readiness.py).
 2. A drain or a hold at the other gate is one here, and ends with it.
 3. A unit that is now reached through another gate is the same unit, and keeps its measured values.
+
+In this order: `FleetEvidence`, `FleetUnits`, `FleetRouter`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ them.
 3. Redis has the last word: a document is written right before the action that it announces, and is refused
    when the lease has run out, however long that gate stood still.
 4. Without Redis nobody leads, because no gate knows whether another does.
+
+In this order: `Leadership`, `ClaimSharing`, `SharedRoll`, `Agreement`.
 """
 
 from __future__ import annotations

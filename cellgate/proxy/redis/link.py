@@ -3,6 +3,8 @@
 1. Nothing waits for it: it runs in its own tasks, and any failure leads to a pause and a retry.
 2. Every exchange with Redis has a timeout. Without Redis the roster keeps what it has.
 3. Each change of state is one log line without passwords.
+
+In this order: `RedisLink`, `RedisMetrics`, `share`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ parsing. Pure; docs/redis.md describes it.
 1. Reading never raises, whatever is in Redis: invalid fields are ignored one by one.
 2. Clocks are not shared. Ages are as of the writing; its time follows from the time to live of the key.
 3. Of another version only `CORE` fields are read: these never change their meaning.
+
+In this order: `UnitReport`, `BeatWriter`, `Roster`.
 """
 
 from __future__ import annotations
@@ -40,48 +42,6 @@ _MODELS_MAX = 256
 _LARGEST = 1e12
 _GRAIN_S = 0.001
 """The inaccuracy of PTTL. A report must never seem newer than a later one."""
-
-
-class Names:
-    """The names of keys and channels under a prefix. Unit, cell and gate names have no colon."""
-
-    def __init__(self, prefix: str = REDIS_PREFIX) -> None:
-        self.prefix = prefix
-        self.cells = f"{prefix}cells"
-        """The set of cells."""
-        self.flips = f"{prefix}flips"
-        """The channel on which a document is published after each change of verdict."""
-
-        self.poison = f"{prefix}poison"
-        """The set of prompts that are refused, by fingerprint."""
-
-    def beat(self, gate: str) -> str:
-        """The key of a gate's heartbeat."""
-        return f"{self.prefix}beat:{gate}"
-
-    def prefixes(self, gate: str) -> str:
-        """The key of a gate's hashes of cached prompts."""
-        return f"{self.prefix}prefixes:{gate}"
-
-    def limit(self, counter: str) -> str:
-        """The key of the counter of one limit in one window of the clock."""
-        return f"{self.prefix}limit:{counter}"
-
-    def ban(self, mark: str) -> str:
-        """The key of the document of a refused prompt."""
-        return f"{self.prefix}poison:{mark}"
-
-    def units_of(self, cell: str) -> str:
-        """The set of `UNIT:GATE` that have been published of a cell."""
-        return f"{self.prefix}cell:{cell}"
-
-    def acting(self, cell: str) -> str:
-        """The key of what gates agree on about a cell: which of them acts, and on what."""
-        return f"{self.prefix}acting:{cell}"
-
-    def unit(self, unit: str, gate: str) -> str:
-        """The key of a document."""
-        return f"{self.prefix}unit:{unit}:{gate}"
 
 
 # Not frozen, although never changed: creating a frozen object with so many fields takes 3 us, and a gate with
@@ -127,6 +87,48 @@ class UnitReport:
     engine: str = ""
     hold: HoldKind | None = None
     role: ServingRole = "both"
+
+
+class Names:
+    """The names of keys and channels under a prefix. Unit, cell and gate names have no colon."""
+
+    def __init__(self, prefix: str = REDIS_PREFIX) -> None:
+        self.prefix = prefix
+        self.cells = f"{prefix}cells"
+        """The set of cells."""
+        self.flips = f"{prefix}flips"
+        """The channel on which a document is published after each change of verdict."""
+
+        self.poison = f"{prefix}poison"
+        """The set of prompts that are refused, by fingerprint."""
+
+    def beat(self, gate: str) -> str:
+        """The key of a gate's heartbeat."""
+        return f"{self.prefix}beat:{gate}"
+
+    def prefixes(self, gate: str) -> str:
+        """The key of a gate's hashes of cached prompts."""
+        return f"{self.prefix}prefixes:{gate}"
+
+    def limit(self, counter: str) -> str:
+        """The key of the counter of one limit in one window of the clock."""
+        return f"{self.prefix}limit:{counter}"
+
+    def ban(self, mark: str) -> str:
+        """The key of the document of a refused prompt."""
+        return f"{self.prefix}poison:{mark}"
+
+    def units_of(self, cell: str) -> str:
+        """The set of `UNIT:GATE` that have been published of a cell."""
+        return f"{self.prefix}cell:{cell}"
+
+    def acting(self, cell: str) -> str:
+        """The key of what gates agree on about a cell: which of them acts, and on what."""
+        return f"{self.prefix}acting:{cell}"
+
+    def unit(self, unit: str, gate: str) -> str:
+        """The key of a document."""
+        return f"{self.prefix}unit:{unit}:{gate}"
 
 
 class Seen(NamedTuple):

@@ -1,4 +1,7 @@
-"""Reads what other gates report: their beats, and documents where beats do not say all (reports.py)."""
+"""Reads what other gates report: their beats, and documents where beats do not say all (reports.py).
+
+In this order: `ReportReading`, `PrefixSharing`, `SharedLimits`, `Sharing`.
+"""
 
 from __future__ import annotations
 

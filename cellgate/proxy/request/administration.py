@@ -1,4 +1,10 @@
-"""Which paths of an engine administer it, known by their words. Pure."""
+"""The standing of a path at an engine: whether it administers it, known by its words. Pure.
+
+Engines get new ones with each release: so a path is not looked up, its words are. One with a word of
+administration is refused; one of words that compute or tell is harmless, as is what is made below a
+versioned API, by its id; of any other nobody knows. What engines serve today is compared in
+tests/unit/request/test_routes.py.
+"""
 
 from __future__ import annotations
 

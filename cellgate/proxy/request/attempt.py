@@ -33,24 +33,6 @@ PLAIN_BYTES = 64 << 10
 """A plain body of no more bytes is held until it is whole. Engines compute all of it before its head."""
 
 
-class Owner(Protocol):
-    """The exchange that an attempt belongs to."""
-
-    def accepts(self, head: ReplyHead) -> bool:
-        """Whether this reply is sent to the client; False: the owner has moved to another unit."""
-
-    def doubts(self, what: str, body: bytes) -> bool:
-        """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""
-
-    def may_hold(self, size: int) -> bool:
-        """Whether there is memory for so many more bytes that are not shown yet."""
-
-    def crashed(self, error: Exception) -> None: ...
-    def committed(self, first: bytes, at: float) -> None: ...
-    def done(self) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-
-
 class Attempt:
     """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
     for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks. `shape`
@@ -461,6 +443,24 @@ class Attempt:
         self._conn = None
         conn.drop()
         guarded(self._owner, self._owner.failed, failure)
+
+
+class Owner(Protocol):
+    """The exchange that an attempt belongs to."""
+
+    def accepts(self, head: ReplyHead) -> bool:
+        """Whether this reply is sent to the client; False: the owner has moved to another unit."""
+
+    def doubts(self, what: str, body: bytes) -> bool:
+        """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""
+
+    def may_hold(self, size: int) -> bool:
+        """Whether there is memory for so many more bytes that are not shown yet."""
+
+    def crashed(self, error: Exception) -> None: ...
+    def committed(self, first: bytes, at: float) -> None: ...
+    def done(self) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
 
 
 def what_status(status: int, body: bytes) -> str:

@@ -63,6 +63,67 @@ RunKey = tuple[int, int]
 _Lengths = tuple[str, int, int]
 
 
+class Beginnings:
+    """What is known of bodies, in at most `limit` bytes."""
+
+    def __init__(self, limit: int = LIMITS.beginnings_bytes) -> None:
+        self._limit = limit
+        self._payers: OrderedDict[str, _Payer] = OrderedDict()
+        """Who has asked last is the last."""
+        self.cost = 0
+        """Bytes of memory, reckoned."""
+
+    def find(self, body: bytes, route: str, payer: str) -> KnownPart | None:
+        """How much is known of a body for which `payer` pays; None: it is to be read as a whole."""
+        try:
+            return self._payers.get(payer, _NOBODY).find(body, route)
+        except UnusualError:
+            return None
+
+    def read(self, place: KnownPart, payer: str, named: str = "") -> Ask | None:
+        """What a body asks for, whose unknown part is now read and kept for `payer`; `named` is the payer in
+        its ask. None: it is to be read as a whole.
+        """
+        body, begin, end, frame, path, at, cuts = place
+        try:
+            steps = read_runs(body, begin, at, cuts, end, path[-1].written)
+            written = steps[-1].written if steps else path[-1].written
+            blocks = [run.blocks for run in path] + [step.blocks for step in steps]
+            ask = asked(frame.asking, blocks, written, named)
+        except UnusualError:
+            return None
+        self._keep(place, steps, payer)
+        return ask
+
+    def learn(self, body: bytes, read: Conversation, payer: str) -> None:
+        """Keep what was read of a body elsewhere."""
+        kept = self._payers.get(payer, _NOBODY).kept(body, read.frame, read.ask.route)
+        begin = read.frame.begin
+        self._keep(KnownPart(body, begin, read.frame.end, kept, [kept.root], begin, []), read.steps, payer)
+
+    def _keep(self, place: KnownPart, steps: list[RunRead], payer: str) -> None:
+        known = self._payers.get(payer)
+        if known is None:
+            known = self._payers[payer] = _Payer()
+        self._payers.move_to_end(payer)
+        before = known.cost
+        known.keep(place, steps)
+        self.cost += known.cost - before
+        while self.cost > self._limit:
+            self._forget(payer)
+
+    def _forget(self, payer: str) -> None:
+        """Make room, for what `payer` has just brought."""
+        known = self._payers[payer]
+        if known.cost <= self._limit / 2:
+            payer, known = next(iter(self._payers.items()))
+        before = known.cost
+        known.forget_one()
+        self.cost += known.cost - before
+        if not known.cost:
+            del self._payers[payer]
+
+
 class Run:
     """A run of messages below those before it. The root has none: it is what comes before all messages."""
 
@@ -255,67 +316,6 @@ class _Payer:
 
 
 _NOBODY = _Payer()
-
-
-class Beginnings:
-    """What is known of bodies, in at most `limit` bytes."""
-
-    def __init__(self, limit: int = LIMITS.beginnings_bytes) -> None:
-        self._limit = limit
-        self._payers: OrderedDict[str, _Payer] = OrderedDict()
-        """Who has asked last is the last."""
-        self.cost = 0
-        """Bytes of memory, reckoned."""
-
-    def find(self, body: bytes, route: str, payer: str) -> KnownPart | None:
-        """How much is known of a body for which `payer` pays; None: it is to be read as a whole."""
-        try:
-            return self._payers.get(payer, _NOBODY).find(body, route)
-        except UnusualError:
-            return None
-
-    def read(self, place: KnownPart, payer: str, named: str = "") -> Ask | None:
-        """What a body asks for, whose unknown part is now read and kept for `payer`; `named` is the payer in
-        its ask. None: it is to be read as a whole.
-        """
-        body, begin, end, frame, path, at, cuts = place
-        try:
-            steps = read_runs(body, begin, at, cuts, end, path[-1].written)
-            written = steps[-1].written if steps else path[-1].written
-            blocks = [run.blocks for run in path] + [step.blocks for step in steps]
-            ask = asked(frame.asking, blocks, written, named)
-        except UnusualError:
-            return None
-        self._keep(place, steps, payer)
-        return ask
-
-    def learn(self, body: bytes, read: Conversation, payer: str) -> None:
-        """Keep what was read of a body elsewhere."""
-        kept = self._payers.get(payer, _NOBODY).kept(body, read.frame, read.ask.route)
-        begin = read.frame.begin
-        self._keep(KnownPart(body, begin, read.frame.end, kept, [kept.root], begin, []), read.steps, payer)
-
-    def _keep(self, place: KnownPart, steps: list[RunRead], payer: str) -> None:
-        known = self._payers.get(payer)
-        if known is None:
-            known = self._payers[payer] = _Payer()
-        self._payers.move_to_end(payer)
-        before = known.cost
-        known.keep(place, steps)
-        self.cost += known.cost - before
-        while self.cost > self._limit:
-            self._forget(payer)
-
-    def _forget(self, payer: str) -> None:
-        """Make room, for what `payer` has just brought."""
-        known = self._payers[payer]
-        if known.cost <= self._limit / 2:
-            payer, known = next(iter(self._payers.items()))
-        before = known.cost
-        known.forget_one()
-        self.cost += known.cost - before
-        if not known.cost:
-            del self._payers[payer]
 
 
 def _walk(root: Run, body: bytes, at: int, end: int) -> tuple[list[Run], int]:

@@ -34,22 +34,6 @@ _ERRORS = (zlib.error, zstd.ZstdError) if zstd else (zlib.error,)
 ACCEPTED = ", ".join(dict.fromkeys(_MADE_OF.values()))
 
 
-class DamagedError(Exception):
-    """The bytes are not of this coding."""
-
-
-def unsupported(coding: bytes) -> Failure | None:
-    """Why a body of this coding is refused; None: it can be decoded."""
-    if coding in _MADE_OF:
-        return None
-    named = coding.decode("latin-1")[:64]
-    return Failure(
-        FailureKind.UNSUPPORTED_ENCODING,
-        f"the body's Content-Encoding {named!r} is not supported; use one of {ACCEPTED}, or none",
-        lines=f"accept-encoding: {ACCEPTED}\r\n".encode(),
-    )
-
-
 class Decoding:
     """Decodes the body of one request, then calls `then` with what is wrong with it, or None."""
 
@@ -117,6 +101,22 @@ class Decoding:
         self._is_over = True
         self._parts.clear()
         self._then(failure)
+
+
+class DamagedError(Exception):
+    """The bytes are not of this coding."""
+
+
+def unsupported(coding: bytes) -> Failure | None:
+    """Why a body of this coding is refused; None: it can be decoded."""
+    if coding in _MADE_OF:
+        return None
+    named = coding.decode("latin-1")[:64]
+    return Failure(
+        FailureKind.UNSUPPORTED_ENCODING,
+        f"the body's Content-Encoding {named!r} is not supported; use one of {ACCEPTED}, or none",
+        lines=f"accept-encoding: {ACCEPTED}\r\n".encode(),
+    )
 
 
 def pieces(coding: str, body: bytes) -> Iterator[bytes]:

@@ -32,28 +32,6 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import UnitState
 
 
-def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> ResumeMethod | str:
-    """How another unit would resume the stream, or why none can."""
-    if response.route not in STREAMS:
-        return f"only streams of {', '.join(STREAMS)} can be"
-    if reason := why_not_resumed(gate.settings.no_continuation, request, ask):
-        return reason
-    if response.replay is None:
-        return "its answer is not a stream of events"
-    if has_more_nodes(request.body, limit := LIMITS.json_nodes_on_loop):
-        return f"its request has more than {limit} values"
-    way = STREAMS[response.route].way(request, response.replay)
-    return way.why_not() or way
-
-
-def _kind_of(request: Request, response: Response) -> ContinuationKind:
-    """The kind of a stream of chat or completions. A request that is too large is not parsed."""
-    limits = LIMITS.json_bytes_on_loop, LIMITS.json_nodes_on_loop
-    is_large = request.body_size > limits[0] or has_more_nodes(request.body, limits[1])
-    shown = SentText() if response.replay is None else plain(response.replay).shown
-    return kind_of({} if is_large else orjson.loads(request.body), shown)
-
-
 class Continuation:
     """The continuation of one stream, from its first break on. It may end the response; it never touches
     leases.
@@ -138,3 +116,25 @@ class Continuation:
         self.record_result(ContinuationResult.NO_UNIT)
         is_final = failure.kind.row.is_final
         self.give_up(failure, ContinuationResult.NO_UNIT, "" if is_final else "no other unit could take it")
+
+
+def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> ResumeMethod | str:
+    """How another unit would resume the stream, or why none can."""
+    if response.route not in STREAMS:
+        return f"only streams of {', '.join(STREAMS)} can be"
+    if reason := why_not_resumed(gate.settings.no_continuation, request, ask):
+        return reason
+    if response.replay is None:
+        return "its answer is not a stream of events"
+    if has_more_nodes(request.body, limit := LIMITS.json_nodes_on_loop):
+        return f"its request has more than {limit} values"
+    way = STREAMS[response.route].way(request, response.replay)
+    return way.why_not() or way
+
+
+def _kind_of(request: Request, response: Response) -> ContinuationKind:
+    """The kind of a stream of chat or completions. A request that is too large is not parsed."""
+    limits = LIMITS.json_bytes_on_loop, LIMITS.json_nodes_on_loop
+    is_large = request.body_size > limits[0] or has_more_nodes(request.body, limits[1])
+    shown = SentText() if response.replay is None else plain(response.replay).shown
+    return kind_of({} if is_large else orjson.loads(request.body), shown)

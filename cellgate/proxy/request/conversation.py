@@ -4,6 +4,8 @@ A body is a *frame* (all that is not messages) around messages, and these are cu
 parsed as a list by itself, and the frame with a mark in the place of the messages. Where to cut is a guess;
 that all of them parse proves it: then the body is the frame with all these lists in it. What is found is what
 `body.read_ask` finds. A body that is unusual in any way is left to that, and so is any that is invalid.
+
+In this order: `Frame`, `begin_of`, `begun`.
 """
 
 from __future__ import annotations

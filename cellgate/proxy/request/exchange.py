@@ -1,5 +1,7 @@
 """The exchange: the states of a request, the events that lead from one to the next, and the selection of its
 units. The table of what each event does is in table.py.
+
+In this order: `ExchangeEvent`, `Selection`, `Exchange`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What follows when a unit fails: a retry, another unit, a resumed stream. Actions of the table."""
+"""What follows when a unit fails: it is tried again, on another unit, or its stream is resumed. Actions of
+the table.
+"""
 
 from __future__ import annotations
 

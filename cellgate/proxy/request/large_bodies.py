@@ -7,6 +7,8 @@
    most. A body whose client leaves is dropped.
 3. A body that the process cannot parse, or dies of, is refused. The next body gets a new process.
 4. A request that stops waiting while its body is being parsed is kept until then: its memory is in use.
+
+In this order: `LargeBodies`, `ReadResult`, `LargeReads`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which model serves a request for a name. Pure."""
+"""Which model serves a request for a name. Pure.
+
+In this order: `Naming`, `with_model`, `ModelNames`, `LocalEndpoints`, `ModelField`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Placement: how a request names its unit, and what a gate answers that cannot use that unit. Pure."""
+"""Placement: how a request names its unit, and what a gate answers that cannot use that unit. Pure.
+
+`x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are those
+of the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
+nothing here: what comes from an ingress may have been written by its clients. So a token is asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""The port between the data plane and the control plane: what an exchange asks for, and what it reports.
+"""The dispatcher, as a port between the data plane and the control plane: what an exchange asks for, and what
+it reports.
 
 The data plane has clients and connections and takes no decision about units; the control plane decides and
 has no client. In one process the port is a call (control/dispatcher.py), at a worker it is a socket
 (workers/remote.py); the exchange sees no difference. Rules:
 1. A lease is released exactly once, by the exchange that got it.
 2. A waiter gets exactly one result, unless it cancels; a lease that was found meanwhile is then given back.
+
+In this order: `Dispatcher`, `Observer`, `Reports`, `ResponseHost`, `Guard`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,40 @@ Charge = tuple[str, int, int, float]
 """The name of a key; tokens that a request is expected to take: of its prompt, and of its answer; when it
 came, in seconds since 1970. The tenant and the model are those of the ask.
 """
+
+
+class Dispatcher(Protocol):
+    """The control plane as the data plane sees it."""
+
+    def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+        """A lease, or why there is none. Pending: the waiter gets the result later, once."""
+
+    def acquire_other(self, request: PickRequest, waiter: Waiter) -> Lease | Refusal | Pending:
+        """Another unit for a request whose unit answered with a failure: at once, or not at all.
+
+        Pending: there seems to be one, and the waiter gets it later.
+        """
+
+    def paid_retries(self) -> int:
+        """How many requests, in flight or waiting, draw on the retry budget."""
+
+    def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
+        """The attempt commits. `resumed`: the unit resumes a stream; `response_id`: of a response stored at
+        the unit.
+        """
+
+    def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
+        """A generation ended without a failure, after `events` events."""
+
+    def released(self, lease: Lease, outcome: Outcome) -> None:
+        """The attempt is over."""
+
+    def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
+        """The attempt failed. `tokens`: sent to its client in all; `shown`: of these by this unit.
+
+        `judged`: the failure counts as evidence against the unit; if not, only the containment of poison uses
+        it.
+        """
 
 
 class PickRequest(NamedTuple):
@@ -81,40 +118,6 @@ class Pending(Protocol):
 
     def cancel(self) -> None:
         """Stop waiting. A lease that was found and not taken is given back."""
-
-
-class Dispatcher(Protocol):
-    """The control plane as the data plane sees it."""
-
-    def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
-        """A lease, or why there is none. Pending: the waiter gets the result later, once."""
-
-    def acquire_other(self, request: PickRequest, waiter: Waiter) -> Lease | Refusal | Pending:
-        """Another unit for a request whose unit answered with a failure: at once, or not at all.
-
-        Pending: there seems to be one, and the waiter gets it later.
-        """
-
-    def paid_retries(self) -> int:
-        """How many requests, in flight or waiting, draw on the retry budget."""
-
-    def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """The attempt commits. `resumed`: the unit resumes a stream; `response_id`: of a response stored at
-        the unit.
-        """
-
-    def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
-        """A generation ended without a failure, after `events` events."""
-
-    def released(self, lease: Lease, outcome: Outcome) -> None:
-        """The attempt is over."""
-
-    def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
-        """The attempt failed. `tokens`: sent to its client in all; `shown`: of these by this unit.
-
-        `judged`: the failure counts as evidence against the unit; if not, only the containment of poison uses
-        it.
-        """
 
 
 # Observers of the steps of a request, which change nothing. Most requests have none.

@@ -5,6 +5,8 @@ Attempts on units feed it, one after the other; it outlives each of them. Rules:
 2. Once its head was sent, its status and its framing stay what they are.
 3. For each chunk of a token (`on_token`): no JSON, no logging, no metric call, no task, no timer. Data is
    kept by reference.
+
+In this order: `Response`, `refusal_lines`, `TokensWithIds`, `Doubt`, `shows_token`.
 """
 
 from __future__ import annotations

@@ -232,21 +232,6 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     return None
 
 
-# Which paths of an engine administer it, known by their words. Pure.
-#
-# Engines get new ones with each release: so a path is not looked up, its words are. One with a word of
-# administration is refused; one of words that compute or tell is harmless, as is what is made below a
-# versioned API, by its id; of any other nobody knows. What engines serve today is compared in
-# tests/unit/request/test_routes.py.
-
-
-# How a request names its unit, and what a gate answers that cannot use that unit. Pure.
-#
-# `x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are those
-# of the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT. An address proves
-# nothing here: what comes from an ingress may have been written by its clients. So a token is asked for.
-
-
 # Reads the routing headers of a request: session, tenant, priority, deadline.
 
 

@@ -1,4 +1,4 @@
-"""Asks another unit about an answer that is not good, before the client sees it. An action of the table.
+"""In doubt about an answer: asks another unit, before the client sees it. An action of the table.
 
 router/opinions.py decides; this keeps what the first unit said, finds another one, and shows the first answer
 where nobody has a better one.

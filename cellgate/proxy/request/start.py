@@ -1,4 +1,7 @@
-"""The begin of an exchange: the request is parsed, and a unit is found for it. Actions of the table."""
+"""The begin of an exchange: the request is parsed, and a unit is found for it. Actions of the table.
+
+In this order: `start`, `grant`, `name_model`, `prefilled`.
+"""
 
 from __future__ import annotations
 

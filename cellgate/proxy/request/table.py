@@ -1,4 +1,5 @@
-"""The life of an exchange as a table: in which state which event does what, and which state may follow.
+"""The life of an exchange as a table: in which state which event does what or is ignored, and which state may
+follow.
 
 A test in tests/laws checks that each pair of a state and an event has a row, or a reason why it cannot
 occur.

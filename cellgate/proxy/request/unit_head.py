@@ -18,16 +18,6 @@ _HEAD_FOR_UNIT = (
 _WITH_BODY = (b"POST", b"PUT", b"PATCH")
 
 
-def names_rank(request: Request) -> bool:
-    """Whether the client has chosen the data parallel rank itself."""
-    return any(line.startswith(RANK_FIELD) for line in request.lines)
-
-
-def rank_line(rank: int) -> bytes:
-    """The header line that sends a request to a data parallel rank."""
-    return b"%b: %d\r\n" % (RANK_FIELD, rank)
-
-
 def head_for_unit(
     request: Request,
     client: ResponseClient,
@@ -57,3 +47,13 @@ def head_for_unit(
         response.request_id,
         b"content-length: %d\r\n" % length if length or request.method in _WITH_BODY else b"",
     )
+
+
+def names_rank(request: Request) -> bool:
+    """Whether the client has chosen the data parallel rank itself."""
+    return any(line.startswith(RANK_FIELD) for line in request.lines)
+
+
+def rank_line(rank: int) -> bytes:
+    """The header line that sends a request to a data parallel rank."""
+    return b"%b: %d\r\n" % (RANK_FIELD, rank)

@@ -57,14 +57,6 @@ USUAL_ENDS = 3
 """So many are kept, and the latest."""
 
 
-def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
-    """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
-    if b"\r" in events or (b'"usage"' in events and _TOLD.search(events) is not None):
-        return False
-    *each, tail = events.split(b"\n\n")
-    return not tail and not [one for one in each if not one.endswith(ends)]
-
-
 class AnswerReader:
     """One stream's. `is_typed`: its events have types; else one says that a choice is finished. `ends` are
     known of other streams of its unit, `begun` is what it began with if that only adds to a text.
@@ -275,6 +267,14 @@ class AnswerReader:
         assert skim is not None
         self._others += 1
         self._take(skim.document())
+
+
+def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
+    """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
+    if b"\r" in events or (b'"usage"' in events and _TOLD.search(events) is not None):
+        return False
+    *each, tail = events.split(b"\n\n")
+    return not tail and not [one for one in each if not one.endswith(ends)]
 
 
 def _finishes(document: dict[str, Any]) -> bool:

@@ -32,70 +32,6 @@ _NUMBER = re.compile(rb'"sequence_number":\d+')
 _ANY_NUMBER = rb'"sequence_number":(?P<number>\\d+)'
 
 
-class What(Enum):
-    """What an event does."""
-
-    BEGIN = auto()
-    OPEN = auto()
-    MARK = auto()
-    """Says something of a block that is known without it, such as its whole text at the end."""
-    GROW = auto()
-    CLOSE = auto()
-    FINISH = auto()
-    """Tells how the answer ends."""
-    END = auto()
-    NOTHING = auto()
-
-
-class BlockEvent(NamedTuple):
-    """What an event does; `block` is the number of the block it is about, `text` how much that grows by.
-
-    `kind` of an OPEN is that of its block, of a MARK which one it is. `name` is of a tool that is called.
-    """
-
-    what: What
-    block: int = 0
-    kind: str = ""
-    name: str = ""
-    text: str = ""
-    finish: str = ""
-
-
-class UnexpectedEventError(Exception):
-    """An event that no dialect knows, in words."""
-
-
-class Block:
-    """One block; `head` is the object that it began with, `item` the one that it ended with.
-
-    `marks` are the events that said something of it.
-    """
-
-    __slots__ = ("closed", "head", "item", "kind", "marks", "name", "text")
-
-    def __init__(self, act: BlockEvent, head: dict[str, Any]) -> None:
-        self.kind, self.name, self.head = act.kind, act.name, head
-        self.text = GrowingText()
-        self.marks: list[str] = []
-        self.item: dict[str, Any] = head
-        self.closed = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the client knows that it does not grow any more."""
-        return self.closed or any(mark.endswith(".done") for mark in self.marks)
-
-
-class Reader(Protocol):
-    """The part of a dialect that reads events."""
-
-    def act_of(self, document: dict[str, Any]) -> BlockEvent:
-        """What the event with this object does. Raises UnexpectedEventError."""
-
-    def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The object that a BEGIN, OPEN or CLOSE carries."""
-
-
 class BlockTranscript:
     """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks.
 
@@ -271,6 +207,70 @@ class BlockTranscript:
         if match.re.groups > 1:
             self.sequence = int(match["number"])
         return True
+
+
+class What(Enum):
+    """What an event does."""
+
+    BEGIN = auto()
+    OPEN = auto()
+    MARK = auto()
+    """Says something of a block that is known without it, such as its whole text at the end."""
+    GROW = auto()
+    CLOSE = auto()
+    FINISH = auto()
+    """Tells how the answer ends."""
+    END = auto()
+    NOTHING = auto()
+
+
+class BlockEvent(NamedTuple):
+    """What an event does; `block` is the number of the block it is about, `text` how much that grows by.
+
+    `kind` of an OPEN is that of its block, of a MARK which one it is. `name` is of a tool that is called.
+    """
+
+    what: What
+    block: int = 0
+    kind: str = ""
+    name: str = ""
+    text: str = ""
+    finish: str = ""
+
+
+class UnexpectedEventError(Exception):
+    """An event that no dialect knows, in words."""
+
+
+class Block:
+    """One block; `head` is the object that it began with, `item` the one that it ended with.
+
+    `marks` are the events that said something of it.
+    """
+
+    __slots__ = ("closed", "head", "item", "kind", "marks", "name", "text")
+
+    def __init__(self, act: BlockEvent, head: dict[str, Any]) -> None:
+        self.kind, self.name, self.head = act.kind, act.name, head
+        self.text = GrowingText()
+        self.marks: list[str] = []
+        self.item: dict[str, Any] = head
+        self.closed = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client knows that it does not grow any more."""
+        return self.closed or any(mark.endswith(".done") for mark in self.marks)
+
+
+class Reader(Protocol):
+    """The part of a dialect that reads events."""
+
+    def act_of(self, document: dict[str, Any]) -> BlockEvent:
+        """What the event with this object does. Raises UnexpectedEventError."""
+
+    def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The object that a BEGIN, OPEN or CLOSE carries."""
 
 
 def object_of(data: bytes) -> dict[str, Any] | None:

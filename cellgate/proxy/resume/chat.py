@@ -1,6 +1,8 @@
 """Joins two streams: the events of the second unit are rewritten as if the first had sent them. Pure.
 
 The client sees one id, one role, one token count and one end; the boundary is invisible.
+
+In this order: `StreamJoiner`, `RepeatGuard`, `BrokenStream`, `Questions`, `Resumption`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
    was sent after that point.
 
 Stop strings may be long: all here is linear in their length, and that is bounded (LIMITS.stop_bytes).
+
+In this order: `BoundaryStops`, `why_not_resumed`, `FieldRules`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM 0.32
 (entrypoints/anthropic/serving.py).
+
+In this order: `Messages`, `InexactError`, `Continued`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resuming a broken stream on another unit: the proof that it can, and the request it gets. Pure.
+"""Proves that another unit can resume a broken stream, and makes the request it gets. Pure.
 
 The text already sent is given to the unit as the beginning of the answer. Templates may trim or wrap it, so
 it is proven first that the unit would continue the original prompt followed by exactly this text.
@@ -23,6 +23,28 @@ _RENDERED = ("model", "messages", "tools", "chat_template", "chat_template_kwarg
 _LIMITS = ("max_tokens", "max_completion_tokens")
 UNKNOWN_CHARACTER = "\ufffd"
 """Stands for bytes that are no text."""
+
+
+def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
+    """Prove that a unit that runs `engine` would continue the answer to `body` where `text` ends."""
+    if UNKNOWN_CHARACTER in text:
+        raise UnprovenError("its text contains a replacement character (U+FFFD)")
+    model = {"model": body["model"]} if body.get("model") else {}
+    if chat and engine == "sglang":
+        # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
+        # /tokenize takes no messages.
+        plain = model | {"add_special_tokens": False}
+        before = yield from tokens_of({"prompt": "\n"} | plain)
+        added = yield from tokens_of({"prompt": text} | plain)
+        yield from check_same(model, before, before + added, 0, text)
+        return Tokens(None, len(added))
+    render = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
+    before = yield from render(body, chat=chat)
+    after = yield from render(extended(body, text, chat=chat), chat=chat)
+    common = _common(before, after)
+    yield from check_same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
+    # A token that spans the end of the prompt and the beginning of the text counts as sent.
+    return Tokens(len(before), len(after) - common)
 
 
 class UnprovenError(Exception):
@@ -76,28 +98,6 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> d
     if isinstance(body.get("min_tokens"), int):
         left["min_tokens"] = max(0, body["min_tokens"] - shown)
     return left
-
-
-def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
-    """Prove that a unit that runs `engine` would continue the answer to `body` where `text` ends."""
-    if UNKNOWN_CHARACTER in text:
-        raise UnprovenError("its text contains a replacement character (U+FFFD)")
-    model = {"model": body["model"]} if body.get("model") else {}
-    if chat and engine == "sglang":
-        # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
-        # /tokenize takes no messages.
-        plain = model | {"add_special_tokens": False}
-        before = yield from tokens_of({"prompt": "\n"} | plain)
-        added = yield from tokens_of({"prompt": text} | plain)
-        yield from check_same(model, before, before + added, 0, text)
-        return Tokens(None, len(added))
-    render = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
-    before = yield from render(body, chat=chat)
-    after = yield from render(extended(body, text, chat=chat), chat=chat)
-    common = _common(before, after)
-    yield from check_same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
-    # A token that spans the end of the prompt and the beginning of the text counts as sent.
-    return Tokens(len(before), len(after) - common)
 
 
 def rendered(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], tuple[list[int], int]]:

@@ -34,42 +34,6 @@ TAIL_BYTES = 16 * 1024
 _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
-def are_whole(events: bytes) -> bool:
-    """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
-    return not events or (
-        events.endswith(b"\n\n") and b"error" not in events and ABORT not in events and NO_STOP not in events
-    )
-
-
-def edges(events: bytes, behind: int = 0) -> bytes:
-    """What is looked at of whole events: all, or if there is a large one, the begin, and the end with what
-    came `behind` it. That looks like the same events with less text.
-    """
-    end = EDGE_BYTES + behind
-    is_large = len(events) > max(LIMITS.event_bytes, EDGE_BYTES + end)
-    return events[:EDGE_BYTES] + events[-end:] if is_large else events
-
-
-class EventRewriter(Protocol):
-    """Writes the events of a unit that resumes a stream as if the first unit had sent them.
-
-    `is_over`: the answer is complete, further events are ignored.
-    """
-
-    is_over: bool
-
-    def feed(self, events: bytes) -> bytes:
-        """Complete events in, what the client gets out. Raises MismatchError."""
-
-
-BEGIN_BYTES = 9 << 20
-"""More of a beginning is shown as it comes: to pass on so much takes 50 ms, in which others wait."""
-EDGE_BYTES = 64 << 10
-"""So much is looked at of the begin and of the end of a large event."""
-FLOW_BYTES = 4096
-"""An event that grows by so much is on its way, however long it takes."""
-
-
 class EventFilter:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
@@ -269,6 +233,42 @@ class EventFilter:
         held = b"".join(self._tail)
         self._tail, self._size, self._before = [], 0, b"\n"
         return held
+
+
+def are_whole(events: bytes) -> bool:
+    """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
+    return not events or (
+        events.endswith(b"\n\n") and b"error" not in events and ABORT not in events and NO_STOP not in events
+    )
+
+
+def edges(events: bytes, behind: int = 0) -> bytes:
+    """What is looked at of whole events: all, or if there is a large one, the begin, and the end with what
+    came `behind` it. That looks like the same events with less text.
+    """
+    end = EDGE_BYTES + behind
+    is_large = len(events) > max(LIMITS.event_bytes, EDGE_BYTES + end)
+    return events[:EDGE_BYTES] + events[-end:] if is_large else events
+
+
+class EventRewriter(Protocol):
+    """Writes the events of a unit that resumes a stream as if the first unit had sent them.
+
+    `is_over`: the answer is complete, further events are ignored.
+    """
+
+    is_over: bool
+
+    def feed(self, events: bytes) -> bytes:
+        """Complete events in, what the client gets out. Raises MismatchError."""
+
+
+BEGIN_BYTES = 9 << 20
+"""More of a beginning is shown as it comes: to pass on so much takes 50 ms, in which others wait."""
+EDGE_BYTES = 64 << 10
+"""So much is looked at of the begin and of the end of a large event."""
+FLOW_BYTES = 4096
+"""An event that grows by so much is on its way, however long it takes."""
 
 
 def _reported(events: bytes, kind: FailureKind, how: str) -> Failure:

@@ -1,4 +1,7 @@
-"""How the stream that a request asks for may be resumed, by the route of the request. Pure."""
+"""How the stream that a request asks for may be resumed, by the route of the request. Pure.
+
+In this order: `ResumeMethod`, `BlockResumption`, `StreamApi`.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,35 @@ WAYS: dict[str, Callable[[dict[str, Any]], int]] = {
 """The ways (eligible.py) that the body of a request leaves open. Streams of other routes have none."""
 
 
+OF_TOKENS = ("vllm", "")
+"""Engines that take the tokens of a prompt; the proof finds out about one that is not known yet."""
+
+
+class ResumeMethod(Protocol):
+    """How one broken stream is resumed."""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
+
+    def last_events(self) -> bytes | None:
+        """The events that a complete text still lacks, if no unit is needed for them."""
+
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
+
+    def abandon(self) -> None:
+        """Stop asking."""
+
+
 # Resuming a broken stream of blocks: `/v1/messages` or `/v1/responses`.
 #
 # Two ways: where the answer is deterministic, a unit gets the same request again, and must repeat what was
 # shown (blocks.py). Otherwise it gets the tokens of the prompt and of the text shown
 # (proof.py).
-
-
-OF_TOKENS = ("vllm", "")
-"""Engines that take the tokens of a prompt; the proof finds out about one that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -137,26 +160,6 @@ class BlockResumption:
 
 
 # How the streams of each route are read and resumed: a table.
-
-
-class ResumeMethod(Protocol):
-    """How one broken stream is resumed."""
-
-    @property
-    def is_proving(self) -> bool:
-        """Whether a unit is being asked."""
-
-    def why_not(self) -> str:
-        """Why it cannot be continued as it stands; empty when it can, or is complete."""
-
-    def last_events(self) -> bytes | None:
-        """The events that a complete text still lacks, if no unit is needed for them."""
-
-    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
-        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
-
-    def abandon(self) -> None:
-        """Stop asking."""
 
 
 class StreamApi(NamedTuple):

@@ -2,6 +2,8 @@
 
 Wire format: vLLM from 0.10.2 on. `return_token_ids` in the request; then `prompt_token_ids` in the first
 event and `token_ids` in the choice of each further one. Without it both are null, or not there.
+
+In this order: `TokenLog`, `Transcript`, `kind_of`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 1. Without a control process, messages wait for the next one. Requests wait as well, for a second, and are
    then sent again.
 2. Each request gets one answer: a lease, or why there is none.
+
+In this order: `ControlClient`, `RemoteDispatcher`, `BoardReplica`, `RemoteReports`, `RemoteAccounts`,
+`StatusReporter`.
 """
 
 from __future__ import annotations

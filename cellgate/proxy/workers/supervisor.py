@@ -53,56 +53,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
-@dataclass(slots=True, eq=False)
-class Child:
-    """One process."""
-
-    number: int
-    pid: int
-    line: socket.socket
-    began_at: float
-
-    @property
-    def name(self) -> str:
-        """Its name in the log."""
-        return f"{_title(self.number)} (process {self.pid})"
-
-
-@dataclass(frozen=True, slots=True)
-class ControlStart:
-    """What a control process is started with.
-
-    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control
-    processes that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units
-    may differ from those in `settings`.
-    """
-
-    settings: Settings
-    reload: Reload
-    tls: LiveTls
-    listeners: Listeners
-    channel: socket.socket
-    heritage: Inheritance | None
-    restarts: int
-    beat: Callable[[float], None]
-    reloaded: bool
-
-
-RunControl = Callable[[ControlStart], Coroutine[Any, Any, int]]
-"""Is the control process until told to end; returns the exit code."""
-
-
-def supervise(
-    settings: Settings, reload: Reload, heritage: Inheritance | None, run_control: RunControl
-) -> int:
-    """Run a gate with workers until it is told to stop; returns the exit code.
-
-    Raises OSError when it cannot listen.
-    """
-    listeners = asyncio.run(listeners_of(settings, heritage))
-    return Supervisor(settings, reload, listeners, heritage, run_control).run()
-
-
 class Supervisor:
     """All processes of one gate."""
 
@@ -378,6 +328,56 @@ class Supervisor:
                 if found.si_pid in known:
                     return
                 os.waitpid(found.si_pid, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One process."""
+
+    number: int
+    pid: int
+    line: socket.socket
+    began_at: float
+
+    @property
+    def name(self) -> str:
+        """Its name in the log."""
+        return f"{_title(self.number)} (process {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStart:
+    """What a control process is started with.
+
+    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control
+    processes that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units
+    may differ from those in `settings`.
+    """
+
+    settings: Settings
+    reload: Reload
+    tls: LiveTls
+    listeners: Listeners
+    channel: socket.socket
+    heritage: Inheritance | None
+    restarts: int
+    beat: Callable[[float], None]
+    reloaded: bool
+
+
+RunControl = Callable[[ControlStart], Coroutine[Any, Any, int]]
+"""Is the control process until told to end; returns the exit code."""
+
+
+def supervise(
+    settings: Settings, reload: Reload, heritage: Inheritance | None, run_control: RunControl
+) -> int:
+    """Run a gate with workers until it is told to stop; returns the exit code.
+
+    Raises OSError when it cannot listen.
+    """
+    listeners = asyncio.run(listeners_of(settings, heritage))
+    return Supervisor(settings, reload, listeners, heritage, run_control).run()
 
 
 def _title(number: int) -> str:

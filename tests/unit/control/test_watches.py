@@ -17,8 +17,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.control.common_cause import FateWatch
-from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, StackWatch
+from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, FateWatch, StackWatch
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober

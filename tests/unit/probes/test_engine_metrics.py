@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from cellgate.probes.base import Trouble
-from cellgate.probes.engine_metrics import ALL_EVERY, EngineMetrics, SampleLines, scan
+from cellgate.probes.engine_metrics import EngineMetrics, scan
+from cellgate.probes.sample_lines import ALL_EVERY, SampleLines
 from cellgate.router.nouns import Load, RankLoad, Unit
 from tests.patient import Answer, FakePatient, look, reply
 

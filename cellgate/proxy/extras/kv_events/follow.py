@@ -2,6 +2,8 @@
 
 A unit that comes up is asked once for its publishers, unless they are configured. One that has none costs
 nothing more.
+
+In this order: `KvEventFollowers`, `RankFollower`, `KvEventMetrics`, `follow_kv_events`.
 """
 
 from __future__ import annotations

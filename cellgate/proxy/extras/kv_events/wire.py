@@ -3,6 +3,8 @@
 The engine binds a PUB socket, and a ROUTER socket for replays where it is told to. Frames of a message:
 [topic][number, 8 bytes][payload]. A replay is asked for with ["", first number], its messages end with number
 -1, and older engines leave the topic out (vllm/distributed/kv_events.py).
+
+In this order: `ZmqLink`, `MalformedError`, `configured`, `Numbers`, `KvDecoder`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Does what a remedy says: one table of the ways to act on a unit."""
+"""Does what a remedy says: one table of the ways to act on a unit.
+
+In this order: `action_runner`, `services_of`, `sign`, `run_command`.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +43,6 @@ from cellgate.proxy.orchestrators import (
 )
 
 
-async def replace_tasks(action: ReplaceTasks, about: Incident) -> RecoveryReport:
-    """Act on the unit that `about` is about. Its caller bounds how long it takes."""
-    return await asyncio.to_thread(_run, action, about)
-
-
-_ORCHESTRATED: Mapping[type, Callable[[Any, Incident], Awaitable[RecoveryReport]]] = {
-    ReplacePods: replace_pods,
-    SetImage: set_image,
-    ReplaceTasks: replace_tasks,
-}
-"""What an orchestrator carries out."""
-
-
 def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
     """Carries out remedies; `tls` creates the context that verifies webhooks."""
 
@@ -73,6 +63,19 @@ def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:
         return report
 
     return act
+
+
+async def replace_tasks(action: ReplaceTasks, about: Incident) -> RecoveryReport:
+    """Act on the unit that `about` is about. Its caller bounds how long it takes."""
+    return await asyncio.to_thread(_run, action, about)
+
+
+_ORCHESTRATED: Mapping[type, Callable[[Any, Incident], Awaitable[RecoveryReport]]] = {
+    ReplacePods: replace_pods,
+    SetImage: set_image,
+    ReplaceTasks: replace_tasks,
+}
+"""What an orchestrator carries out."""
 
 
 # Acts on a unit in Amazon ECS: its tasks are stopped, or their services are deployed again.

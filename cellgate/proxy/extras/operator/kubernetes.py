@@ -6,6 +6,8 @@
    cordoned nodes) never keeps a unit from its recovery: a right that is missing for it is a note in the log.
 
 Eviction: "API-initiated Eviction", which heeds PodDisruptionBudgets. Labels: sigs.k8s.io/lws.
+
+In this order: `replace_pods`, `selector_of`, `set_image`.
 """
 
 from __future__ import annotations
@@ -43,14 +45,6 @@ VERDICT = "cellgate.io/verdict"
 _MESSAGE_MAX = 1000
 
 
-class _Outcome(NamedTuple):
-    """What became of each pod, in order, and what else is worth a word."""
-
-    gone: list[str]
-    refused: list[str]
-    notes: list[str]
-
-
 async def replace_pods(action: ReplacePods, about: Incident) -> RecoveryReport:
     """Replace the pods of the unit that `about` is about. Its caller bounds how long it takes."""
     namespace = action.namespace or own_namespace()
@@ -65,6 +59,14 @@ async def replace_pods(action: ReplacePods, about: Incident) -> RecoveryReport:
             return _report(await _replace(api, action, namespace, pods, about), len(pods), action)
     except (ApiError, ValueError) as error:
         return RecoveryReport(RecoveryResult.REFUSED, f"{error}; nothing was done")
+
+
+class _Outcome(NamedTuple):
+    """What became of each pod, in order, and what else is worth a word."""
+
+    gone: list[str]
+    refused: list[str]
+    notes: list[str]
 
 
 async def _replace(

@@ -6,6 +6,8 @@
    last one any more. So an attempt is claimed by a change of the Lease, right before its action: a gate that
    stood still while another one took the Lease is refused, and does nothing.
 3. Without the API server nobody acts, because no gate knows whether another does.
+
+In this order: `KubernetesLeases`, `lease_name`, `agree_by_leases`.
 """
 
 from __future__ import annotations
@@ -48,15 +50,6 @@ LEASE_S = 10.0
 STEP_S = 5.0
 """An exchange with the API server takes no longer."""
 _UNREACHED = "which gate acts is not known: %s"
-
-
-@dataclass(slots=True)
-class _Held:
-    """What this gate knows of one cell's Lease, and since when; `ours_until` is on this gate's clock."""
-
-    lease: ApiObject
-    seen_at: float
-    ours_until: float = 0.0
 
 
 class KubernetesLeases:
@@ -249,6 +242,15 @@ class KubernetesLeases:
         held = self._held.get(cell)
         who = holder(held.lease) if held is not None else ""
         return f"gate {who} acts" if who and who != self._gate else "no gate acts"
+
+
+@dataclass(slots=True)
+class _Held:
+    """What this gate knows of one cell's Lease, and since when; `ours_until` is on this gate's clock."""
+
+    lease: ApiObject
+    seen_at: float
+    ours_until: float = 0.0
 
 
 def _in_words(error: Exception) -> str:

@@ -1,4 +1,7 @@
-"""The nouns of recovery: incident, remedy, report."""
+"""The nouns of recovery: incident, remedy, report.
+
+In this order: `RecoveryResult`, `Acting`, `UnitRow`, `record`.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
 2. Right before an action it checks again: a unit that came back, or a gate that must not act, cancels it.
 3. Where gates agree on who acts, an attempt is claimed right before its action (leases.py).
 4. Time, action and log are passed in, so that a simulation can replace them.
+
+In this order: `Recovery`, `incident`, `reason_to_wait`, `ActingMetrics`, `attend`.
 """
 
 from __future__ import annotations

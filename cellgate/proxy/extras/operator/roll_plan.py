@@ -1,4 +1,7 @@
-"""The nouns of rolling: a roll, its units and their phases, and what is seen of a unit meanwhile."""
+"""The nouns of rolling: a roll, its units and their phases, and what is seen of a unit meanwhile.
+
+In this order: `Roll`, `RollStep`, `_drained`, `_judged`, `Order`, `OwnRoll`, `roll_document`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How much fits beside the weights: tokens, sequences, and what to write into the gate's file. Pure."""
+"""Plans memory: how much fits beside the weights: tokens, sequences, and what to write into the gate's file.
+Pure.
+
+In this order: `MemoryPlan`, `dtype_bits`, `Shape`, `parameters`, `LiveCache`, `snapshot`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,19 @@ from cellgate.proxy.config.load_process import ConfigError
 
 GIB = 1 << 30
 TOKENS_OF_WEIGHT_1 = 1_000_000
+
+
+def plan_memory(shape: Shape, devices: Devices, workload: Workload, scale: float = 1.0) -> MemoryPlan:
+    """What fits on the fullest stage. `scale` is by how much the real weights are larger than reckoned."""
+    usable = devices.memory_bytes * devices.utilization - devices.reserve_bytes
+    made = []
+    for layers in stages(shape.layers, devices.pipeline):
+        weights = weight_bytes(shape, layers, devices.tensor) * scale
+        sequence = kv_bytes_per_sequence(
+            shape, layers, workload.context, devices.tensor, workload.kv_bits, workload.block
+        )
+        made.append(MemoryPlan(weights, usable - weights, sequence, workload))
+    return min(made, key=lambda each: each.kv_bytes / each.sequence_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +101,6 @@ class MemoryPlan:
     def weight(self) -> float:
         """1 for each million tokens, so that unlike units planned one by one compare."""
         return float(f"{max(self.tokens, 1) / TOKENS_OF_WEIGHT_1:.2g}")
-
-
-def plan_memory(shape: Shape, devices: Devices, workload: Workload, scale: float = 1.0) -> MemoryPlan:
-    """What fits on the fullest stage. `scale` is by how much the real weights are larger than reckoned."""
-    usable = devices.memory_bytes * devices.utilization - devices.reserve_bytes
-    made = []
-    for layers in stages(shape.layers, devices.pipeline):
-        weights = weight_bytes(shape, layers, devices.tensor) * scale
-        sequence = kv_bytes_per_sequence(
-            shape, layers, workload.context, devices.tensor, workload.kv_bits, workload.block
-        )
-        made.append(MemoryPlan(weights, usable - weights, sequence, workload))
-    return min(made, key=lambda each: each.kv_bytes / each.sequence_bytes)
 
 
 # How many bits a weight takes, by what config.json says of its type and quantization. Pure.
