@@ -12,8 +12,6 @@ from cellgate.router.nouns import Ask, Candidate
 
 TIE_S = 0.001
 """Differences up to this do not matter: such units are picked at random, so that gates do not herd."""
-
-
 _cost_s = attrgetter("cost_s")
 
 

@@ -23,8 +23,6 @@ _new = tuple.__new__
 WRITTEN_HALF_LIFE_S = 120.0
 WRITTEN_STEP_S = 0.5
 """What fades in two minutes need not be faded more often."""
-
-
 ABANDONED_KEPT = 1024
 
 

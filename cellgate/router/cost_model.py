@@ -34,8 +34,6 @@ BLOCK_BYTES = 512
 """Bytes of prompt that one block hash of an ask stands for (proxy/request/prompt.py): about 128 tokens."""
 ALL_BLOCKS = 2 << 20
 """All prefix caches together are believed to hold at most so many blocks: 300 to 460 MB."""
-
-
 _new = tuple.__new__
 """What a named tuple's own constructor calls, in half the time."""
 

@@ -18,8 +18,6 @@ from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 from cellgate.router.opinions import REFUSING_SOURCE
 
 ANSWER_SOURCE = "known_answer"
-
-
 CANARY_SOURCE = "canary"
 READINESS_SOURCE = "readiness"
 """What a unit says of itself: it can raise a suspicion, and is not believed against canaries that pass."""

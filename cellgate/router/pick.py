@@ -396,8 +396,6 @@ SPARED_UNITS = 3
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
 OnResult = Callable[[Lease | Refusal], None]
-
-
 Best = tuple[Candidate, Candidates]
 """The unit that ranks first, and the candidates."""
 

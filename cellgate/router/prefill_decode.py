@@ -41,29 +41,15 @@ from cellgate.router.nouns import (
 from cellgate.router.unit_state import UnitState
 
 AVOID_S = 5.0
-
-
 AVOID_MOST_S = 60.0
-
-
 STALE_S = 60.0
-
-
 FIRST_S = 20.0
 """The first transfer of a pair may take so long: its engines connect (vLLM on CPU: 3 to 10 s)."""
-
-
 FIRST_TOKENS_S = 50_000.0
 """Tokens a second of a link of which nothing is known: 10 GB/s at 200 kB a token."""
-
-
 SETUP_S = 0.01
 """What a transfer takes apart from its tokens."""
-
-
 _WEIGHT = 0.5
-
-
 _CLIP = 4.0
 
 

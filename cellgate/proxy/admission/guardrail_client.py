@@ -208,8 +208,6 @@ _RESULTS = {GuardAction.ALLOW: "allowed", GuardAction.DENY: "denied", GuardActio
 
 
 REASON_CHARS = 256
-
-
 ALLOWED = GuardrailVerdict(GuardAction.ALLOW)
 
 

@@ -293,13 +293,9 @@ def after_reload(running: Settings, fresh: Settings) -> Settings:
 
 Reload = Callable[[], Settings]
 """Reads the configuration again. Raises ConfigError."""
-
-
 KV_EVENTS_ENGINES = ("vllm", "sglang")
 KV_EVENTS_PACKAGES = ("zmq", "msgpack")
 """The modules that KV events need, of the extra `kv-events`."""
-
-
 SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
 """What signs the webhooks of the operator's file."""
 

@@ -247,8 +247,6 @@ class NodeFactsMetrics(Collector):
 
 
 FATE_PERIOD_S = 1.0
-
-
 SETTLE_S = 3.0
 """Units under a lost switch go DOWN one after the other: it is named once they are the same for so long."""
 

@@ -217,8 +217,6 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.CUT: FailureRow(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
     FailureKind.NOT_CONTINUED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
 }
-
-
 UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTROL_PROCESS)
 """A request that fails like this was charged nothing, so nothing is given back."""
 

@@ -216,8 +216,6 @@ _CHANGING = frozenset({b"traceparent", b"tracestate", b"x-request-id"})
 """What is another with each request need not be kept."""
 
 Field = tuple[bytes, bytes]
-
-
 KnownLine = tuple[bytes | None, Field | None, Field | None]
 """First the line as it is forwarded, or what the gate reads of it: it is one of the two, or unusual. Last the
 field of either, if it says how a request is to be routed.

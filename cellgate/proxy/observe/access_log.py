@@ -161,8 +161,6 @@ class AccessLog(LineLog[Finished]):
 
 LEFT_STATUS = 499
 """The status in the record of a request whose client left before it was sent one."""
-
-
 TEXT_MAX = 256
 """The most characters of a text that the client chose (path, model, id)."""
 

@@ -284,8 +284,6 @@ DURATION_BOUNDS_S = (
 )
 GAP_BOUNDS_MS = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 4000)
 """Around the steps of engines (10 to 50 ms), reading speed (about 200 ms a token) and stalls."""
-
-
 Buckets = list[tuple[str, float]]
 """What Prometheus wants to see: (upper bound, observations up to it), the last bound being +Inf."""
 

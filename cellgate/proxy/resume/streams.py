@@ -31,8 +31,6 @@ WAYS: dict[str, Callable[[dict[str, Any]], int]] = {
     "responses": responses.FIELDS.ways_of,
 }
 """The ways (eligible.py) that the body of a request leaves open. Streams of other routes have none."""
-
-
 OF_TOKENS = ("vllm", "")
 """Engines that take the tokens of a prompt; the proof finds out about one that is not known yet."""
 

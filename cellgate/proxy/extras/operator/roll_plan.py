@@ -333,8 +333,6 @@ def _is_drained(row: RollRow | None) -> bool:
 
 Verb = Literal["start", "pause", "resume", "stop", "undo"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-
-
 _NOT_BACK = (*ACTIVE, Phase.FAILED)
 _BY_HAND = (
     "groups of a set go back from the highest down only; give the set its old image by hand, then undrain"
