@@ -20,9 +20,9 @@ import msgpack
 import uvloop
 import zmq
 
+from cellgate.extras.kv_events.follow import RankFollower
+from cellgate.extras.kv_events.wire import KvDecoder, Publisher, ZmqLink, events
 from cellgate.policies import POLICIES
-from cellgate.proxy.extras.kv_events.follow import RankFollower
-from cellgate.proxy.extras.kv_events.wire import KvDecoder, Publisher, ZmqLink, events
 from cellgate.router.board import Board
 from cellgate.router.kv_index import Lessons
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit

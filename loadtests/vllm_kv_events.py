@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 import zmq
 
-from cellgate.proxy.extras.kv_events.follow import RankFollower
-from cellgate.proxy.extras.kv_events.wire import KvDecoder, Publisher, ZmqLink
+from cellgate.extras.kv_events.follow import RankFollower
+from cellgate.extras.kv_events.wire import KvDecoder, Publisher, ZmqLink
 from cellgate.router.kv_index import TOKEN_BYTES, Lessons, following, root
 from cellgate.router.prefix import KnownPrefixes, PrefixCache
 from loadtests.kit import progress

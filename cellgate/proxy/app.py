@@ -77,7 +77,7 @@ from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.proxy.extras.operator.start import Operator
+    from cellgate.extras.operator.start import Operator
     from cellgate.proxy.workers.supervisor import ControlStart
 
 
@@ -291,7 +291,7 @@ class App:
 
     async def _follow_kv_events(self) -> None:
         # In a thread, because streams would wait for this import.
-        start = await asyncio.to_thread(importlib.import_module, "cellgate.proxy.extras.kv_events.follow")
+        start = await asyncio.to_thread(importlib.import_module, "cellgate.extras.kv_events.follow")
         await self._add(start.follow_kv_events(self._plane))
 
     def _announce(self) -> None:
@@ -374,7 +374,7 @@ def _may_have_kv_events(state: UnitState) -> bool:
 
 def _operator(plane: Plane, gate: str, tls: LiveTls) -> Operator:
     # Imported late, as below.
-    from cellgate.proxy.extras.operator.start import Operator
+    from cellgate.extras.operator.start import Operator
 
     agreed = None
     if plane.settings.redis is not None:

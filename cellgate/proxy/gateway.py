@@ -49,7 +49,7 @@ from cellgate.router.opinions import Opinions
 from cellgate.router.shares import ADDRESS
 
 if TYPE_CHECKING:
-    from cellgate.proxy.extras.realtime import RealtimeSession
+    from cellgate.extras.realtime import RealtimeSession
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
@@ -225,7 +225,7 @@ class Gateway:
         """The exchange that answers `request`."""
         if request.upgrades and isinstance(client, ClientConnection):
             # Imported late: most gates have none.
-            from cellgate.proxy.extras.realtime import RealtimeSession
+            from cellgate.extras.realtime import RealtimeSession
 
             return RealtimeSession(self, client, request, self._sessions)
         if self.observe is None:

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import orjson
 
+from cellgate.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
+from cellgate.extras.operator.roller import Roller
 from cellgate.proxy.admin.http import AdminServer
 from cellgate.proxy.admin.pages import AdminView, admin_server
 from cellgate.proxy.config.settings import Peers
-from cellgate.proxy.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
-from cellgate.proxy.extras.operator.roller import Roller
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("cellgate/router", "cellgate/policies", "cellgate/probes", "cellgate/proxy")
+PRODUCT = ("cellgate/router", "cellgate/policies", "cellgate/probes", "cellgate/proxy", "cellgate/extras")
 FOLDERS = ("cellgate", "loadtests", "tests")
 
 
@@ -49,11 +49,14 @@ class Source:
 
     @property
     def room(self) -> str:
-        """A folder of proxy/ or one beside it; a file on top of proxy/, or of extras/, is one too."""
+        """A folder of proxy/ or one beside it, or an extra; a file on top of proxy/ is one too."""
         _, folder, *rest = self.path.with_suffix("").parts
-        if folder != "proxy":
-            return folder
-        return "/".join(rest[:2]) if rest[0] == "extras" else rest[0]
+        match folder:
+            case "proxy":
+                return rest[0]
+            case "extras":
+                return f"extras/{rest[0]}"
+        return folder
 
     def imports(self) -> Iterator[str]:
         """The full names of all that is imported, wherever in the file, for type checkers alone included."""

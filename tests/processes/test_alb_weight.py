@@ -15,7 +15,7 @@ from tests.aws import REGION, make_balancer, pretend_credentials
 from tests.wire.process import program_after
 
 PATIENCE_S = 60.0
-OFTEN = Program(tuple(program_after("from cellgate.proxy.extras.operator import alb; alb.PERIOD_S = 0.5")))
+OFTEN = Program(tuple(program_after("from cellgate.extras.operator import alb; alb.PERIOD_S = 0.5")))
 
 
 def test_a_cell_that_loses_units_loses_weight_and_gets_it_back(monkeypatch: pytest.MonkeyPatch) -> None:

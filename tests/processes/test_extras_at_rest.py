@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.extras.planner.capacity import LiveError, ask_cache
+from cellgate.extras.planner.capacity import LiveError, ask_cache
 from loadtests.simunit.process import SimUnit, sim_units
 from tests.wire.process import GateProcess, eventually
 
-EXTRAS = "cellgate.proxy.extras"
+EXTRAS = "cellgate.extras"
 LATE = (EXTRAS, "cellgate.proxy.orchestrators", "cellgate.proxy.config.actions", "boto3", "zmq", "redis")
 """What most gates have no use for."""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cellgate.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.redis import leadership
 from cellgate.proxy.redis.commands import connector
 from cellgate.proxy.redis.leadership import ClaimSharing, Leadership

@@ -14,10 +14,10 @@ import aiohttp
 import orjson
 import pytest
 
+from cellgate.extras import realtime
+from cellgate.extras.realtime import FrameEnds, close_frame
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import KeySettings
-from cellgate.proxy.extras import realtime
-from cellgate.proxy.extras.realtime import FrameEnds, close_frame
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 from tests.wire.client import Client, chat, get
 from tests.wire.stage import stage
@@ -174,7 +174,7 @@ async def test_a_unit_that_goes_down_or_a_gate_that_stops_ends_it_with_a_close()
 
 
 async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.extras.realtime.LIMITS", replace(LIMITS, realtime_sessions=1))
+    monkeypatch.setattr("cellgate.extras.realtime.LIMITS", replace(LIMITS, realtime_sessions=1))
     async with stage(echo, STREAM, realtime=True) as here, here.client() as client, here.client() as other:
         await begun(client)
         assert (await other.ask(ASK)).status == 503

@@ -13,8 +13,8 @@ import msgpack
 import pytest
 import zmq
 
+from cellgate.extras.kv_events.follow import KvEventFollowers
 from cellgate.probes.base import Reply
-from cellgate.proxy.extras.kv_events.follow import KvEventFollowers
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
 from cellgate.router.prefix import KnownPrefixes

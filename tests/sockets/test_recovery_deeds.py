@@ -17,11 +17,11 @@ import pytest
 import yaml
 from aiohttp import web
 
+from cellgate.extras.operator import actions, kubernetes, plan
+from cellgate.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
+from cellgate.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.config.action_settings import CallWebhook, ReplacePods, RunCommand, SetImage
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.extras.operator import actions, kubernetes, plan
-from cellgate.proxy.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
-from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.proxy.orchestrators import ApiError, ask, connected
 from cellgate.proxy.process.tls import LiveTls
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
@@ -253,7 +253,7 @@ async def test_the_log_has_a_line_for_each_entry_on_the_disk_before_it_is_said_t
         synced.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr("cellgate.proxy.extras.operator.plan.os.fsync", note)
+    monkeypatch.setattr("cellgate.extras.operator.plan.os.fsync", note)
     path = tmp_path / "audit.jsonl"
     await plan.record(str(path), {"n": -1})
     assert path.stat().st_size == synced[0]
@@ -276,7 +276,7 @@ async def test_a_disk_that_takes_for_ever_does_not_hold_up_the_loop(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setattr("cellgate.proxy.extras.operator.plan.WRITE_S", 0.1)
+    monkeypatch.setattr("cellgate.extras.operator.plan.WRITE_S", 0.1)
     with pytest.raises(OSError, match=r"not written within 0\.1 s"):
         await plan.record(str(pipe), {})
     # Lets the thread go.

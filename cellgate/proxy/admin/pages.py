@@ -64,7 +64,7 @@ from cellgate.router.scaling import least_valued
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.proxy.extras.operator.roller import Roller
+    from cellgate.extras.operator.roller import Roller
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
 Conduct = Callable[[UnitState, Deed, str], Awaitable[str]]
@@ -369,7 +369,7 @@ async def order_roll(roller: Roller | None, request: web.BaseRequest, verb: str)
     if roller is None:
         return error_reply(HTTPStatus.CONFLICT, OFF)
     # Imported late, as all that acts on units.
-    from cellgate.proxy.extras.operator.roll_plan import Order, OrderError, verb_of
+    from cellgate.extras.operator.roll_plan import Order, OrderError, verb_of
 
     query = request.query
     cells = tuple(cell for cell in query.get("cells", "").split(",") if cell)

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cellgate.proxy.cli.terminal import CommandError, table
-from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.extras.planner import capacity
-from cellgate.proxy.extras.planner.capacity import (
+from cellgate.extras.planner import capacity
+from cellgate.extras.planner.capacity import (
     GIB,
     Devices,
     LiveCache,
@@ -29,7 +27,9 @@ from cellgate.proxy.extras.planner.capacity import (
     weight_bytes,
     windows,
 )
-from cellgate.proxy.extras.planner.topology import Pairing, pair, read_nodes
+from cellgate.extras.planner.topology import Pairing, pair, read_nodes
+from cellgate.proxy.cli.terminal import CommandError, table
+from cellgate.proxy.config.load_process import ConfigError
 
 INDEX = "model.safetensors.index.json"
 _UNITS = {

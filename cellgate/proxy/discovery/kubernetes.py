@@ -285,7 +285,7 @@ class NodePlaces:
                     await self._look_up(new[:NODES_A_LOOK])
         self._labels = {node: labels for node, labels in self._labels.items() if node in wanted}
         # Imported late: it is the planner's.
-        from cellgate.proxy.extras.planner.topology import places_by_labels
+        from cellgate.extras.planner.topology import places_by_labels
 
         try:
             return places_by_labels(self._labels)

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from redis.exceptions import RedisError
 
-from cellgate.proxy.extras.operator.plan import Acting, Claim, NotActingError, Undecided
-from cellgate.proxy.extras.operator.recovery import ActingMetrics
-from cellgate.proxy.extras.operator.roll_plan import RollStore, UndecidedRoll
+from cellgate.extras.operator.plan import Acting, Claim, NotActingError, Undecided
+from cellgate.extras.operator.recovery import ActingMetrics
+from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, connector, in_words
 from cellgate.proxy.redis.reports import Names

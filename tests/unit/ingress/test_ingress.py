@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
+from cellgate.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.action_settings import AlbTarget
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
 from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, KEY_FIELDS, MEANINGS, REQUEST_FIELDS, Said
 from cellgate.proxy.ingress.haproxy import (
     SEEN_S,
@@ -568,7 +568,7 @@ def test_the_weight_follows_what_the_units_can_do(monkeypatch: pytest.MonkeyPatc
         "before-call.elastic-load-balancing-v2",
         lambda model, **_: used.add(f"elasticloadbalancing:{model.name}"),
     )
-    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: real)
+    monkeypatch.setattr("cellgate.extras.operator.alb.client", lambda *_: real)
     for default, place in ((True, balancer.listener), (False, balancer.rule)):
         Gate(place, balancer.own).units(*ALL, are=Sign.BAD)
         assert balancer.weights(default=default) == [100, 100], "who knows nothing yet changes nothing"
@@ -606,8 +606,8 @@ def test_a_refusal_is_counted_and_the_weight_stays(monkeypatch: pytest.MonkeyPat
             raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ModifyRule")
 
     said: list[str] = []
-    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.log_line", lambda _level, line: said.append(line))
-    monkeypatch.setattr("cellgate.proxy.extras.operator.alb.client", lambda *_: Refusing())
+    monkeypatch.setattr("cellgate.extras.operator.alb.log_line", lambda _level, line: said.append(line))
+    monkeypatch.setattr("cellgate.extras.operator.alb.client", lambda *_: Refusing())
     gate = Gate("rule", "a").units(*ALL, are=Sign.GOOD).units("u1", are=Sign.BAD)
     gate.units("u2", are=Sign.BAD)
     assert gate.metrics() == {"cellgate_alb_weight": 100, "cellgate_alb_failures_total": 2}

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.extras.kv_events import wire
-from cellgate.proxy.extras.kv_events.follow import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
-from cellgate.proxy.extras.kv_events.wire import (
+from cellgate.extras.kv_events import wire
+from cellgate.extras.kv_events.follow import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
+from cellgate.extras.kv_events.wire import (
     EVENTS_MAX,
     ITEMS_MAX,
     PART_BLOCKS,
@@ -206,7 +206,7 @@ def test_events_of_any_kind_count_before_they_are_looked_at(piece: bytes) -> Non
 async def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = "import cellgate.proxy.extras.kv_events.wire as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
+    slow = "import cellgate.extras.kv_events.wire as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
     slow += "def spin(payload, rank):\n    while len(payload) % 2: pass\n    return real(payload, rank)\n"
     slow += "d.parts = spin; d.main()\n"
     monkeypatch.setattr(wire, "_COMMAND", (*wire._COMMAND[:2], slow))

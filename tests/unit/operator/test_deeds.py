@@ -15,6 +15,10 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+from cellgate.extras.operator import actions, leases
+from cellgate.extras.operator.kubernetes import rolled
+from cellgate.extras.operator.leases import CLAIMS, CLAIMS_MAX
+from cellgate.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.action_settings import (
     CallWebhook,
@@ -28,10 +32,6 @@ from cellgate.proxy.config.action_settings import (
 )
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from cellgate.proxy.extras.operator import actions, leases
-from cellgate.proxy.extras.operator.kubernetes import rolled
-from cellgate.proxy.extras.operator.leases import CLAIMS, CLAIMS_MAX
-from cellgate.proxy.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
 from tests.sockets.test_recovery_deeds import ABOUT
 from tests.unit.discovery.test_sources import cluster, start
 

@@ -10,8 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cellgate.proxy.config.action_settings import BACKOFF_MAX_S, Remedy, RunCommand
-from cellgate.proxy.extras.operator.plan import (
+from cellgate.extras.operator.plan import (
     Claim,
     RecoveryPlan,
     RecoveryResult,
@@ -21,6 +20,7 @@ from cellgate.proxy.extras.operator.plan import (
     heard,
     plan_recovery,
 )
+from cellgate.proxy.config.action_settings import BACKOFF_MAX_S, Remedy, RunCommand
 from cellgate.router.nouns import Verdict
 
 UP, DOWN, STARTING = Verdict.UP, Verdict.DOWN, Verdict.STARTING

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.config.action_settings import Remedy, RunCommand
-from cellgate.proxy.extras.operator.plan import (
+from cellgate.extras.operator.plan import (
     Acting,
     Alone,
     Claim,
@@ -20,7 +19,8 @@ from cellgate.proxy.extras.operator.plan import (
     RecoveryReport,
     RecoveryResult,
 )
-from cellgate.proxy.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
+from cellgate.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
+from cellgate.proxy.config.action_settings import Remedy, RunCommand
 from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Place, Role, Rules, Sign, Strength, Unit

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
-from cellgate.proxy.extras.operator.plan import RecoveryReport, RecoveryResult
-from cellgate.proxy.extras.operator.roll_plan import (
+from cellgate.extras.operator.plan import RecoveryReport, RecoveryResult
+from cellgate.extras.operator.roll_plan import (
     ACTIVE,
     ANSWER_MS,
     COMMAND_GRACE_MS,
@@ -31,7 +30,8 @@ from cellgate.proxy.extras.operator.roll_plan import (
     undone,
     why_not_now,
 )
-from cellgate.proxy.extras.operator.roller import roll_units, slower_than_cell
+from cellgate.extras.operator.roller import roll_units, slower_than_cell
+from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.router.board import Board
 from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Fleet, Rules, Unit, Verdict

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
-from cellgate.proxy.extras.operator.plan import NotActingError, RecoveryReport, RecoveryResult
-from cellgate.proxy.extras.operator.roll_plan import (
+from cellgate.extras.operator.plan import NotActingError, RecoveryReport, RecoveryResult
+from cellgate.extras.operator.roll_plan import (
     Order,
     OrderError,
     OwnRoll,
@@ -25,7 +24,8 @@ from cellgate.proxy.extras.operator.roll_plan import (
     UnitRoll,
     Verb,
 )
-from cellgate.proxy.extras.operator.roller import WRITE_AGAIN_MS, Roller, RollPorts
+from cellgate.extras.operator.roller import WRITE_AGAIN_MS, Roller, RollPorts
+from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Fleet, Rules, Unit, Verdict

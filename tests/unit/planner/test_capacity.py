@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.proxy.cli import main, plan
-from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.extras.planner import capacity
-from cellgate.proxy.extras.planner.capacity import (
+from cellgate.extras.planner import capacity
+from cellgate.extras.planner.capacity import (
     GIB,
     Devices,
     LiveCache,
@@ -32,7 +30,9 @@ from cellgate.proxy.extras.planner.capacity import (
     stages,
     weight_bytes,
 )
-from cellgate.proxy.extras.planner.topology import SCHEMES, PlacedNode, pair, read_nodes
+from cellgate.extras.planner.topology import SCHEMES, PlacedNode, pair, read_nodes
+from cellgate.proxy.cli import main, plan
+from cellgate.proxy.config.load_process import ConfigError
 
 
 def test_ec2_tells_network_nodes_from_the_widest_to_the_narrowest() -> None:

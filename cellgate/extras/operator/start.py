@@ -6,12 +6,12 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cellgate.proxy.extras.operator.actions import action_runner
-from cellgate.proxy.extras.operator.alb import AlbMetrics, AlbWeight
-from cellgate.proxy.extras.operator.plan import Acting, Alone
-from cellgate.proxy.extras.operator.recovery import attend
-from cellgate.proxy.extras.operator.roll_plan import OwnRoll, RollStore
-from cellgate.proxy.extras.operator.roller import roll_units
+from cellgate.extras.operator.actions import action_runner
+from cellgate.extras.operator.alb import AlbMetrics, AlbWeight
+from cellgate.extras.operator.plan import Acting, Alone
+from cellgate.extras.operator.recovery import attend
+from cellgate.extras.operator.roll_plan import OwnRoll, RollStore
+from cellgate.extras.operator.roller import roll_units
 
 if TYPE_CHECKING:
     from cellgate.proxy.config.action_settings import Remedy
@@ -76,6 +76,6 @@ def _acting(plane: Plane, gate: str) -> Acting:
     if plane.settings.leases is None:
         return Alone()
     # Imported late, because it brings an HTTP client.
-    from cellgate.proxy.extras.operator.leases import agree_by_leases
+    from cellgate.extras.operator.leases import agree_by_leases
 
     return agree_by_leases(plane, plane.settings.leases, gate)

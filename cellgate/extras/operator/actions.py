@@ -19,6 +19,9 @@ from typing import Any
 
 import orjson
 
+from cellgate.extras.operator.kubernetes import replace_pods, set_image
+from cellgate.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
+from cellgate.extras.operator.recovery import environment
 from cellgate.proxy.config.action_settings import (
     CallWebhook,
     Remedy,
@@ -28,9 +31,6 @@ from cellgate.proxy.config.action_settings import (
     RunCommand,
     SetImage,
 )
-from cellgate.proxy.extras.operator.kubernetes import replace_pods, set_image
-from cellgate.proxy.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.extras.operator.recovery import environment
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.orchestrators import (
     UNIT_TAG,

@@ -52,7 +52,7 @@ _TOO_MANY = Failure(
 
 
 class RealtimeSession:
-    """The exchange of such a request (ClientExchange, http/server.py). `others` are all of its kind."""
+    """The exchange of such a request (ClientExchange, proxy/http/server.py). `others` are all of its kind."""
 
     def __init__(
         self, gate: Services, client: ClientConnection, request: Request, others: set[RealtimeSession]

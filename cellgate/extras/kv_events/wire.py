@@ -553,7 +553,7 @@ STUCK_S = 10.0
 IDLE_S = 10.0
 LENGTH_BYTES = 8
 """Each message is its length, big-endian, followed by that many bytes; a part of length 0 is the end."""
-_COMMAND = (sys.executable, "-c", "from cellgate.proxy.extras.kv_events.wire import main; main()")
+_COMMAND = (sys.executable, "-c", "from cellgate.extras.kv_events.wire import main; main()")
 
 EventPart = list[Event]
 

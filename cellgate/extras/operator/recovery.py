@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.config.action_settings import Remedy
-from cellgate.proxy.config.sources import SOURCES
-from cellgate.proxy.extras.operator import plan
-from cellgate.proxy.extras.operator.plan import (
+from cellgate.extras.operator import plan
+from cellgate.extras.operator.plan import (
     Act,
     Acting,
     AuditRecord,
@@ -38,6 +36,8 @@ from cellgate.proxy.extras.operator.plan import (
     heard,
     plan_recovery,
 )
+from cellgate.proxy.config.action_settings import Remedy
+from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc

@@ -18,11 +18,10 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellgate.proxy.config.action_settings import Remedy, RollPolicy
-from cellgate.proxy.extras.operator import plan
-from cellgate.proxy.extras.operator.plan import Act, NotActingError, RecoveryReport, RecoveryResult
-from cellgate.proxy.extras.operator.recovery import incident
-from cellgate.proxy.extras.operator.roll_plan import (
+from cellgate.extras.operator import plan
+from cellgate.extras.operator.plan import Act, NotActingError, RecoveryReport, RecoveryResult
+from cellgate.extras.operator.recovery import incident
+from cellgate.extras.operator.roll_plan import (
     OUT,
     CommandEnd,
     Order,
@@ -41,6 +40,7 @@ from cellgate.proxy.extras.operator.roll_plan import (
     roll_view,
     why_not_now,
 )
+from cellgate.proxy.config.action_settings import Remedy, RollPolicy
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board

@@ -19,10 +19,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from xxhash import xxh3_64_intdigest
 
-from cellgate.probes.base import Fetch, FetchError
-from cellgate.probes.engines import parsed
-from cellgate.proxy.control.plane import Part, Plane
-from cellgate.proxy.extras.kv_events.wire import (
+from cellgate.extras.kv_events.wire import (
     PATHS,
     BrokenPublisherError,
     EventBatch,
@@ -38,6 +35,9 @@ from cellgate.proxy.extras.kv_events.wire import (
     configured,
     told,
 )
+from cellgate.probes.base import Fetch, FetchError
+from cellgate.probes.engines import parsed
+from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.log import log_line
 from cellgate.router.board import Board
