@@ -1,0 +1,93 @@
+"""The extras: what most gates do without, a folder (or a file) each, and the table by which they are found.
+
+The core imports none of them: it asks here for a part, by name, when it is wanted. To take an extra out,
+delete its folder and its row. What asks for it then (a key, a command, a request) gets one line that says so.
+
+In this order: `Extra`, `require`, `part_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Literal, NamedTuple, get_args
+
+ExtraName = Literal["kv_events", "operator", "planner", "realtime"]
+
+
+class Extra(NamedTuple):
+    """A row. `parts` are what the core asks for, and the module of each below this folder.
+
+    `settings` are the keys of the configuration that ask for it; `commands` what each does, its module below
+    `cellgate`, and its verb there; `routes` what it answers on the admin port, and `off` what is said there
+    where it is not configured.
+    """
+
+    does: str
+    parts: Mapping[str, str] = {}
+    settings: tuple[str, ...] = ()
+    commands: Mapping[str, tuple[str, str, str]] = {}
+    routes: Mapping[str, str] = {}
+    off: str = ""
+
+
+EXTRAS: dict[str, Extra] = {
+    "kv_events": Extra(
+        "follows what units publish of their KV caches",
+        parts={"start": "kv_events.follow"},
+        settings=("cells[].units[].kv_events",),
+    ),
+    "operator": Extra(
+        "restarts units that stay DOWN, rolls out new software, sets a weight at a load balancer of AWS",
+        parts={"start": "operator.start", "keys": "operator.operator_keys"},
+        settings=("operator",),
+        commands={
+            "roll": (
+                "bring new software to all units, cell by cell, and back",
+                "extras.operator.roll_command",
+                "roll",
+            )
+        },
+        routes={"/roll": "GET", "/roll/{name}": "POST"},
+        off="no roll is configured at this gate: `roll` in the operator's file has its command "
+        "(docs/rolling.md)",
+    ),
+    "planner": Extra(
+        "computes how much of a model fits into a unit, and which free nodes should be units",
+        commands={
+            "plan": (
+                "compute how much of a model fits into a unit, or propose units from free nodes",
+                "extras.planner.plan_command",
+                "plan",
+            )
+        },
+    ),
+    "realtime": Extra(
+        "passes WebSockets of clients on to units", parts={"session": "realtime"}, settings=("realtime",)
+    ),
+}
+
+
+class MissingExtraError(ValueError):
+    """What is asked for needs an extra that this gate is without."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"needs the extra {name}, and this gate is without it (docs/architecture.md#extras)")
+
+
+def require(name: ExtraName) -> None:
+    """Raises MissingExtraError if the extra is not here."""
+    if name not in EXTRAS:
+        raise MissingExtraError(name)
+
+
+def part_of(name: ExtraName, what: str) -> ModuleType:
+    """The module of an extra's part. Raises MissingExtraError."""
+    require(name)
+    return import_module(f"{__name__}.{EXTRAS[name].parts[what]}")
+
+
+def taken_out() -> list[str]:
+    """The extras that this gate is without."""
+    return [name for name in get_args(ExtraName) if name not in EXTRAS]

@@ -6,13 +6,12 @@ In this order: `App`, `Gate`, `serve`.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import random
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
+from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.admin.health_process import SharedStatus
-from cellgate.proxy.admin.pages import AdminPort, AdminView
+from cellgate.proxy.admin.pages import AdminPort, AdminView, PageHandler
 from cellgate.proxy.admission.limits import LimitedDispatcher
 from cellgate.proxy.admission.usage import make_door
 from cellgate.proxy.config.load_process import ConfigError
@@ -77,7 +77,6 @@ from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.extras.operator.start import Operator
     from cellgate.proxy.workers.supervisor import ControlStart
 
 
@@ -137,7 +136,7 @@ class App:
         garbage = Garbage(plane.now(), lambda: not plane.board.in_flight)
         plane.ticker.looks += [tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events_begin: asyncio.Task[None] | None = None
-        if all(map(find_spec, KV_EVENTS_PACKAGES)):
+        if "kv_events" in EXTRAS and all(map(find_spec, KV_EVENTS_PACKAGES)):
             plane.ticker.looks.append(self._look_for_kv_events)
         # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(
@@ -201,8 +200,10 @@ class App:
             self._plane.metrics.include(part.metrics)
         await part.start()
 
-    def _make_operator(self) -> Operator:
-        operator = _operator(self._plane, self._gate, self._tls)
+    def _make_operator(self) -> OperatorPart:
+        operator: OperatorPart = part_of("operator", "start").operate(
+            self._plane, self._gate, self._tls.webhooks
+        )
         self._parts.append(Part(operator.close))
         return operator
 
@@ -291,7 +292,7 @@ class App:
 
     async def _follow_kv_events(self) -> None:
         # In a thread, because streams would wait for this import.
-        start = await asyncio.to_thread(importlib.import_module, "cellgate.extras.kv_events.follow")
+        start = await asyncio.to_thread(part_of, "kv_events", "start")
         await self._add(start.follow_kv_events(self._plane))
 
     def _announce(self) -> None:
@@ -335,7 +336,8 @@ class App:
             explain=choice.explain,
             conduct=plane.conductor.conduct,
             history=plane.history.shown,
-            roller=self._operator.roller if self._operator is not None else None,
+            roll=self._operator.roll if self._operator is not None else lambda: None,
+            pages=self._operator.pages() if self._operator is not None else {},
             scaling=plane.scaling,
             reload=self._reload_settings,
             needs_tls=lambda: self._tls.admin() is not None,
@@ -354,6 +356,18 @@ async def live(app: App, heritage: Inheritance | None) -> int:
     return 0
 
 
+class OperatorPart(Protocol):
+    """What acts on units by itself, as an app knows it: an extra."""
+
+    def start(self, courses: Mapping[str, Any] | None) -> None: ...
+    def configure(self, remedies: Mapping[str, Any]) -> None: ...
+    def hand_over(self) -> Any: ...
+    def go_on(self) -> None: ...
+    async def close(self) -> None: ...
+    def roll(self) -> dict[str, Any] | None: ...
+    def pages(self) -> Mapping[str, PageHandler]: ...
+
+
 class Core(Protocol):
     """The core of the parts: a gate of one process, or the control process of several."""
 
@@ -370,18 +384,6 @@ class Core(Protocol):
 
 def _may_have_kv_events(state: UnitState) -> bool:
     return state.unit.kv_events is not None or state.engine in KV_EVENTS_ENGINES
-
-
-def _operator(plane: Plane, gate: str, tls: LiveTls) -> Operator:
-    # Imported late, as below.
-    from cellgate.extras.operator.start import Operator
-
-    agreed = None
-    if plane.settings.redis is not None:
-        from cellgate.proxy.redis.leadership import agree
-
-        agreed = agree(plane, plane.settings.redis, gate)
-    return Operator(plane, gate, tls.webhooks, agreed)
 
 
 def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str) -> Part:

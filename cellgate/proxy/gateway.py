@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
+from cellgate.extras import part_of
 from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
@@ -47,9 +47,6 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 from cellgate.router.opinions import Opinions
 from cellgate.router.shares import ADDRESS
-
-if TYPE_CHECKING:
-    from cellgate.extras.realtime import RealtimeSession
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
@@ -117,7 +114,7 @@ class Gateway:
         """True once responses close their connections: the gate stops, or a successor accepts clients."""
         self._unticked: list[ClientConnection] = []
         self._stopping = False
-        self._sessions: set[RealtimeSession] = set()
+        self._sessions: set[ClientExchange] = set()
         self._stop_line = response_line(stopping=False)
         self._empty = asyncio.Event()
         ticker.looks += self._looks()
@@ -225,9 +222,10 @@ class Gateway:
         """The exchange that answers `request`."""
         if request.upgrades and isinstance(client, ClientConnection):
             # Imported late: most gates have none.
-            from cellgate.extras.realtime import RealtimeSession
-
-            return RealtimeSession(self, client, request, self._sessions)
+            session: ClientExchange = part_of("realtime", "session").RealtimeSession(
+                self, client, request, self._sessions
+            )
+            return session
         if self.observe is None:
             return Exchange(TABLE, self, client, request)
         return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from cellgate.router.nouns import Place
+
 ApiObject = dict[str, Any]
 ApiVerb = Literal["get", "list", "create", "update", "patch", "delete"]
 
@@ -242,3 +244,26 @@ def _arns(client: Any, cluster: str, services: Sequence[str]) -> Iterator[str]:
 def in_one_line() -> AbstractContextManager[None]:
     """Turns what boto3 raises into AwsError."""
     return told_plainly(ECS)
+
+
+# Where nodes are in the network, by their labels.
+
+
+SCHEMES: Mapping[str, Sequence[str]] = {
+    "EKS, four layers": tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3, 4)),
+    "EKS": tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
+    "Topograph": tuple(f"fabric.topograph.run/tier-{tier}" for tier in (2, 1, 0)),
+    "Topograph 0": tuple(f"network.topology.nvidia.com/{layer}" for layer in ("core", "spine", "leaf")),
+    "GKE": tuple(f"cloud.google.com/gce-topology-{layer}" for layer in ("block", "subblock", "host")),
+    "zones": ("topology.kubernetes.io/region", "topology.kubernetes.io/zone"),
+}
+"""Labels of nodes, from the widest layer to the narrowest, the most exact scheme first."""
+
+
+def places_by_labels(labels: Mapping[str, Mapping[str, str]]) -> dict[str, Place]:
+    """The places of nodes, by name, from their labels. Raises ValueError when they have no common scheme."""
+    for scheme in SCHEMES.values():
+        if labels and all(label in of_node for of_node in labels.values() for label in scheme):
+            return {name: tuple(of_node[label] for label in scheme) for name, of_node in labels.items()}
+    known = "; ".join(", ".join(scheme) for scheme in SCHEMES.values())
+    raise ValueError(f"not all nodes have the labels of one scheme: {known}")

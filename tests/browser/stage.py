@@ -8,13 +8,11 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from cellgate.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
-from cellgate.extras.operator.roller import Roller
 from cellgate.proxy.admin.http import AdminServer
 from cellgate.proxy.admin.pages import AdminView, admin_server
 from cellgate.proxy.config.settings import Peers
@@ -158,7 +156,7 @@ async def _show(browser: int, units: Fleet, test: Callable[[Stage], Coroutine[An
         explain=lambda *_: {},
         queue_size=lambda: 3,
         history=lambda: stage.history,
-        roller=cast(Roller, SimpleNamespace(shown=shown)),
+        roll=shown,
     )
     server = admin_server(view)
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

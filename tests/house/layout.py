@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.house.source import FOLDERS, ROOT, Finding, Source
+import ast
+
+from tests.house.source import FOLDERS, ROOT, Finding, Source, owner
 
 # Folder -> the modules of this repository that it may import, with what is inside them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -27,6 +29,19 @@ MEASURE_INSIDE = frozenset(
 )
 LINKS = ("policies", "probes", "proxy", "router")
 """The four folders of the product, under their names at the top as well."""
+
+
+EXTRAS = "cellgate.extras"
+
+
+def extras_in_core(source: Source) -> list[Finding]:
+    """What the core says of an extra by its module, in an import or in a text. It asks the table for it."""
+    if not source.path.is_relative_to("cellgate") or source.room.startswith("extras"):
+        return []
+    texts = (node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant))
+    said = [text for text in texts if isinstance(text, str) and f"{EXTRAS}." in text]
+    imported = [name for name in source.imports() if (owner(name) or "").startswith(f"{EXTRAS}.")]
+    return [Finding(str(source.path), name) for name in (*imported, *said)]
 
 
 def imports_refused(source: Source) -> list[Finding]:

@@ -8,26 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
+    "extras/kv_events extras/operator extras/planner extras/realtime",
     "cli",
     "app",
     "workers",
     "telemetry",
     "tracing",
     "gateway",
-    "redis admin extras/kv_events extras/realtime",
+    "redis admin",
     "discovery",
-    "extras/operator",
     "control",
     "admission",
     "request",
     "handover resume",
-    "extras/planner http",
+    "http",
     "process",
     "observe",
     "ingress",
     "config",
     "probes policies orchestrators",
-    "router",
+    "router extras",
 )
 """From the top. A room may import those on lines below; rooms of one line do not know of each other."""
 

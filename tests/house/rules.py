@@ -10,6 +10,7 @@ from tests.house.source import FOLDERS, Finding, Source, sources
 
 OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
     "imports against the layout": layout.imports_refused,
+    "core's files that import an extra": layout.extras_in_core,
     "files that are named and not there": names.files_gone,
     f"files over {shapes.FILE_LINES} lines": shapes.files_long,
     f"functions over {shapes.FUNCTION_LINES} lines": shapes.functions_long,

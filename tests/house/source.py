@@ -49,13 +49,15 @@ class Source:
 
     @property
     def room(self) -> str:
-        """A folder of proxy/ or one beside it, or an extra; a file on top of proxy/ is one too."""
+        """A folder of proxy/ or one beside it, or an extra; a file on top of proxy/ is one too, and so is the
+        table of extras.
+        """
         _, folder, *rest = self.path.with_suffix("").parts
         match folder:
             case "proxy":
                 return rest[0]
             case "extras":
-                return f"extras/{rest[0]}"
+                return "extras" if rest == ["__init__"] else f"extras/{rest[0]}"
         return folder
 
     def imports(self) -> Iterator[str]:

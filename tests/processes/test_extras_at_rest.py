@@ -13,7 +13,7 @@ from loadtests.simunit.process import SimUnit, sim_units
 from tests.wire.process import GateProcess, eventually
 
 EXTRAS = "cellgate.extras"
-LATE = (EXTRAS, "cellgate.proxy.orchestrators", "cellgate.proxy.config.actions", "boto3", "zmq", "redis")
+LATE = (f"{EXTRAS}.", "cellgate.proxy.orchestrators", "boto3", "zmq", "redis")
 """What most gates have no use for."""
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cellgate.extras.operator import leadership
+from cellgate.extras.operator.leadership import ClaimSharing, Leadership
 from cellgate.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.redis import leadership
 from cellgate.proxy.redis.commands import connector
-from cellgate.proxy.redis.leadership import ClaimSharing, Leadership
 from cellgate.proxy.redis.reports import Names
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from cellgate.extras.operator.action_settings import Remedy, RollPolicy, RunCommand
 from cellgate.extras.operator.plan import Alone, Incident, RecoveryReport, RecoveryResult
 from cellgate.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
 from cellgate.extras.operator.roll_plan import Order, OwnRoll, Phase
 from cellgate.extras.operator.roller import Roller, roll_units
-from cellgate.proxy.config.action_settings import Remedy, RollPolicy, RunCommand
 from cellgate.router.nouns import Fleet, Verdict
 from cellgate.router.unit_state import UnitState
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cellgate.extras.operator import leases
+from cellgate.extras.operator.action_settings import LeasePlace
 from cellgate.extras.operator.leases import KubernetesLeases
 from cellgate.extras.operator.plan import Claim, NotActingError
-from cellgate.proxy.config.action_settings import LeasePlace
 from cellgate.proxy.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
 from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used

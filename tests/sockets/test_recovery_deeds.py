@@ -18,9 +18,9 @@ import yaml
 from aiohttp import web
 
 from cellgate.extras.operator import actions, kubernetes, plan
+from cellgate.extras.operator.action_settings import CallWebhook, ReplacePods, RunCommand, SetImage
 from cellgate.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
 from cellgate.extras.operator.plan import RecoveryReport, RecoveryResult
-from cellgate.proxy.config.action_settings import CallWebhook, ReplacePods, RunCommand, SetImage
 from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.orchestrators import ApiError, ask, connected
 from cellgate.proxy.process.tls import LiveTls

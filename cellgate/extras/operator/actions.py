@@ -19,10 +19,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.extras.operator.kubernetes import replace_pods, set_image
-from cellgate.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
-from cellgate.extras.operator.recovery import environment
-from cellgate.proxy.config.action_settings import (
+from cellgate.extras.operator.action_settings import (
     CallWebhook,
     Remedy,
     ReplacePods,
@@ -31,6 +28,9 @@ from cellgate.proxy.config.action_settings import (
     RunCommand,
     SetImage,
 )
+from cellgate.extras.operator.kubernetes import replace_pods, set_image
+from cellgate.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
+from cellgate.extras.operator.recovery import environment
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.orchestrators import (
     UNIT_TAG,

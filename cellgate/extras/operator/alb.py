@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.config.action_settings import AlbTarget
+from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate_reply
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from cellgate.extras.operator.action_settings import UNIT, ReplacePods, SetImage
 from cellgate.extras.operator.plan import Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.config.action_settings import UNIT, ReplacePods, SetImage
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.orchestrators import (

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from cellgate.extras.operator.action_settings import LeasePlace
 from cellgate.extras.operator.plan import Acting, Claim, NotActingError
 from cellgate.extras.operator.recovery import ActingMetrics
-from cellgate.proxy.config.action_settings import LeasePlace
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.orchestrators import (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from cellgate.proxy.config.action_settings import Remedy
+from cellgate.extras.operator.action_settings import Remedy
 from cellgate.router.nouns import Verdict
 
 Incident = Mapping[str, Any]

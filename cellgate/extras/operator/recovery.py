@@ -21,6 +21,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.extras.operator import plan
+from cellgate.extras.operator.action_settings import Remedy
 from cellgate.extras.operator.plan import (
     Act,
     Acting,
@@ -36,7 +37,6 @@ from cellgate.extras.operator.plan import (
     heard,
     plan_recovery,
 )
-from cellgate.proxy.config.action_settings import Remedy
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import orjson
 
-from cellgate.proxy.config.action_settings import RollPolicy
+from cellgate.extras.operator.action_settings import RollPolicy
 from cellgate.router.nouns import Verdict
 
 

@@ -19,6 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellgate.extras.operator import plan
+from cellgate.extras.operator.action_settings import Remedy, RollPolicy
 from cellgate.extras.operator.plan import Act, NotActingError, RecoveryReport, RecoveryResult
 from cellgate.extras.operator.recovery import incident
 from cellgate.extras.operator.roll_plan import (
@@ -40,7 +41,6 @@ from cellgate.extras.operator.roll_plan import (
     roll_view,
     why_not_now,
 )
-from cellgate.proxy.config.action_settings import Remedy, RollPolicy
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board

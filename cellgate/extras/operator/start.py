@@ -1,20 +1,30 @@
-"""All that acts on units and load balancers by itself. Imported where the operator's file is named."""
+"""The operator: all that acts on units and load balancers by itself. Imported where its file is named.
+
+In this order: `Operator`, `operate`, `roll_page`.
+"""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
 
 from cellgate.extras.operator.actions import action_runner
 from cellgate.extras.operator.alb import AlbMetrics, AlbWeight
 from cellgate.extras.operator.plan import Acting, Alone
 from cellgate.extras.operator.recovery import attend
-from cellgate.extras.operator.roll_plan import OwnRoll, RollStore
-from cellgate.extras.operator.roller import roll_units
+from cellgate.extras.operator.roll_plan import Order, OrderError, OwnRoll, RollStore, verb_of
+from cellgate.extras.operator.roller import Roller, roll_units
+from cellgate.proxy.admin.http import error_reply, reply
+from cellgate.proxy.ingress.reports import as_json
 
 if TYPE_CHECKING:
-    from cellgate.proxy.config.action_settings import Remedy
+    from cellgate.extras.operator.action_settings import Remedy
+    from cellgate.proxy.admin.pages import PageHandler
     from cellgate.proxy.control.plane import Plane
 
 
@@ -35,7 +45,7 @@ class Operator:
         settings = plane.settings
         acting, rolls = agreed or (_acting(plane, gate), OwnRoll())
         run_action = action_runner(tls)
-        self.roller = None
+        self.roller: Roller | None = None
         if settings.roll is not None:
             self.roller = roll_units(plane, settings.roll, rolls, run_action)
         self._recovery = attend(plane, run_action, acting)
@@ -63,6 +73,16 @@ class Operator:
         """There is no successor."""
         self._recovery.go_on()
 
+    def roll(self) -> dict[str, Any] | None:
+        """The roll under way, or the last one, for people."""
+        return self.roller.shown() if self.roller is not None else None
+
+    def pages(self) -> Mapping[str, PageHandler]:
+        """What answers on the admin port, by path."""
+        if self.roller is None:
+            return {}
+        return {"/roll": partial(roll_page, self.roller), "/roll/{name}": partial(order_roll, self.roller)}
+
     async def close(self) -> None:
         """End every part."""
         if self.roller is not None:
@@ -72,6 +92,17 @@ class Operator:
             await self._alb.close()
 
 
+def operate(plane: Plane, gate: str, tls: Callable[[], ssl.SSLContext]) -> Operator:
+    """The operator of this gate."""
+    agreed = None
+    if plane.settings.redis is not None:
+        # Imported late: the client takes a quarter of a second and ten megabytes.
+        from cellgate.extras.operator.leadership import agree
+
+        agreed = agree(plane, plane.settings.redis, gate)
+    return Operator(plane, gate, tls, agreed)
+
+
 def _acting(plane: Plane, gate: str) -> Acting:
     if plane.settings.leases is None:
         return Alone()
@@ -79,3 +110,25 @@ def _acting(plane: Plane, gate: str) -> Acting:
     from cellgate.extras.operator.leases import agree_by_leases
 
     return agree_by_leases(plane, plane.settings.leases, gate)
+
+
+# Rolls by the admin port: what is under way, and what is asked of it.
+
+
+async def roll_page(roller: Roller, _request: web.BaseRequest, _name: str) -> web.Response:
+    """The roll under way, or the last one."""
+    return reply(as_json({"roll": roller.shown()}))
+
+
+async def order_roll(roller: Roller, request: web.BaseRequest, verb: str) -> web.Response:
+    """Ask for it; the gate that conducts does it within a second or two."""
+    query = request.query
+    cells = tuple(cell for cell in query.get("cells", "").split(",") if cell)
+    try:
+        order = Order(
+            verb_of(verb), request.remote or "?", cells, query.get("version", ""), query.get("dry_run") == "1"
+        )
+        await roller.order(order)
+    except OrderError as error:
+        return error_reply(HTTPStatus.CONFLICT, str(error))
+    return reply(as_json({"asked": verb}), HTTPStatus.ACCEPTED)

@@ -11,12 +11,13 @@ ones. That makes exactly so many at every switch: what is over under its childre
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import yaml
 
+from cellgate.proxy.orchestrators import places_by_labels
 from cellgate.router.nouns import Place
 
 
@@ -125,19 +126,10 @@ def _taken(rest: list[PlacedNode], most: int, queue: list[list[PlacedNode]]) -> 
 #
 # - EC2: `{"Instances": [{"InstanceId", "NetworkNodes": [widest, …, narrowest]}]}`
 # (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTopology.html);
-# - Kubernetes: `kubectl get nodes -o json`, with the labels of one of the schemes in SCHEMES;
+# - Kubernetes: `kubectl get nodes -o json`, with labels of one of the SCHEMES in proxy/orchestrators.py;
 # - a list: `[{"name", "place": [widest, …, narrowest]}]`, JSON or YAML.
 
 
-SCHEMES: Mapping[str, Sequence[str]] = {
-    "EKS, four layers": tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3, 4)),
-    "EKS": tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
-    "Topograph": tuple(f"fabric.topograph.run/tier-{tier}" for tier in (2, 1, 0)),
-    "Topograph 0": tuple(f"network.topology.nvidia.com/{layer}" for layer in ("core", "spine", "leaf")),
-    "GKE": tuple(f"cloud.google.com/gce-topology-{layer}" for layer in ("block", "subblock", "host")),
-    "zones": ("topology.kubernetes.io/region", "topology.kubernetes.io/zone"),
-}
-"""Labels of nodes, from the widest layer to the narrowest, the most exact scheme first."""
 _FORMS = (
     "the JSON of DescribeInstanceTopology, that of `kubectl get nodes -o json`, or a list of {name, place}"
 )
@@ -162,15 +154,6 @@ def read_nodes(text: str) -> list[PlacedNode]:
     except (TypeError, KeyError) as error:
         raise ValueError(f"an entry lacks {error}: give {_FORMS}") from None
     raise ValueError(f"it is no list of nodes: give {_FORMS}")
-
-
-def places_by_labels(labels: Mapping[str, Mapping[str, str]]) -> dict[str, Place]:
-    """The places of nodes, by name, from their labels. Raises ValueError when they have no common scheme."""
-    for scheme in SCHEMES.values():
-        if labels and all(label in of_node for of_node in labels.values() for label in scheme):
-            return {name: tuple(of_node[label] for label in scheme) for name, of_node in labels.items()}
-    known = "; ".join(", ".join(scheme) for scheme in SCHEMES.values())
-    raise ValueError(f"not all nodes have the labels of one scheme: {known}")
 
 
 def _node(name: object, place: object) -> PlacedNode:

@@ -1,7 +1,7 @@
 """The pages of the admin port: the state of units with reasons, and operations such as drain.
 
-In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `conduct_unit`, `roll_page`,
-`scaling_page`, `admin_server`.
+In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `conduct_unit`, `scaling_page`,
+, `admin_server`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import sys
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
 
+from cellgate.extras import EXTRAS
 from cellgate.probes.canary import Canary
 from cellgate.proxy.admin.health_process import RETIRE, SharedStatus
 from cellgate.proxy.admin.http import (
@@ -62,9 +63,6 @@ from cellgate.proxy.process.listeners import tls_options
 from cellgate.router.board import Board
 from cellgate.router.scaling import least_valued
 from cellgate.router.unit_state import UnitState
-
-if TYPE_CHECKING:
-    from cellgate.extras.operator.roller import Roller
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
 Conduct = Callable[[UnitState, Deed, str], Awaitable[str]]
@@ -207,7 +205,7 @@ class AdminView:
     `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct;
     `history` is History.shown; `reload` reads the configuration again for a caller, returns what changed and
     raises ConfigError; `needs_tls`: callers of other machines have to use TLS;
-    `roller` is there where rolls are configured.
+    `roll` is the one under way, or the last one; `pages` are what extras answer, by path.
     """
 
     board: Board
@@ -227,7 +225,8 @@ class AdminView:
     history: Callable[[], dict[str, Any]] = dict
     reload: Callable[[str], Awaitable[str]] | None = None
     needs_tls: Callable[[], bool] = bool
-    roller: Roller | None = None
+    roll: Callable[[], dict[str, Any] | None] = lambda: None
+    pages: Mapping[str, PageHandler] = field(default_factory=dict)
     scaling: Scaling | None = None
 
 
@@ -351,38 +350,6 @@ async def conduct_unit(
     return reply(as_json(unit_view(state, view.now()) | {"mode": mode}))
 
 
-# Rolls by the admin port: what is under way, and what an operator asks of it.
-
-
-OFF = "no roll is configured at this gate: `roll` in the operator's file has its command (docs/rolling.md)"
-
-
-async def roll_page(roller: Roller | None, _request: web.BaseRequest, _name: str) -> web.Response:
-    """The roll under way, or the last one."""
-    if roller is None:
-        return error_reply(HTTPStatus.CONFLICT, OFF)
-    return reply(as_json({"roll": roller.shown()}))
-
-
-async def order_roll(roller: Roller | None, request: web.BaseRequest, verb: str) -> web.Response:
-    """Ask for it; the gate that conducts does it within a second or two."""
-    if roller is None:
-        return error_reply(HTTPStatus.CONFLICT, OFF)
-    # Imported late, as all that acts on units.
-    from cellgate.extras.operator.roll_plan import Order, OrderError, verb_of
-
-    query = request.query
-    cells = tuple(cell for cell in query.get("cells", "").split(",") if cell)
-    try:
-        order = Order(
-            verb_of(verb), request.remote or "?", cells, query.get("version", ""), query.get("dry_run") == "1"
-        )
-        await roller.order(order)
-    except OrderError as error:
-        return error_reply(HTTPStatus.CONFLICT, str(error))
-    return reply(as_json({"asked": verb}), HTTPStatus.ACCEPTED)
-
-
 # Signals for autoscalers on the admin port, and the drain of the unit that is missed least.
 
 
@@ -459,9 +426,10 @@ class _Admin:
             "/history": {"GET": self.history},
             "/healthz/unit/{name}": {"GET": self.unit_health},
             "/reload": {"POST": self.reload},
-            "/roll": {"GET": partial(roll_page, view.roller)},
-            "/roll/{name}": {"POST": partial(order_roll, view.roller)},
         }
+        for extra in EXTRAS.values():
+            for path, method in extra.routes.items():
+                self._routes[path] = {method: view.pages.get(path, partial(_not_configured, extra.off))}
         if view.conduct is not None:
             for deed in (*STILL, *ONWARD):
                 conduct = partial(conduct_unit, view, view.conduct, deed=deed)
@@ -533,10 +501,9 @@ class _Admin:
 
     async def status(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """A summary of the fleet; not indented, because it is requested every two seconds."""
-        view, roller = self._view, self._view.roller
-        roll = roller.shown() if roller is not None else None
+        view = self._view
         glance = status(
-            view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping(), roll=roll
+            view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping(), roll=view.roll()
         )
         return reply(orjson.dumps(glance))
 
@@ -628,6 +595,10 @@ class _Admin:
     def _canary_s(self, unit: str) -> float | None:
         due_s = self._view.due_s(unit, Canary.name)
         return due_s if due_s is not None and due_s < inf else None
+
+
+async def _not_configured(why: str, _request: web.BaseRequest, _name: str) -> web.Response:
+    return error_reply(HTTPStatus.CONFLICT, why)
 
 
 def _match(pattern: str, path: str) -> str | None:

@@ -35,25 +35,25 @@ CONDUCT_TIMEOUT_S = 3600.0
 
 def units(admin: Address) -> list[dict[str, Any]]:
     """All units of the gate as its `GET /units` shows them. Raises CommandError."""
-    found = _call(admin, "GET", "/units")
+    found = call(admin, "GET", "/units")
     if not isinstance(found, list):
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
 def status(admin: Address) -> dict[str, Any]:
     """The fleet at a glance, as `GET /status` shows it. Raises CommandError."""
-    found = _call(admin, "GET", "/status")
+    found = call(admin, "GET", "/status")
     if not isinstance(found, dict) or "units" not in found:
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
 def events(admin: Address) -> list[dict[str, Any]]:
     """The last flips and actions, oldest first. Raises CommandError."""
-    found = _call(admin, "GET", "/events")
+    found = call(admin, "GET", "/events")
     if not isinstance(found, list):
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
@@ -62,7 +62,7 @@ def followed(admin: Address) -> Iterator[Iterator[dict[str, Any]]]:
     """What happens from now on, until the gate ends the stream or goes silent. Raises CommandError."""
     with _opened(admin, "GET", "/events?follow=1", SILENT_S) as reply:
         if reply.headers.get_content_type() != "text/event-stream":
-            raise _stranger(admin)
+            raise stranger(admin)
         yield _events_of(reply)
 
 
@@ -77,9 +77,9 @@ def why(admin: Address, unit: str) -> dict[str, Any]:
     """All that is known of one unit, explained in lines (`why`). Raises CommandError, with a similar name if
     it is unknown.
     """
-    found = _call(admin, "GET", _path(unit))
+    found = call(admin, "GET", _path(unit))
     if not isinstance(found, dict) or not isinstance(found.get("why"), list):
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
@@ -94,24 +94,24 @@ def link_of(unit: Mapping[str, Any], prefiller: str, decoder: str) -> dict[str, 
 
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
     """Takes a unit out of rotation or puts it back. Raises CommandError."""
-    _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
+    call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
 
 
 def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
     """The same for all units of a cell, which are returned. Raises CommandError."""
-    found = _call(admin, "POST", f"/cells/{quote(cell, safe='')}/{'drain' if drained else 'undrain'}")
+    found = call(admin, "POST", f"/cells/{quote(cell, safe='')}/{'drain' if drained else 'undrain'}")
     try:
         return [str(unit["name"]) for unit in found["units"]]
     except (LookupError, TypeError):
-        raise _stranger(admin) from None
+        raise stranger(admin) from None
 
 
 def drain_least_valued(admin: Address, model: str | None) -> str:
     """Drains the unit whose prefix cache is missed least; returns its name. Raises CommandError."""
     query = f"?{urlencode({'model': model})}" if model else ""
-    found = _call(admin, "POST", f"/scaling/drain{query}")
+    found = call(admin, "POST", f"/scaling/drain{query}")
     if not isinstance(found, dict) or "name" not in found:
-        raise _stranger(admin)
+        raise stranger(admin)
     return str(found["name"])
 
 
@@ -121,9 +121,9 @@ def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
     The gate answers when the engine has done it.
     """
     query = f"?{urlencode({'mode': mode})}" if mode else ""
-    found = _call(admin, "POST", f"{_path(unit)}/{deed}{query}", timeout_s=CONDUCT_TIMEOUT_S)
+    found = call(admin, "POST", f"{_path(unit)}/{deed}{query}", timeout_s=CONDUCT_TIMEOUT_S)
     if not isinstance(found, dict) or "mode" not in found:
-        raise _stranger(admin)
+        raise stranger(admin)
     return str(found["mode"])
 
 
@@ -132,56 +132,43 @@ def reload(admin: Address) -> str:
 
     Raises ConfigError with every mistake in it, CommandError.
     """
-    found = _call(admin, "POST", "/reload", timeout_s=RELOAD_TIMEOUT_S)
+    found = call(admin, "POST", "/reload", timeout_s=RELOAD_TIMEOUT_S)
     if not isinstance(found, dict) or "changed" not in found:
-        raise _stranger(admin)
+        raise stranger(admin)
     return str(found["changed"])
 
 
 def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
     """Where such a request would go now, as `GET /explain` tells. Raises CommandError."""
-    found = _call(admin, "GET", f"/explain?{urlencode(asked)}")
+    found = call(admin, "GET", f"/explain?{urlencode(asked)}")
     if not isinstance(found, dict) or "units" not in found:
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
 def poison(admin: Address) -> dict[str, Any]:
     """The prompts that are refused, as `GET /poison` shows them. Raises CommandError."""
-    found = _call(admin, "GET", "/poison")
+    found = call(admin, "GET", "/poison")
     if not isinstance(found, dict) or not isinstance(found.get("bans"), list):
-        raise _stranger(admin)
+        raise stranger(admin)
     return found
 
 
 def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
     """Allows a prompt again, or all of them; returns these. Raises CommandError."""
     path = f"/poison/{quote(fingerprint, safe='')}/clear" if fingerprint else "/poison/clear"
-    found = _call(admin, "POST", path)
+    found = call(admin, "POST", path)
     if not isinstance(found, dict) or not isinstance(found.get("cleared"), list):
-        raise _stranger(admin)
+        raise stranger(admin)
     return [str(name) for name in found["cleared"]]
-
-
-def roll(admin: Address) -> dict[str, Any] | None:
-    """The roll under way, or the last one; None: there was none. Raises CommandError."""
-    found = _call(admin, "GET", "/roll")
-    if not isinstance(found, dict) or "roll" not in found:
-        raise _stranger(admin)
-    roll: dict[str, Any] | None = found["roll"]
-    return roll
-
-
-def order_roll(admin: Address, verb: str, asked: Mapping[str, str]) -> None:
-    """Asks for it. Raises CommandError."""
-    _call(admin, "POST", f"/roll/{verb}?{urlencode(asked)}")
 
 
 def _path(unit: str) -> str:
     return f"/units/{quote(unit, safe='')}"
 
 
-def _call(admin: Address, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+def call(admin: Address, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """The gate's reply, from JSON. Raises CommandError, ConfigError."""
     with _opened(admin, method, path, timeout_s) as reply:
         return json.load(reply)
 
@@ -203,7 +190,7 @@ def _opened(admin: Address, method: str, path: str, timeout_s: float) -> Iterato
     except urllib.error.HTTPError as error:
         raise _refusal(admin, error) from None
     except (http.client.HTTPException, ValueError):
-        raise _stranger(admin) from None
+        raise stranger(admin) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise CommandError(
@@ -237,10 +224,11 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> CommandError | Co
                 # Only requests of clients have a number.
                 return CommandError(f"{admin} is the gate's port for clients: set its admin port with {_SET}")
         except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
-            return _stranger(admin)
+            return stranger(admin)
     hint = f" (this command sends the token in {ADMIN_TOKEN_VARIABLE})" if error.code in (401, 403) else ""
     return CommandError(f"{message}{hint}")
 
 
-def _stranger(admin: Address) -> CommandError:
+def stranger(admin: Address) -> CommandError:
+    """What is there answers, and not as a gate does."""
     return CommandError(f"the server at {admin} is not a gate's admin port: set that with {_SET}")

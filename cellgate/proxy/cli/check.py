@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import Any, NamedTuple, cast
 
+from cellgate.extras import MissingExtraError, part_of
 from cellgate.probes.agent import BEAT_S, LOOK_S
 from cellgate.probes.agents import SILENCE_S
 from cellgate.probes.canary import BLIND_IDLE, IN_LINE, YIELD_S
@@ -18,8 +19,15 @@ from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.nodes import NodeProbe
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
-from cellgate.proxy.cli.terminal import WRONG, add_file, add_settings, fleet_table, overrides, table
-from cellgate.proxy.config.actions import OPERATOR_KINDS, OPERATOR_SCHEMA
+from cellgate.proxy.cli.terminal import (
+    WRONG,
+    CommandError,
+    add_file,
+    add_settings,
+    fleet_table,
+    overrides,
+    table,
+)
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
@@ -300,9 +308,13 @@ def schema_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_schema(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print it. Raises CommandError."""
     made = json_schema()
     if args.operator:
-        made = json_schema(OPERATOR_SCHEMA, OPERATOR_KINDS, "The operator's file of Cellgate")
+        try:
+            keys = part_of("operator", "keys")
+        except MissingExtraError as error:
+            raise CommandError(f"--operator {error}") from None
+        made = json_schema(keys.OPERATOR_SCHEMA, keys.OPERATOR_KINDS, "The operator's file of Cellgate")
     print(json.dumps(made, indent=2))
     return 0

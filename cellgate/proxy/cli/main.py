@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from cellgate import VERSION
+from cellgate.extras import EXTRAS, taken_out
 from cellgate.proxy.cli.terminal import (
     WRONG,
     CommandError,
@@ -72,11 +73,6 @@ COMMANDS = {
         "print the JSON Schema of the configuration, for editors", "proxy.cli.check", "schema"
     ),
     "agent": CommandEntry("watch the processes of one node of a unit", "probes.agent"),
-    "plan": CommandEntry(
-        "compute how much of a model fits into a unit, or propose units from free nodes",
-        "proxy.cli.plan",
-        "plan",
-    ),
     "units": CommandEntry(
         "list the units of a running gate with their verdicts", "proxy.cli.operate", "units"
     ),
@@ -98,9 +94,7 @@ COMMANDS = {
     "engine": CommandEntry(
         "drain a unit and pause its engine or put it to sleep; let it go on", "proxy.cli.operate", "engine"
     ),
-    "roll": CommandEntry(
-        "bring new software to all units, cell by cell, and back", "proxy.cli.operate", "roll"
-    ),
+    **{name: CommandEntry(*each) for extra in EXTRAS.values() for name, each in extra.commands.items()},
     "poison": CommandEntry(
         "list the prompts that are refused because they ended units", "proxy.cli.operate", "poison"
     ),
@@ -166,7 +160,9 @@ def _no_command(words: Sequence[str]) -> int:
     """Help, the version, or what is wrong."""
     parser = _top_parser()
     if not words[0].startswith("-"):
-        parser.error(f"there is no command {words[0]!r}{near(words[0], COMMANDS)}")
+        without = " and ".join(taken_out())
+        more = f"; this gate is without the extra {without}, which may have it" if without else ""
+        parser.error(f"there is no command {words[0]!r}{near(words[0], COMMANDS)}{more}")
     parser.parse_args(words)
     return 0
 

@@ -17,8 +17,9 @@ import re
 import ssl
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from cellgate.extras import ExtraName, require
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import (
     KIB,
@@ -453,6 +454,17 @@ PAIRS = (("cert", "key"), ("unit_cert", "unit_key"), ("admin_cert", "admin_key")
 """Keys of `tls` that belong together: a certificate and its key."""
 AUTHORITIES = ("ca", "admin_client_ca")
 """Keys of `tls` that name certificates of authorities."""
+
+
+def with_extra(name: ExtraName) -> Callable[[Any], Any]:
+    """What asks for an extra, unless it is off."""
+
+    def check(found: Any) -> Any:
+        if found:
+            require(name)
+        return found
+
+    return check
 
 
 def check_certificates(tls: Tls) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.checks import InvalidValueError, did_you_mean, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
@@ -93,25 +94,23 @@ def _operator(
     with it is added to `problems`.
     """
     path = keys.get("operator")
-    if not isinstance(path, str) or not os.access(path, os.R_OK):
+    if not isinstance(path, str) or not os.access(path, os.R_OK) or "operator" not in EXTRAS:
         return {}, ()
-    # Imported late: most gates have no such file.
-    from cellgate.proxy.config.actions import OPERATOR_SCHEMA, OperatorKeys, operated, operator_misfits
-
+    extra = part_of("operator", "keys")
     try:
         written, misfits = _read(path, environ)
     except ConfigError as error:
         problems += error.problems
         return {}, ()
-    checked, more = _checked(written, OperatorKeys, OPERATOR_SCHEMA)
+    checked, more = _checked(written, extra.OperatorKeys, extra.OPERATOR_SCHEMA)
     misfits += more
     secret = environ.get(SECRET_VARIABLE, "")
     if checked is not None:
         cells = [cell.name for cell in file.cells] if file is not None else []
         has_redis = file is not None and file.redis is not None
-        misfits += operator_misfits(checked, secret, cells, has_redis=has_redis)
+        misfits += extra.operator_misfits(checked, secret, cells, has_redis=has_redis)
     problems += [_line(path, {}, *problem) for problem in misfits]
-    return operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
+    return extra.operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
 
 
 def _secret_files(found: object) -> Iterator[str]:

@@ -244,9 +244,11 @@ class FileKeys(Keys, of=Settings):
     poison: Annotated[Poison, section(Poison, PoisonKeys)]
     guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
     cors: Annotated[Cors | None, section(Cors, CorsKeys)]
-    realtime: Annotated[bool, PlainValidator(checks.flag)]
+    realtime: Annotated[bool, PlainValidator(checks.flag), AfterValidator(checks.with_extra("realtime"))]
     internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]
-    operator: Annotated[str | None, PlainValidator(checks.readable_file)] = None
+    operator: Annotated[
+        str | None, PlainValidator(checks.readable_file), AfterValidator(checks.with_extra("operator"))
+    ] = None
     pass_unlisted: Annotated[bool, PlainValidator(checks.flag)]
     models: Annotated[Mapping[str, Split], PlainValidator(model_names)]
     fallback: Annotated[Mapping[str, tuple[str, ...]], PlainValidator(fallbacks)]

@@ -8,15 +8,12 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
+from cellgate.proxy.config.sources import Source
 from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Fleet, Rules
 from cellgate.router.queue import FairRules
-
-if TYPE_CHECKING:
-    from cellgate.proxy.config.action_settings import AlbTarget, LeasePlace, Remedy, RollPolicy
-from cellgate.proxy.config.sources import Source
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -218,7 +215,8 @@ class Settings:
     `advertise` is the URL at which other gates reach this one (empty: where it listens).
     `sources` are what more units are discovered from, at SIGHUP again.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
-    whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
+    whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN; they,
+    `alb`, `leases` and `roll` are the operator's (extras/operator/action_settings.py).
     `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
     `secret_files` hold tokens and keys: the configuration is read again when one changes.
     """
@@ -230,12 +228,12 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     sources: tuple[Source, ...] = field(default=(), metadata=BY_UNITS)
     agent_check: Address | None = None
-    alb: AlbTarget | None = None
+    alb: Any = None
     """The target group whose weight the gate sets at a load balancer of AWS; None: none."""
     trusted: tuple[str, ...] = ()
-    remedies: Mapping[str, Remedy] = field(default_factory=dict, metadata=BY_UNITS)
+    remedies: Mapping[str, Any] = field(default_factory=dict, metadata=BY_UNITS)
     redis: RedisAccess | None = None
-    leases: LeasePlace | None = None
+    leases: Any = None
     """Where gates without Redis agree on who recovers units; None: nowhere."""
     advertise: str = ""
     admin_token: str | None = field(default=None, repr=False, metadata=BY_REQUESTS)
@@ -249,7 +247,7 @@ class Settings:
     timeouts: Timeouts = Timeouts()
     tls: Tls = field(default=Tls(), metadata=BY_REQUESTS)
     poison: Poison = Poison()
-    roll: RollPolicy | None = None
+    roll: Any = None
     access_log: LogFormat = "json"
     keys: KeySettings | None = None
     """Without them everyone may come in, and there are no limits."""

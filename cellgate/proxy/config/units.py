@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
+from cellgate.extras import require
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS, RuleError, parse
@@ -182,6 +183,7 @@ def _kv_events(found: object) -> KvEvents:
     given = dict(KvEventsKeys.model_validate(found))
     if not given["endpoint"] and (given["replay_endpoint"] or given["ranks"] > 1):
         raise ValueError("replay_endpoint and ranks require endpoint: without it the engine is asked for all")
+    require("kv_events")
     if missing := [package for package in KV_EVENTS_PACKAGES if find_spec(package) is None]:
         raise ValueError(f"{' and '.join(missing)} not installed: pip install 'cellgate[kv-events]'")
     return KvEvents(source=given.pop("from"), **given)

@@ -36,6 +36,7 @@ from cellgate.proxy.orchestrators import (
     ask,
     connected,
     own_namespace,
+    places_by_labels,
 )
 from cellgate.router.nouns import Place
 
@@ -284,9 +285,6 @@ class NodePlaces:
                 async with asyncio.timeout(LOOK_S):
                     await self._look_up(new[:NODES_A_LOOK])
         self._labels = {node: labels for node, labels in self._labels.items() if node in wanted}
-        # Imported late: it is the planner's.
-        from cellgate.extras.planner.topology import places_by_labels
-
         try:
             return places_by_labels(self._labels)
         except ValueError:

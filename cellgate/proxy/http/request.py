@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import httptools
 
+from cellgate.extras import EXTRAS, MissingExtraError
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import (
@@ -178,6 +179,9 @@ def _check_connection(request: Request) -> Failure | None:
     if request.method == b"GET" and request.target.partition(b"?")[0] == REALTIME:
         wanted = b",".join([value for name, value in fields if name == b"upgrade"]).lower()
         if b"websocket" in map(bytes.strip, wanted.split(b",")) and b"upgrade" in connection_tokens(fields):
+            if "realtime" not in EXTRAS:
+                reason = f"protocol upgrades are not supported: a WebSocket {MissingExtraError('realtime')}"
+                return Failure(FailureKind.METHOD_NOT_SUPPORTED, reason)
             request.upgrades = True
             request.keep_alive = False
     return None

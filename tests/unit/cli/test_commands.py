@@ -359,7 +359,7 @@ def test_the_port_for_clients_is_said_to_be_that(command: str, status: int, ask:
 def test_a_gate_that_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(admin_client._call, "__defaults__", (0.05,))
+    monkeypatch.setattr(admin_client.call, "__defaults__", (0.05,))
     silent = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     with silent:
         assert main(["units", "--admin", f"127.0.0.1:{silent.server_port}"]) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.config.action_settings import (
+from cellgate.extras.operator.action_settings import (
     CallWebhook,
     Remedy,
     ReplacePods,
@@ -42,7 +42,8 @@ def problem(folder: Path, operator: str, more: str = "") -> str:
 
 
 def remedy(folder: Path, keys: str, **environ: str) -> Remedy:
-    return read(folder, f"recovery: [{{cell: a, {keys}}}]", **environ).remedies["a"]
+    found: Remedy = read(folder, f"recovery: [{{cell: a, {keys}}}]", **environ).remedies["a"]
+    return found
 
 
 def test_a_command(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from cellgate.extras.operator.operator_keys import OPERATOR_SCHEMA
 from cellgate.proxy.cli.main import main
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.actions import OPERATOR_SCHEMA
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import INGREDIENTS, SAID_ELSEWHERE, SCHEMA, FileKeys, json_schema

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
+from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
 from cellgate.proxy import orchestrators
-from cellgate.proxy.config.action_settings import AlbTarget
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, KEY_FIELDS, MEANINGS, REQUEST_FIELDS, Said

@@ -16,11 +16,7 @@ import yaml
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from cellgate.extras.operator import actions, leases
-from cellgate.extras.operator.kubernetes import rolled
-from cellgate.extras.operator.leases import CLAIMS, CLAIMS_MAX
-from cellgate.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
-from cellgate.proxy import orchestrators
-from cellgate.proxy.config.action_settings import (
+from cellgate.extras.operator.action_settings import (
     CallWebhook,
     Remedy,
     ReplacePods,
@@ -30,6 +26,10 @@ from cellgate.proxy.config.action_settings import (
     SetImage,
     UnitAction,
 )
+from cellgate.extras.operator.kubernetes import rolled
+from cellgate.extras.operator.leases import CLAIMS, CLAIMS_MAX
+from cellgate.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
+from cellgate.proxy import orchestrators
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
 from tests.sockets.test_recovery_deeds import ABOUT

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from cellgate.extras.operator.action_settings import BACKOFF_MAX_S, Remedy, RunCommand
 from cellgate.extras.operator.plan import (
     Claim,
     RecoveryPlan,
@@ -20,7 +21,6 @@ from cellgate.extras.operator.plan import (
     heard,
     plan_recovery,
 )
-from cellgate.proxy.config.action_settings import BACKOFF_MAX_S, Remedy, RunCommand
 from cellgate.router.nouns import Verdict
 
 UP, DOWN, STARTING = Verdict.UP, Verdict.DOWN, Verdict.STARTING

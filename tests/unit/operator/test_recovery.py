@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cellgate.extras.operator.action_settings import Remedy, RunCommand
 from cellgate.extras.operator.plan import (
     Acting,
     Alone,
@@ -20,7 +21,6 @@ from cellgate.extras.operator.plan import (
     RecoveryResult,
 )
 from cellgate.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
-from cellgate.proxy.config.action_settings import Remedy, RunCommand
 from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Place, Role, Rules, Sign, Strength, Unit

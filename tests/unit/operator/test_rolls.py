@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from cellgate.extras.operator.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.extras.operator.plan import RecoveryReport, RecoveryResult
 from cellgate.extras.operator.roll_plan import (
     ACTIVE,
@@ -31,7 +32,6 @@ from cellgate.extras.operator.roll_plan import (
     why_not_now,
 )
 from cellgate.extras.operator.roller import roll_units, slower_than_cell
-from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.router.board import Board
 from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import Fleet, Rules, Unit, Verdict

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cellgate.extras.operator.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.extras.operator.plan import NotActingError, RecoveryReport, RecoveryResult
 from cellgate.extras.operator.roll_plan import (
     Order,
@@ -25,7 +26,6 @@ from cellgate.extras.operator.roll_plan import (
     Verb,
 )
 from cellgate.extras.operator.roller import WRITE_AGAIN_MS, Roller, RollPorts
-from cellgate.proxy.config.action_settings import RollPolicy, RunCommand, SetImage
 from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Fleet, Rules, Unit, Verdict

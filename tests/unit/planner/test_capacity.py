@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.extras.planner import capacity
+from cellgate.extras.planner import plan_command as plan
 from cellgate.extras.planner.capacity import (
     GIB,
     Devices,
@@ -30,9 +31,10 @@ from cellgate.extras.planner.capacity import (
     stages,
     weight_bytes,
 )
-from cellgate.extras.planner.topology import SCHEMES, PlacedNode, pair, read_nodes
-from cellgate.proxy.cli import main, plan
+from cellgate.extras.planner.topology import PlacedNode, pair, read_nodes
+from cellgate.proxy.cli import main
 from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.orchestrators import SCHEMES
 
 
 def test_ec2_tells_network_nodes_from_the_widest_to_the_narrowest() -> None:

@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from cellgate.extras.operator.leadership import KEEP_MS, Document, Leadership
 from cellgate.proxy.admission.limits import MINUTE_S, DoorCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings, Tls
@@ -30,7 +31,6 @@ from cellgate.proxy.redis.commands import (
     ServerClient,
     read_url,
 )
-from cellgate.proxy.redis.leadership import KEEP_MS, Document, Leadership
 from cellgate.proxy.redis.link import RedisLink
 from cellgate.proxy.redis.reports import Names, Roster
 from cellgate.proxy.redis.sharing import LIMITS_SLICE, QUIET_BEATS, SharedLimits

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from cellgate.proxy.config import checks
-from cellgate.proxy.config.action_settings import (
+from cellgate.extras.operator.action_settings import (
     ACTION_PACKAGES,
     UNIT,
     AlbTarget,
@@ -33,6 +32,7 @@ from cellgate.proxy.config.action_settings import (
     SetImage,
     UnitAction,
 )
+from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, word, words
 from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
@@ -293,7 +293,7 @@ OPERATOR_SCHEMA: dict[str, type[Keys]] = {
     "alb": AlbKeys,
     "leases": LeaseKeys,
 }
-"""Every mapping of the file by its place, as in schema.py."""
+"""Every mapping of the file by its place, as in proxy/config/schema.py."""
 
 OPERATOR_KINDS: dict[Callable[..., Any], dict[str, Any]] = {
     run_command: {"type": "array", "items": {"type": "string"}},
@@ -305,7 +305,7 @@ OPERATOR_KINDS: dict[Callable[..., Any], dict[str, Any]] = {
     },
     systemd_service: {"type": "string", "description": "a service with {unit}", "pattern": r"\{unit\}|\$\{"},
 }
-"""What its checks take, as in schema.py."""
+"""What its checks take, as in proxy/config/schema.py."""
 
 
 def operated(keys: OperatorKeys, secret: str) -> dict[str, Any]:
