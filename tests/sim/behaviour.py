@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sim.http_server import Request
+    from tests.sim.odd import Odd
 
 
 class Break(Enum):
@@ -40,6 +45,7 @@ class Behaviour:
     spares_canaries: canaries get an honest answer.
     lacks: what a body must not contain, as bytes: it is refused with `lacks_status`.
     max_prompt: longer prompts, in characters, are refused with 400 (0: none is).
+    oddly: what it answers instead of what it would generate (tests/sim/odd.py); None: nothing odd.
     says_paused: what it answers to `/is_paused`, whatever is so; the front end knows it by itself.
     weights: engines with different ones say different things.
     fingerprint: `system_fingerprint` of its answers.
@@ -67,6 +73,7 @@ class Behaviour:
     lacks: bytes = b""
     lacks_status: int = 400
     max_prompt: int = 0
+    oddly: Callable[[Request], Odd | None] | None = None
     says_paused: bool | None = None
     weights: str = ""
     fingerprint: str = ""

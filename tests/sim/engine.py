@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from loadtests.simunit.nonsense import EVERY_S, answer_of
+from loadtests.simunit.nonsense import EVENTS, EVERY_S, answer_of
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
@@ -24,6 +24,7 @@ from tests.sim.timing import USUAL, Timing
 from tests.sim.transfer import LinkFault
 
 if TYPE_CHECKING:
+    from tests.sim.odd import Odd
     from tests.sim.poison import Poison
     from tests.sim.world import World
 
@@ -38,7 +39,8 @@ OTHERS_WAITING = 8  # Requests of other people's at a unit that says it is busy.
 
 class Engine:
     """One engine at `url`. `served` holds every generation by request id, canaries and known answers apart;
-    `counted` is what /tokenize and /detokenize were asked.
+    `odd_served` is what was answered oddly, canaries and all; `counted` is what /tokenize and /detokenize
+    were asked.
 
     `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
@@ -74,6 +76,7 @@ class Engine:
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
         self.known: list[Served] = []
+        self.odd_served: list[Served] = []
         self.refused = 0
         self.counted: list[dict[str, Any]] = []
         self.unproven: list[tuple[Served, float]] = []
@@ -105,6 +108,7 @@ class Engine:
         self.steps = self.tokens = self.prompt_tokens = 0
         self.running: dict[Sequence, None] = {}
         self.waiting: dict[Sequence, None] = {}
+        self.odd: dict[Exchange, Served] = {}
         self.paused = ""
         self._is_proven = False
         self._warm_at: float | None = None
@@ -212,6 +216,9 @@ class Engine:
         behaviour = self.behaviour
         if behaviour.answers and self._answers_nonsense(exchange):
             return
+        if behaviour.oddly is not None and (odd := behaviour.oddly(exchange.request)) is not None:
+            self._begin_odd(exchange, odd)
+            return
         if exchange.request.path not in ("/v1/chat/completions", "/v1/completions", *BLOCK_PATHS):
             exchange.reply(404, b'{"detail":"Not Found"}')
             return
@@ -276,6 +283,41 @@ class Engine:
             return
         exchange.send(data)
         self._loop.outside(EVERY_S, self._repeat, exchange, data)
+
+    def _begin_odd(self, exchange: Exchange, odd: Odd) -> None:
+        """Play an odd answer, from its head on."""
+        served = Served(exchange.request.headers.get("x-request-id", ""), "", self._loop.time())
+        self.odd[exchange] = served
+        self.odd_served.append(served)
+        exchange.on_gone = lambda: self._end_odd(exchange)
+        self._loop.outside(odd.head_s, self._go_on_odd, exchange, odd, 0)
+
+    def _end_odd(self, exchange: Exchange) -> None:
+        self.odd.pop(exchange, None)
+
+    def _go_on_odd(self, exchange: Exchange, odd: Odd, at: int) -> None:
+        served, is_stream = self.odd.get(exchange), odd.content_type == EVENTS
+        if exchange.is_gone or served is None:
+            self.odd.pop(exchange, None)
+            return
+        if at == 0 and is_stream:
+            exchange.begin(odd.content_type)
+        if at:
+            _, data, tokens = odd.pieces[at - 1]
+            served.tokens += tokens
+            self.tokens, self.steps = self.tokens + tokens, self.steps + 1
+            if is_stream:
+                exchange.send(data)
+        if at < len(odd.pieces):
+            self._loop.outside(odd.pieces[at][0], self._go_on_odd, exchange, odd, at + 1)
+            return
+        del self.odd[exchange]
+        exchange.on_gone = None
+        self._is_proven = self._is_proven or served.request_id.startswith(CANARY)
+        if is_stream:
+            exchange.end()
+        else:
+            exchange.reply(odd.status, b"".join(data for _, data, _ in odd.pieces), odd.content_type)
 
     def _fetch(self, sequence: Sequence, remote: dict[str, Any]) -> None:
         """The prompt was computed elsewhere: get its blocks."""
@@ -428,7 +470,7 @@ class Engine:
         if not (self.behaviour.spinning and self._frozen_metrics):
             self._frozen_metrics = shapes.metrics(
                 {
-                    "vllm:num_requests_running": len(self.running),
+                    "vllm:num_requests_running": len(self.running) + len(self.odd),
                     "vllm:num_requests_waiting": len(self.waiting)
                     + OTHERS_WAITING * (self.behaviour.busy_status is not None),
                     "vllm:iteration_tokens_total_count": self.steps,

@@ -1,0 +1,131 @@
+"""Odd answers, as data: what an engine may say to anybody, by chance or because it was asked to. No I/O.
+
+An answer is a list of pieces, each with the seconds before it; the same for a stream and for a whole answer.
+To add a kind: a function that makes an `Odd`, and a line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+from loadtests.simunit.nonsense import EVENTS, JSON
+
+STEP_S = 0.02
+"""From one token to the next."""
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """One answer. `pieces`: seconds to wait, then bytes, and how many tokens they are; `head_s`: until its
+    head comes.
+    """
+
+    pieces: tuple[tuple[float, bytes, int], ...] = ()
+    status: int = 200
+    content_type: str = JSON
+    head_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of the request: whether it is a stream, how many tokens it allows."""
+
+    stream: bool
+    tokens: int
+    rng: Random
+
+
+Kind = Callable[[Asked], Odd]
+
+
+def said(asked: Asked, deltas: list[dict[str, Any]], finish: str = "stop", choices: int = 1) -> Odd:
+    """A chat that says these, one after another, in each of its choices."""
+    head = {"id": "chatcmpl-odd", "created": 0, "model": "tiny"}
+    if asked.stream:
+        pieces = [(STEP_S, _event(head, 0, {"role": "assistant", "content": ""}), 0)]
+        for delta in deltas:
+            pieces += [(STEP_S, _event(head, index, delta), 1) for index in range(choices)]
+        pieces += [(0.0, _event(head, index, {}, finish), 0) for index in range(choices)]
+        return Odd((*pieces, (0.0, _DONE, 0)), content_type=EVENTS)
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    for delta in deltas:
+        for name, value in delta.items():
+            message[name] = (message.get(name) or "") + value if isinstance(value, str) else value
+    each = [{"index": index, "message": message, "finish_reason": finish} for index in range(choices)]
+    used = {"prompt_tokens": 4, "completion_tokens": len(deltas), "total_tokens": 4 + len(deltas)}
+    body = orjson.dumps(head | {"object": "chat.completion", "choices": each, "usage": used})
+    # Its counters move while it computes.
+    return Odd((*((STEP_S, b"", 1) for _ in deltas), (0.0, body, 0)))
+
+
+def _event(head: dict[str, Any], index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
+    return b"data: " + orjson.dumps(head | {"object": "chat.completion.chunk", "choices": [choice]}) + b"\n\n"
+
+
+def _words(asked: Asked) -> list[str]:
+    return [f" {asked.rng.getrandbits(24):x}" for _ in range(asked.tokens)]
+
+
+def _text(make: Callable[[Asked], list[str]], field: str = "content", choices: int = 1) -> Kind:
+    return lambda asked: said(asked, [{field: text} for text in make(asked)], "length", choices)
+
+
+def _lines(asked: Asked) -> list[str]:
+    line = [" all", " work", " and", " no", " play\n"]
+    return [line[number % len(line)] for number in range(asked.tokens)]
+
+
+def _base64(asked: Asked) -> list[str]:
+    text = base64.b64encode(asked.rng.randbytes(3 * asked.tokens)).decode()
+    return [text[4 * number :][:4] for number in range(asked.tokens)]
+
+
+def _tools(asked: Asked) -> Odd:
+    call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return said(asked, [{"tool_calls": [call]}], "tool_calls")
+
+
+def _refused(status: int) -> Kind:
+    body = orjson.dumps({"error": {"message": "by chance", "type": "x", "param": None, "code": status}})
+    return lambda _: Odd(((0.01, body, 0),), status)
+
+
+def _error_event(asked: Asked) -> Odd:
+    error = orjson.dumps({"error": {"message": "by chance", "type": "x", "code": 400}})
+    if asked.stream:
+        return Odd(((0.01, b"data: " + error + b"\n\n", 0),), content_type=EVENTS)
+    return Odd(((0.01, error, 0),))
+
+
+GOOD: Mapping[str, Kind] = {
+    "short": lambda asked: said(asked, [{"content": " yes"}]),
+    "long": _text(_words),
+    "base64": _text(_base64),
+    "tools": _tools,
+    "reasoning": _text(_words, "reasoning_content"),
+    "json": lambda asked: said(asked, [{"content": text} for text in ('{"a"', ": 1", "}")]),
+    "choices": _text(_words, choices=2),
+}
+"""Answers with which nothing is wrong."""
+BAD: Mapping[str, Kind] = {
+    "a word": _text(lambda asked: [" yes"] * asked.tokens),
+    "a line": _text(_lines),
+    "spaces": _text(lambda asked: [" "] * asked.tokens),
+    "empty": lambda asked: said(asked, []),
+    "stops": lambda asked: said(asked, [{"content": ""}]),
+    "400": _refused(400),
+    "401": _refused(401),
+    "404": _refused(404),
+    "422": _refused(422),
+    "an error event": _error_event,
+}
+"""Answers that are doubtful. Where all units give them alike, that is how it is."""
+KINDS: Mapping[str, Kind] = {**GOOD, **BAD}
