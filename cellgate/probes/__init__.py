@@ -8,6 +8,7 @@ from cellgate.probes.base import Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.exporter import ExporterProbe
+from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
@@ -19,6 +20,7 @@ PROBES: dict[str, type[Probe]] = {
     "models": ModelList,
     "engine_metrics": EngineMetrics,
     "quiescence": QuiescenceProbe,
+    "fault_status": FaultStatus,
     "canary": Canary,
     "version": EngineVersion,
     "known_answer": KnownAnswer,

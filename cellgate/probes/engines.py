@@ -32,8 +32,8 @@ class Engine:
     `canaries` are APIs (see probes/engines.py) in the order in which they are tried.
     `version` is the page that shows its version, and the name of the version there.
     `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
-    `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
-    and `retry`, which asks its own fault tolerance to recover it.
+    `holds` ask whether it stands still on purpose, `faults` which of its ranks are not healthy (the newest
+    path first; docs/ranks.md); `controls` are its operations: pause, resume, sleep, wake.
     """
 
     ready: tuple[str, ...]
@@ -44,6 +44,7 @@ class Engine:
     version: tuple[str, str] | None = None
     closes_after_stream: bool = False
     holds: tuple[HoldQuestion, ...] = ()
+    faults: tuple[str, ...] = ()
     controls: Mapping[str, EngineControl] = field(default_factory=dict)
 
 
@@ -91,12 +92,12 @@ ENGINES: dict[str, Engine] = {
                 HoldKind.SCALING, "POST", "/is_scaling_elastic_ep", "is_scaling_elastic_ep", is_shown=True
             ),
         ),
+        faults=("/v1/fault_tolerance/status", "/fault_tolerance/status"),
         controls={
             "pause": EngineControl("/pause?mode={mode}", modes=_MODES),
             "resume": EngineControl("/resume"),
             "sleep": EngineControl("/sleep?level=1&mode={mode}", modes=_MODES),
             "wake": EngineControl("/wake_up"),
-            "retry": EngineControl("/fault_tolerance/apply", '{"instruction":"retry"}'),
         },
     ),
     # Its /health generates a token and takes up to 20 s of a busy engine; /ready came after /ping.

@@ -266,6 +266,8 @@ def hear(state: UnitState, said: EnginePause) -> bool:
     hold, was_on = state.hold, is_on(state.hold)
     state.can_hold = True
     if said.kind is None:
+        if hold is not None and (hold.kind is HoldKind.RECOVERING) is not said.is_of_faults:
+            return False
         state.is_hold_spent = False
         if was_on:
             end(state, said.at)

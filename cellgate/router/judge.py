@@ -22,7 +22,9 @@ CANARY_SOURCE = "canary"
 READINESS_SOURCE = "readiness"
 """What a unit says of itself: it can raise a suspicion, and is not believed against canaries that pass."""
 STALL_SOURCE = "progress"
-_HOLDING = frozenset({ANSWER_SOURCE, REFUSING_SOURCE})
+FAULT_SOURCE = "fault_status"
+_OF_ANSWERS = frozenset({ANSWER_SOURCE, REFUSING_SOURCE})
+_HOLDING = _OF_ANSWERS | {FAULT_SOURCE}
 """Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
 """Changed epochs from other readers this soon after the first mean the same incarnation."""
@@ -246,7 +248,7 @@ def _is_refuted(case: Case, evidence: Evidence) -> bool:
 
 def works_though_out(case: Case) -> bool:
     """Whether the unit is out for what it answers: it works, so that no request has ended it."""
-    return any(source in _HOLDING for _, source in case.faults)
+    return any(source in _OF_ANSWERS for _, source in case.faults)
 
 
 def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:

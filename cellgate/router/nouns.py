@@ -81,6 +81,8 @@ class EnginePause:
     unit: str
     kind: HoldKind | None
     at: float
+    is_of_faults: bool = False
+    """It is about a recovery from a fault, which an engine tells at another place than other pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,25 @@ class NodeFacts:
     addresses: frozenset[str] = frozenset()
     communicators: tuple[Communicator, ...] = ()
     is_of_ranks: bool = False
+
+
+class RankFault(NamedTuple):
+    """A rank that its engine says is not healthy: its number, the engine's word, what it says of the cause.
+    `node` is whose API server says so; empty: the leader's.
+    """
+
+    rank: str
+    status: str
+    info: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFaults:
+    """What an engine says of its ranks: those that are not healthy now; none: all are."""
+
+    unit: str
+    faults: tuple[RankFault, ...]
 
 
 class Role(Enum):
@@ -352,7 +373,7 @@ class Served:
     at: float
 
 
-Finding = Evidence | Load | Models | Served | EnginePause | Built | Answered | NodeFacts
+Finding = Evidence | Load | Models | Served | EnginePause | Built | Answered | NodeFacts | RankFaults
 """What a probe may find."""
 
 
@@ -552,6 +573,7 @@ class HoldKind(Enum):
     PAUSED = "paused"
     ASLEEP = "asleep"
     SCALING = "scaling"
+    RECOVERING = "recovering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,7 +645,8 @@ class UnitFacts:
     """What the nodes of a unit report, by node, and what was concluded from it; an empty text: nothing.
 
     `before` is the report before the last one. `mixed`: its nodes run different software. `odd`: it runs
-    other software than units of its cell. `ranks`: what its ranks and their links say.
+    other software than units of its cell. `ranks`: what its ranks and their links say. `faults`: ranks that
+    its engine says are not healthy.
     """
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
@@ -631,6 +654,7 @@ class UnitFacts:
     mixed: str = ""
     odd: str = ""
     ranks: tuple[str, ...] = ()
+    faults: tuple[RankFault, ...] = ()
     _calm: dict[str, deque[NodeFacts]] = field(default_factory=dict)
 
     def take(self, facts: NodeFacts) -> None:
@@ -655,6 +679,7 @@ class UnitFacts:
         self.nodes.clear()
         self.before.clear()
         self._calm.clear()
+        self.faults = ()
 
 
 # The nouns of a split request: its prompt is computed by one unit, its answer by another.

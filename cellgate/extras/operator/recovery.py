@@ -37,7 +37,9 @@ from cellgate.extras.operator.plan import (
     heard,
     plan_recovery,
 )
+from cellgate.probes.fault_status import rank_words
 from cellgate.proxy.config.sources import SOURCES
+from cellgate.proxy.control.rank_retry import retry_ranks
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
@@ -62,8 +64,9 @@ Counts = MutableMapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
-    """The environment of recovery. `waits` returns why nothing may be done now (empty: it may). `retry` asks
-    the engine's own fault tolerance to recover it; whether it has begun to. `acting`: which gate acts.
+    """The environment of recovery. `waits` returns why nothing may be done now (empty: it may). `retry` has
+    the engine's own fault tolerance recover its ranks; whether they are healthy again. `acting`: which gate
+    acts.
     """
 
     now: Callable[[], float]
@@ -210,13 +213,16 @@ class Recovery:
                 del self._heard[unit]
 
     async def _is_retried(self, unit: str) -> bool:
-        """Whether the engine's own fault tolerance brings the unit back. It is asked once, before anything is
-        restarted; an engine without it costs one request.
+        """Whether the engine's own fault tolerance brings the unit back. It is asked before anything is
+        restarted; an engine without it costs one request, or two.
         """
         state = self._board.units[unit]
+        if state.facts.faults:
+            said = ", ".join(map(rank_words, state.facts.faults))
+            self._report("recovery", unit, f"its engine says: {said}; it is asked to retry its ranks")
         if not await self._ports.retry(state):
             return False
-        self._report("recovery", unit, f"its engine was asked to retry, and is given {RETRY_S:g} s")
+        self._report("recovery", unit, f"all ranks are healthy again; a canary has {RETRY_S:g} s to pass")
         for _ in range(int(RETRY_S / PERIOD_S)):
             if state.case.verdict is not Verdict.DOWN:
                 break
@@ -468,7 +474,7 @@ def attend(plane: Plane, act: Act, acting: Acting) -> Recovery:
         act,
         plan.record,
         plane.events.add,
-        plane.conductor.retry,
+        lambda state: retry_ranks(state, plane.reach.probe_transport(state)),
         acting,
     )
     recovery = Recovery(

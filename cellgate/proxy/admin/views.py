@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from cellgate import VERSION
+from cellgate.probes.fault_status import rank_words
 from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.ingress.reasons import (
     Rotation,
@@ -99,6 +100,7 @@ def remarks(state: UnitState) -> list[str]:
     if state.other_builds:
         others = ", ".join(state.other_builds)
         lines.append(f"Its build, {state.build.key}, is another one than that of {others}.")
+    lines += [f"Its engine says: {rank_words(fault)}." for fault in state.facts.faults]
     if state.facts.odd:
         lines.append(f"Its software differs from that of its cell: it has {state.facts.odd}.")
     if state.has_odd_answers() and state.answers is not None:
@@ -507,7 +509,7 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
         "share": round(state.share(now, rules), 3),
         "faults": [{"node": node or None, "source": source} for node, source in sorted(case.faults)],
         "news": _news(state, None, now),
-        "rank_findings": list(state.facts.ranks),
+        "rank_findings": [*map(rank_words, state.facts.faults), *state.facts.ranks],
         "stacks": {name: dict(facts.stack) for name, facts in state.facts.nodes.items()},
         "engine": state.engine,
         "ranks": [

@@ -217,7 +217,7 @@ class RankWatch:
 
 
 class NodeFactsMetrics(Collector):
-    """Of units with agents that report: whose software differs, whose ranks say something."""
+    """Of units whose agents or engines report: whose software differs, whose ranks say something."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -225,6 +225,7 @@ class NodeFactsMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         states = [state for state in self._board if state.facts.nodes]
+        faulty = [state for state in self._board if state.facts.faults]
         yield gauge(
             "unit_stack_drift",
             "1 while the software differs: `unit`, of its own nodes; `cell`, from other units of its cell.",
@@ -240,6 +241,16 @@ class NodeFactsMetrics(Collector):
             "Findings of the agents on ranks, links and devices of the unit that are true now, at most 4.",
             ("unit", "cell"),
             (((state.unit.name, state.unit.cell), len(state.facts.ranks)) for state in states),
+        )
+        yield gauge(
+            "unit_rank_fault",
+            "1 for each rank that its engine says is not healthy, with the engine's word for it.",
+            ("unit", "cell", "rank", "status"),
+            (
+                ((state.unit.name, state.unit.cell, fault.rank, fault.status), True)
+                for state in faulty
+                for fault in state.facts.faults
+            ),
         )
 
 

@@ -53,17 +53,6 @@ class Conductor:
             await self._go_on(state, deed, control)
         return mode
 
-    async def retry(self, state: UnitState) -> bool:
-        """Ask the engine's own fault tolerance to recover it; whether it has begun to."""
-        control = engine(state.engine).controls.get("retry")
-        if control is None:
-            return False
-        try:
-            reply = await self._post(state, control, "", ANSWER_S)
-        except FetchError:
-            return False
-        return reply.status in (HTTPStatus.OK, HTTPStatus.ACCEPTED)
-
     async def _stand_still(self, state: UnitState, deed: str, control: EngineControl, mode: str) -> None:
         name, was_drained = state.unit.name, state.drained
         self.set_drain(name, True)

@@ -40,6 +40,7 @@ from cellgate.router.nouns import (
     Models,
     Node,
     NodeFacts,
+    RankFaults,
     Rules,
     Served,
     Sign,
@@ -285,6 +286,8 @@ class Prober:
                 self.on_answered(state, finding)
             case NodeFacts():
                 state.facts.take(finding)
+            case RankFaults():
+                state.facts.faults = finding.faults
 
     def _is_known(self, state: UnitState, evidence: Evidence) -> bool:
         """Whether a node that is well only says so again, as most do each second: then all that is new is the

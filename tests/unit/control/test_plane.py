@@ -375,12 +375,3 @@ def test_an_unknown_mode_and_an_engine_that_cannot_do_it_are_refused_before_anyt
     refusal = Stage("llamacpp").refusal("sleep")
     assert refusal.status is HTTPStatus.CONFLICT
     assert "engine llamacpp has no sleep that the gate knows; these have: vllm" in str(refusal)
-
-
-@pytest.mark.parametrize(("status", "begins"), [(202, True), (200, True), (404, False), (500, False)])
-def test_an_engine_with_fault_tolerance_is_asked_to_retry(status: int, begins: bool) -> None:
-    stage = Stage()
-    stage.reply = Reply(status, {}, b"")
-    assert asyncio.run(stage.conductor.retry(stage.state)) is begins
-    assert stage.asked == [("/fault_tolerance/apply", b'{"instruction":"retry"}', False)]
-    assert not asyncio.run(Stage("llamacpp").conductor.retry(Stage("llamacpp").state))
