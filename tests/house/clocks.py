@@ -22,7 +22,7 @@ OTHER_RULES = frozenset({"alone", "nightly", "simulated"})
 
 SLEEPS_LEFT: dict[str, int] = {
     "tests/processes/test_handover.py": 1,
-    "tests/processes/test_recovery_in_kubernetes.py": 1,
+    "tests/processes/extras/operator/test_recovery_in_kubernetes.py": 1,
     "tests/real/test_shared_limits.py": 1,
     "tests/sockets/test_admin_bounds.py": 4,
     "tests/sockets/test_admin_pages.py": 1,
@@ -30,12 +30,12 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/sockets/test_gate_clients.py": 4,
     "tests/sockets/test_gate_guardrail.py": 3,
     "tests/sockets/test_gate_keys.py": 1,
-    "tests/sockets/test_gate_realtime.py": 2,
+    "tests/sockets/extras/realtime/test_gate_realtime.py": 2,
     "tests/sockets/test_gate_requests.py": 3,
     "tests/sockets/test_gate_tls.py": 1,
     "tests/sockets/test_haproxy_agent.py": 3,
-    "tests/sockets/test_kubernetes_leases.py": 1,
-    "tests/sockets/test_kv_events.py": 1,
+    "tests/sockets/extras/operator/test_kubernetes_leases.py": 1,
+    "tests/sockets/extras/kv_events/test_kv_events.py": 1,
     "tests/unit/process/test_process.py": 1,
     "tests/unit/redis/test_link.py": 1,
 }

@@ -12,9 +12,9 @@ from cellgate.proxy.redis.link import LinkState
 from cellgate.router.nouns import Verdict
 from loadtests.kit.redis_group import Cluster
 from loadtests.kit.waiting import until as waits_until
+from tests.real.extras.operator.test_one_acting_gate import CLAIM
+from tests.real.extras.operator.test_one_acting_gate import Gate as ActingGate
 from tests.real.redis_server import cluster, sentinels
-from tests.real.test_one_acting_gate import CLAIM
-from tests.real.test_one_acting_gate import Gate as ActingGate
 from tests.real.test_redis import Gate, faults, linked, until
 from tests.wire.stage import live_for
 

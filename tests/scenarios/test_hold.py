@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
+from typing import Any
 
 import pytest
 
+from cellgate.extras import EXTRAS
 from cellgate.router.nouns import Rules, Verdict
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
-from tests.scenarios.test_recovered import Medic
 from tests.sim.hurt import stop
 from tests.sim.world import played
 
@@ -17,6 +19,14 @@ PAUSE_S = 20.0
 MODES = ("abort", "wait", "keep")
 IDLE_S = Rules().canary_idle_s + 2.0
 """When an idle unit has had its canary, which is what notices its pause if nobody asks for anything."""
+
+
+def deeds_of(stage: Stage) -> list[Any]:
+    """What the operator does meanwhile, which is an extra."""
+    if "operator" not in EXTRAS:
+        return []
+    deeds: list[Any] = import_module("tests.scenarios.extras.operator.test_recovered").Medic(stage).deeds
+    return deeds
 
 
 def is_held(stage: Stage, name: str) -> bool:
@@ -28,7 +38,7 @@ def is_held(stage: Stage, name: str) -> bool:
 @pytest.mark.parametrize(("kind", "units"), [(Stage, 1), (Stage, 2), (CrewStage, 2)])
 @played(lambda kind, units: kind(units=units, can_pause=True), given=("kind", "units"))
 async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage, mode: str) -> None:
-    medic = Medic(stage)
+    deeds = deeds_of(stage)
     crowd = stage.crowd(8, max_tokens=100)
     await asyncio.sleep(0.8)
     engine = stage.engines["a"]
@@ -46,7 +56,7 @@ async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage
     await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
     assert len(engine.canaries) <= canaries + 2
     assert stage.flips("a") == ["up"]
-    assert medic.deeds == []
+    assert deeds == []
     assert stage.continuations()["not_continuable"] == stage.continuations()["refused"] == 0
     assert (stage.continuations()["continued"] > 0) is (mode == "abort")
     assert len(stage.told("hold")) == len(stage.told("hold_over")) == 1
@@ -115,17 +125,17 @@ async def test_a_unit_that_dies_while_it_is_paused_falls_at_once(stage: Stage) -
 
 @played(Stage, units=2, can_pause=True)
 async def test_recovery_leaves_a_unit_alone_that_is_paused(stage: Stage) -> None:
-    medic = Medic(stage)
+    deeds = deeds_of(stage)
     engine = stage.engines["a"]
     engine.behaviour.wedged = True
     await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
     engine.behaviour.wedged = False
     engine.pause("keep")
     await asyncio.sleep(60.0)
-    assert medic.deeds == []
+    assert deeds == []
     engine.resume()
     await stage.until(stage.all_up, BACK_S)
-    assert medic.deeds == []
+    assert deeds == []
 
 
 @played(Stage, units=1, can_pause=True)

@@ -17,6 +17,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 import pytest
+import yaml
 from kubernetes_asyncio.config import incluster_config
 
 from cellgate.proxy import orchestrators
@@ -33,7 +34,6 @@ from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.ports import PickRequest
 from cellgate.router.nouns import Ask, Evidence, Fleet, Outcome, Sign, Strength, Unit, Verdict
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
-from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used
 from tests.wire.client import chat
 from tests.wire.stage import stage
 from tests.wire.unit import STREAM
@@ -379,3 +379,30 @@ async def test_a_request_that_comes_while_all_units_change_their_gate_waits_for_
         dispatcher.released(lease, Outcome.OK)
         assert (await client.ask(chat())).status == 200
         following.cancel()
+
+
+@asynccontextmanager
+async def kubernetes_api(**options: Any) -> AsyncIterator[FakeKubernetes]:
+    """An API server."""
+    api = await FakeKubernetes(**options).start()
+    try:
+        yield api
+    finally:
+        await api.stop()
+
+
+def rights_used(api: FakeKubernetes) -> set[tuple[str, str, str]]:
+    """What the API server was asked for: verb, group, resource."""
+    return {(what.verb, what.group, what.resource) for what in api.asked}
+
+
+def rights_given(rules: Path) -> set[tuple[str, str, str]]:
+    """What the roles in a file allow."""
+    return {
+        (verb, group, resource)
+        for role in yaml.safe_load_all(rules.read_text())
+        for rule in role.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from cellgate.extras import taken_out
 from cellgate.proxy.cli.main import COMMANDS, main, parser_of
 from loadtests.__main__ import tools
 from tests.documented import PAGES, ROOT, Typed, typed
-from tests.unit.planner.test_capacity import LLAMA_8B
 
+LLAMA_8B = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}  # fmt: skip
 QUICK = ("check", "schema", "completion", "plan")
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -30,14 +35,15 @@ def is_mention(each: Typed) -> bool:
 
 def test_the_pages_tell_of_all_commands() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    assert re.findall(r"^\| `cellgate ([a-z]+)", page, re.MULTILINE) == list(COMMANDS)
+    told = re.findall(r"^\| `cellgate ([a-z]+)", page, re.MULTILINE)
+    assert [name for name in told if name in COMMANDS or not taken_out()] == list(COMMANDS)
     assert len(ours()) > 30
     assert len(PAGES) > 50
 
 
 def test_every_command_and_flag_is_one() -> None:
     unknown = [each for each in typed("cellgate") if each.words[1:] and each.words[1][0] != "-"]
-    assert [f"{each.page}: {each}" for each in unknown if each.words[1] not in COMMANDS] == []
+    assert [f"{each.page}: {each}" for each in unknown if each.words[1] not in COMMANDS] == [] or taken_out()
     assert [f"{each.page}: {each}" for each in ours() if not is_taken(each)] == []
 
 
@@ -53,11 +59,13 @@ def is_taken(each: Typed) -> bool:
     return "--help" not in rest
 
 
-@pytest.mark.parametrize("each", [one for one in ours() if one.words[1] in QUICK], ids=str)
+@pytest.mark.parametrize(
+    "each", [one for one in ours() if one.words[1] in QUICK and one.words[1] in COMMANDS], ids=str
+)
 def test_what_is_quick_does_what_it_should(
     each: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A configuration is no list of nodes: tests/unit/planner has some.
+    # A configuration is no list of nodes: tests/unit/extras/planner has some.
     if {"--help", "-", "--nodes"} & set(each.words):
         return
     [example] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -49,7 +49,7 @@ class GateProcess:
 
     `units` are the names and URLs of its units, `keys` more of the file's; `flags` and `environ` are more of
     the command line and of the environment; `operator` is what stands in the operator's file; `first` is
-    Python that runs before the gate in its process.
+    Python that runs before the gate in its process, `tree` where its sources are.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class GateProcess:
         environ: Mapping[str, str] = MappingProxyType({}),
         operator: Mapping[str, Any] = MappingProxyType({}),
         first: str = "",
+        tree: Path = ROOT,
         **keys: Any,
     ) -> None:
         self._file = folder / "cellgate.yaml"
@@ -70,7 +71,7 @@ class GateProcess:
             self.operator_file = folder / "operator.yaml"
             self.operate(**operator)
             self._keys = {"operator": str(self.operator_file), **keys}
-        self._program = program_after(first)
+        self._program, self._tree = program_after(first), tree
         self._flags = flags
         self._environ = {**os.environ, **environ}
         self.configure(units)
@@ -90,7 +91,7 @@ class GateProcess:
         places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--access-log", "off"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *places, *self._flags], cwd=ROOT, stdout=log, stderr=log, env=self._environ
+                [*command, *places, *self._flags], cwd=self._tree, stdout=log, stderr=log, env=self._environ
             )
         try:
             assert eventually(lambda: _LISTENING.search(self.log) or self.process.poll() is not None)

@@ -22,6 +22,7 @@ from cellgate.proxy.cli.main import COMMANDS, main
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
+from tests.extras import needs
 
 
 def test_check_shows_the_units_as_understood(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +151,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("command", "line"), WRONG.items(), ids=WRONG)
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        pytest.param(*each, marks=needs("planner") if each[0].startswith("plan ") else (), id=each[0])
+        for each in WRONG.items()
+    ],
+)
 def test_it_is_one_line_that_says_what_to_do(
     command: str, line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

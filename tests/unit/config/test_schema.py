@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from cellgate.extras.operator.operator_keys import OPERATOR_SCHEMA
+from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.cli.main import main
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
@@ -26,8 +26,13 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import INGREDIENTS, SAID_ELSEWHERE, SCHEMA, FileKeys, json_schema
 from cellgate.proxy.config.settings import KIB, MIB, Settings
 from cellgate.proxy.workers.remote import new_counts
+from tests.extras import needs
 from tests.unit.config.files import CELLS, FULL, ROOT, problems, read
 from tests.unit.observe.test_metrics import A1, make, scrape
+
+OPERATOR_SCHEMA = part_of("operator", "keys").OPERATOR_SCHEMA if "operator" in EXTRAS else {}
+ALL_KEYS = needs("operator"), needs("realtime"), needs("kv_events")
+"""For documents that have every key."""
 
 ONE_CELL: Any = [{"name": "c", "units": [{"name": "u", "url": "http://u:1"}]}]
 DOCUMENTS: list[Any] = yaml.safe_load("""
@@ -160,7 +165,10 @@ def operated(tmp_path: Path, document: Any) -> Settings:
 
 @pytest.mark.parametrize(
     ("documents", "schema", "settings"),
-    [(DOCUMENTS, SCHEMA, settings_of), (OPERATORS, OPERATOR_SCHEMA, operated)],
+    [
+        pytest.param(DOCUMENTS, SCHEMA, settings_of, marks=ALL_KEYS),
+        pytest.param(OPERATORS, OPERATOR_SCHEMA, operated, marks=needs("operator")),
+    ],
     ids=["the gate's file", "the operator's file"],
 )
 def test_every_key_set_to_what_is_not_its_default_is_found_in_settings(
@@ -187,7 +195,13 @@ def test_every_key_set_to_what_is_not_its_default_is_found_in_settings(
     assert ignored == []
 
 
-@pytest.mark.parametrize(("documents", "schema"), [(DOCUMENTS, SCHEMA), (OPERATORS, OPERATOR_SCHEMA)])
+@pytest.mark.parametrize(
+    ("documents", "schema"),
+    [
+        pytest.param(DOCUMENTS, SCHEMA, marks=ALL_KEYS),
+        pytest.param(OPERATORS, OPERATOR_SCHEMA, marks=needs("operator")),
+    ],
+)
 def test_no_key_is_missing_among_these(documents: list[Any], schema: Mapping[str, Any]) -> None:
     said = {(place, key) for document in documents for place, key, _ in keys_in(document, schema)}
     known = {(place, key) for place, mapping in schema.items() for key in mapping.model_fields}
@@ -256,7 +270,10 @@ def said(key: str, default: object) -> str:
     return f"`{default}`"
 
 
-@pytest.mark.parametrize(("page", "schema"), [("configuration.md", SCHEMA), ("operator.md", OPERATOR_SCHEMA)])
+@pytest.mark.parametrize(
+    ("page", "schema"),
+    [("configuration.md", SCHEMA), pytest.param("operator.md", OPERATOR_SCHEMA, marks=needs("operator"))],
+)
 def test_every_key_is_documented_with_its_default(page: str, schema: dict[str, Any]) -> None:
     text = (ROOT / "docs" / page).read_text()
     sections = {level.removesuffix("[]") for level in schema if "." not in level and level}
@@ -297,7 +314,12 @@ def mappings(schema: dict[str, Any], place: str = "") -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     ("flags", "models", "examples"),
-    [([], SCHEMA, FILES), (["--operator"], OPERATOR_SCHEMA, [ROOT / "deploy/recovery/operator.yaml"])],
+    [
+        ([], SCHEMA, FILES),
+        pytest.param(
+            ["--operator"], OPERATOR_SCHEMA, [ROOT / "deploy/recovery/operator.yaml"], marks=needs("operator")
+        ),
+    ],
 )
 def test_what_is_printed_is_a_schema_that_has_every_key_and_takes_what_is_shipped(
     flags: list[str],

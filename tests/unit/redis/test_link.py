@@ -18,7 +18,6 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cellgate.extras.operator.leadership import KEEP_MS, Document, Leadership
 from cellgate.proxy.admission.limits import MINUTE_S, DoorCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings, Tls
@@ -171,71 +170,6 @@ def test_a_node_that_fails_fails_the_exchange_and_the_table_is_read_again() -> N
         exchange(client, ("GET", LOW))
     nodes.owners = [(0, 16383, A)]
     assert exchange(client, ("GET", LOW)) == ["GET at a"]
-
-
-# What a gate writes again into a Redis that does not know it any more.
-
-BEGAN_MS = 1_751_328_000_000
-FIRST_DOCUMENT = 8
-"""Of the words of the command: after EVAL, the script, one key, and four arguments."""
-
-
-class Documents:
-    """A Redis with the documents of one scope, which answers HOLD as the script does."""
-
-    def __init__(self) -> None:
-        self.now_ms = BEGAN_MS
-        self.known: dict[bytes, bytes] = {}
-        self.told: list[bytes] = []
-
-    async def exchange(self, commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
-        (command,) = commands
-        names, texts = command[FIRST_DOCUMENT::2], command[FIRST_DOCUMENT + 1 :: 2]
-        self.told = [cast("bytes", text) for text in texts]
-        self.known |= zip((str(name).encode() for name in names), self.told, strict=True)
-        self.known = {
-            name: text
-            for name, text in self.known.items()
-            if int(text.partition(b":")[0]) + KEEP_MS >= self.now_ms
-        }
-        rows = [part for row in self.known.items() for part in row]
-        return [(b"", 0, 0, self.now_ms, rows)]
-
-
-def document(at_ms: int) -> bytes:
-    return b"%d:x" % at_ms
-
-
-def test_what_redis_has_lost_is_written_again_unless_it_is_too_old() -> None:
-    redis, heard = Documents(), list[Document]()
-    leadership = Leadership(
-        lambda: cast("RedisClient", redis),
-        "g1",
-        Names(),
-        now=lambda: 0.0,
-        rng=random.Random(1),
-        on_leading=lambda _scope, _token: None,
-        on_document=heard.append,
-    )
-
-    def written_again() -> list[bytes]:
-        """By the gate that asks."""
-        asyncio.run(leadership._ask(["c"]))
-        return redis.told
-
-    old = {b"u%03d" % n: document(BEGAN_MS) for n in range(100)}
-    new = {b"v": document(BEGAN_MS + 1000)}
-    redis.known = {b"u000": document(BEGAN_MS)}
-    assert written_again() == []
-    redis.known = {}
-    assert [written_again() for _ in range(3)] == [[], [document(BEGAN_MS)], []]
-    redis.known = old | new
-    written_again()
-    redis.now_ms += KEEP_MS + 1
-    redis.known = {}
-    # What is too old keeps nothing else out.
-    assert [written_again() for _ in range(3)] == [[], list(new.values()), []]
-    assert len(heard) == 101
 
 
 # A gate that ends leaves no connection to Redis, whatever it was doing.

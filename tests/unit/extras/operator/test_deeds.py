@@ -32,7 +32,7 @@ from cellgate.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
 from cellgate.proxy import orchestrators
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from tests.sockets.test_recovery_deeds import ABOUT
+from tests.sockets.extras.operator.test_recovery_deeds import ABOUT
 from tests.unit.discovery.test_sources import cluster, start
 
 
@@ -67,7 +67,7 @@ def test_a_service_is_restarted_by_systemctl_without_waiting(
 
 # Units in Amazon ECS are acted on. The API is moto's, asked by boto3 as the real one is.
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[4] / "deploy"
 __all__ = ["cluster"]
 ACTION = ReplaceTasks("prod", region="eu-west-1")
 DEPLOYMENT = ReplaceTasks("prod", region="eu-west-1", deploy=True)
@@ -224,7 +224,7 @@ def test_what_is_no_claim_is_left_out(text: str) -> None:
 
 # The examples of deploy/recovery: they are what they claim to be, and call what they should.
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "recovery"
+FOLDER = Path(__file__).parents[4] / "deploy" / "recovery"
 TOOL = """#!/bin/sh
 for word in "$0" "$@"; do printf "[%s]" "${word##*/}"; done >> "$CALLS"
 echo >> "$CALLS"

@@ -35,6 +35,7 @@ from cellgate.extras.planner.topology import PlacedNode, pair, read_nodes
 from cellgate.proxy.cli import main
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.orchestrators import SCHEMES
+from tests.unit.test_documented_commands import LLAMA_8B
 
 
 def test_ec2_tells_network_nodes_from_the_widest_to_the_narrowest() -> None:
@@ -79,11 +80,6 @@ def test_the_command_proposes_units_from_a_file_of_nodes(
     assert (found["span"], found["over"]) == (0, [])
 
 
-LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}  # fmt: skip
 LLAMA_70B = LLAMA_8B | {
     "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672
 }  # fmt: skip

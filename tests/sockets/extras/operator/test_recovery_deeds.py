@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 
 from cellgate.extras.operator import actions, kubernetes, plan
@@ -25,9 +24,10 @@ from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.orchestrators import ApiError, ask, connected
 from cellgate.proxy.process.tls import LiveTls
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
+from tests.sockets.test_discovery import kubernetes_api, rights_given, rights_used
 from tests.wire.process import eventually
 
-PEM = Path(__file__).parents[1] / "wire" / "localhost.pem"
+PEM = Path(__file__).parents[3] / "wire" / "localhost.pem"
 ABOUT = {
     "id": "a1-0123",
     "unit": "a1",
@@ -285,7 +285,7 @@ async def test_a_disk_that_takes_for_ever_does_not_hold_up_the_loop(
 
 # Pods of a unit are replaced by the official client. The API server answers as a real one does.
 
-REPLACE_RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-rbac.yaml"
+REPLACE_RULES = Path(__file__).parents[4] / "deploy" / "recovery" / "kubernetes-rbac.yaml"
 UNIT = {**ABOUT, "unit": "big-1"}
 
 Replace = Callable[..., Awaitable[RecoveryReport]]
@@ -311,35 +311,8 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[FakeKubernetes, Replace]]
         yield api, replace
 
 
-@asynccontextmanager
-async def kubernetes_api(**options: Any) -> AsyncIterator[FakeKubernetes]:
-    """An API server."""
-    api = await FakeKubernetes(**options).start()
-    try:
-        yield api
-    finally:
-        await api.stop()
-
-
 def going(api: FakeKubernetes) -> list[str]:
     return sorted(one["metadata"]["name"] for one in api.pods() if "deletionTimestamp" in one["metadata"])
-
-
-def rights_used(api: FakeKubernetes) -> set[tuple[str, str, str]]:
-    """What the API server was asked for: verb, group, resource."""
-    return {(what.verb, what.group, what.resource) for what in api.asked}
-
-
-def rights_given(rules: Path) -> set[tuple[str, str, str]]:
-    """What the roles in a file allow."""
-    return {
-        (verb, group, resource)
-        for role in yaml.safe_load_all(rules.read_text())
-        for rule in role.get("rules", ())
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 async def test_a_group_is_evicted_as_a_whole_or_what_labels_choose_and_the_cluster_is_told_why(
@@ -438,7 +411,7 @@ async def test_the_rights_in_deploy_are_exactly_those_that_are_used(tmp_path: Pa
 
 # Groups of a LeaderWorkerSet get another image, by the official client, from the highest group down.
 
-ROLL_RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-roll-rbac.yaml"
+ROLL_RULES = Path(__file__).parents[4] / "deploy" / "recovery" / "kubernetes-roll-rbac.yaml"
 OLD, NEW = "engine:1", "engine:2"
 
 

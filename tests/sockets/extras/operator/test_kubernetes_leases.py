@@ -18,9 +18,9 @@ from cellgate.extras.operator.leases import KubernetesLeases
 from cellgate.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
-from tests.sockets.test_recovery_deeds import kubernetes_api, rights_given, rights_used
+from tests.sockets.test_discovery import kubernetes_api, rights_given, rights_used
 
-RULES = Path(__file__).parents[2] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
+RULES = Path(__file__).parents[4] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
 LEASE_S = 0.6
 POLL_S = 0.01
 CLAIM = Claim("u1", "East", "", "u1-1", attempt=1, rest_s=60.0)
