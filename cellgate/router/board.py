@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cellgate.router import outliers
 from cellgate.router.cost import COSTS, Expected, forecast
@@ -28,6 +28,7 @@ from cellgate.router.nouns import (
     Case,
     Evidence,
     Fleet,
+    Kept,
     Load,
     Models,
     Rules,
@@ -45,11 +46,9 @@ from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixe
 from cellgate.router.queue import Pools
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
-if TYPE_CHECKING:
-    from cellgate.router.unit_state import Lease, UnitState
-
-
 _NOTHING_EXPECTED = Expected()
+_NONE_KEPT: Mapping[str, Kept] = {}
+_NO_HEIRS: Mapping[str, UnitState] = {}
 
 
 class Board:
@@ -92,8 +91,16 @@ class Board:
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
 
-    def configure(self, fleet: Fleet, now: float) -> Changes:
-        """Apply a fleet. A unit whose address changed is removed and added."""
+    def configure(
+        self,
+        fleet: Fleet,
+        now: float,
+        kept: Mapping[str, Kept] = _NONE_KEPT,
+        heirs: Mapping[str, UnitState] = _NO_HEIRS,
+    ) -> Changes:
+        """Apply a fleet. A unit whose address changed is removed and added. For `kept` and `heirs` see
+        kept.py.
+        """
         wanted = {unit.name: unit for unit in fleet.units}
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
         for state in gone:
@@ -109,6 +116,11 @@ class Board:
             if known is None:
                 state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
                 state.on_change = self.usable.clear
+                if (old := heirs.get(unit.name)) is not None:
+                    state.succeed(old)
+                    if unit.name not in kept:
+                        # Its address is the same, and what listens there may be something else.
+                        state.restart_suspected_at = now
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_again.append(unit)
@@ -118,6 +130,7 @@ class Board:
                     known.engine = unit.engine
                 known.apply(unit, fleet.cell(unit.cell))
                 known.models = frozenset(unit.models) or known.models
+            self.units[unit.name].kept = kept.get(unit.name)
         # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
         self.pairs.configure(self.units)

@@ -395,6 +395,16 @@ class Candidate(NamedTuple):
     held_blocks: int = 0
 
 
+class Kept(NamedTuple):
+    """A unit that the configuration has no more stays since then, until one of the units `until` is up:
+    nothing else serves these models (none: it may serve any).
+    """
+
+    since: float
+    models: tuple[str, ...]
+    until: tuple[str, ...]
+
+
 class Refusal(Enum):
     """Why there is no lease."""
 

@@ -512,6 +512,9 @@ def find_candidates(
 def usable_of(board: Board, states: Mapping[str, UnitState], model: str | None) -> Usable:
     """Those of the units that are in rotation and serve a model."""
     found = {n: state for n, state in states.items() if state.is_usable() and state.serves_model(model)}
+    if any(state.kept is None and not state.needs_prefiller for state in found.values()):
+        # What is kept until another unit serves the model gets no more of its requests.
+        found = {name: state for name, state in found.items() if state.kept is None}
     is_sure = all(state.restart_suspected_at < 0.0 for state in found.values())
     slow_start_s = board.rules.slow_start_s
     steady_at = max((state.steady_at(slow_start_s) for state in found.values()), default=0.0)

@@ -31,6 +31,7 @@ from cellgate.router.nouns import (
     Cell,
     Evidence,
     Hold,
+    Kept,
     Load,
     ModelCards,
     RankLoad,
@@ -192,6 +193,8 @@ class UnitState(InRotation):
     """A probe of the gate keeps it busy until then at most."""
     is_alone: bool
     """No other unit of its pool is in rotation."""
+    kept: Kept | None
+    """It is not configured any more (see kept.py)."""
     fell_unseen: bool
     """It last went DOWN because of a time-out of ours, and nothing else spoke against it."""
     answers: AnswerRecord | None
@@ -238,7 +241,20 @@ class UnitState(InRotation):
         self.asks_next, self.seats_shown, self.occupied_until = None, 0, 0.0
         self.answers, self.urgency = None, Urgency.ROUTINE
         self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
-        self.held_until = 0.0
+        self.held_until, self.kept = 0.0, None
+
+    def succeed(self, old: UnitState) -> None:
+        """This is the unit that had another name until now: what was known and learnt of it goes on here.
+
+        Its open leases stay with `old`, and share what is learnt.
+        """
+        self.case, self.hold = old.case, old.hold
+        self.models = frozenset(self.unit.models) or old.models
+        self.engine, self.build, self.cards = self.unit.engine or old.engine, old.build, old.cards
+        self.adapters, self.outlier = old.adapters, old.outlier
+        self.step_times, self.costs, self.gaps_ms = old.step_times, old.costs, old.gaps_ms
+        self.load, self.foreign, self.counters_at = old.load, old.foreign, old.counters_at
+        self.progress_at, self.answered_at, self.up_since = old.progress_at, old.answered_at, old.up_since
 
     def apply(self, unit: Unit, cell: Cell) -> None:
         """Apply the configuration of the unit and of its cell."""

@@ -334,6 +334,8 @@ def _in_hand(state: UnitState) -> str:
     """
     if any(source in SOURCES for _, source in state.case.faults):
         return "the unit is in the hands of its orchestrator"
+    if state.kept is not None:
+        return "the unit is not configured any more"
     return f"the unit is {state.hold.kind.value}" if state.hold is not None else ""
 
 

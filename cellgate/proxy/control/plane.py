@@ -22,6 +22,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
 from cellgate.proxy.config.settings import Peers, Settings
+from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
 from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
@@ -31,6 +32,7 @@ from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.refused_watch import RefusedWatch
+from cellgate.proxy.control.replacement import Replacement
 from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
@@ -103,6 +105,7 @@ class Plane:
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
+        self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
         self.scaling = Scaling(self.board, self.router.queue)
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
@@ -159,6 +162,12 @@ class Plane:
         return Conductor(
             lambda state: self.reach.probe_transport(state).fetch, self.set_drain, self.hold_watch, wait_s
         )
+
+    def _make_replacement(self) -> Replacement:
+        drain_s, sources = self.settings.timeouts.drain_s, self.settings.sources
+        # With Redis as their source, units change their address with the gate that they are reached through.
+        keeps = not any(isinstance(source, RedisSource) for source in sources)
+        return Replacement(self.board, self.events, drain_s, self.configure, keeps=keeps)
 
     def _make_prober(self, rng: random.Random) -> Prober:
         settings = self.settings
@@ -217,6 +226,7 @@ class Plane:
         """What runs on each tick, in this order."""
         return (
             self.hold_watch.tick,
+            self.replacement.look,
             self._look_for_stalls,
             self.prober.sweep,
             self.containment.tick,
@@ -308,7 +318,7 @@ class Plane:
     def configure(self, fleet: Fleet) -> str:
         """Apply a fleet while requests in flight continue; returns what changed, as text."""
         old = {state.unit.name: state for state in self.board}
-        added, removed, probed_again = self.board.configure(fleet, self.now())
+        fleet, (added, removed, probed_again) = self.replacement.configure(fleet, self.now())
         for unit in removed:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
@@ -322,6 +332,8 @@ class Plane:
             told(fleet)
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
         names += [f"{u.name} has other probes now" for u in probed_again]
+        if kept := sum(state.kept is not None for state in self.board):
+            names.append(f"{kept} no longer configured {'is' if kept == 1 else 'are'} kept")
         return ", ".join(names) or "no unit added or removed"
 
     def set_drain(self, unit: str, drained: bool) -> bool:
@@ -330,6 +342,7 @@ class Plane:
         self._publish_soon()
         self.room()
         self.on_units(True)
+        self._loop.call_soon(self._look_at_kept)
         return known
 
     def inherit(self, view: InheritedView) -> None:
@@ -364,6 +377,11 @@ class Plane:
     def _units_changed(self) -> None:
         self.room()
         self._publish_soon()
+        # Later, because this may be called while a fleet is applied.
+        self._loop.call_soon(self._look_at_kept)
+
+    def _look_at_kept(self) -> None:
+        self.replacement.look(self.now())
 
     def _publish_soon(self) -> None:
         self._page.changed()

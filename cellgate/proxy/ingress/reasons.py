@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cellgate.router.health import spoken
 from cellgate.router.judge import CANARY_SOURCE, READINESS_SOURCE
+from cellgate.router.kept import kept_words
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.unit_state import UnitState
@@ -91,6 +92,7 @@ _UNWATCHED = "start the agent of node {nodes} again (cellgate agent); until then
 _REFUSES = "compare its key, its model's name and its command line with those of another unit: "
 _REFUSES += "cellgate units -o wide; docs/4xx.md."
 _WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
+_KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
@@ -134,6 +136,9 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
     if state.case.verdict is not Verdict.UP:
         return []
     found = []
+    if state.kept is not None:
+        sentence = f"it is not configured any more, and kept {kept_words(state.kept)}"
+        found.append(Shortcoming("kept", sentence, _KEPT.format(unit=state.unit.name)))
     if degraded := state.outlier.degraded:
         times = f"{1.0 / (1.0 - degraded):.1f} times as long as on other units of its cell"
         found.append(Shortcoming("slow", f"slow: a token takes {times}", _SLOW))

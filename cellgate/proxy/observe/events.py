@@ -49,6 +49,8 @@ ActionKind = Literal[
     "source_lost",
     "source_back",
     "clash",
+    "kept",
+    "kept_over",
     "recovery",
     "recovery_done",
     "recovery_failed",
@@ -87,6 +89,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "responses_lost": "warning",
     "source_lost": "warning",
     "clash": "warning",
+    "kept": "warning",
     "recovery": "warning",
     "recovery_failed": "warning",
     "recovery_held": "warning",
@@ -287,6 +290,7 @@ def _prospect(after: Verdict, passes: int) -> str:
 
 def _action_event(action: Action) -> EventRecord:
     whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
+    units = "units are" if action.unit is None else f"unit {action.unit} is"
     line = (
         _LINES.get(action.kind)
         or {
@@ -296,6 +300,8 @@ def _action_event(action: Action) -> EventRecord:
             "resume": f"unit {action.unit} resumed and undrained by {action.by}",
             "sleep": f"unit {action.unit} drained and put to sleep by {action.by}",
             "wake": f"unit {action.unit} woken and undrained by {action.by}",
+            "kept": f"{units} not configured any more",
+            "kept_over": f"{units} kept no longer",
             "hold": f"unit {action.unit} is on hold",
             "hold_over": f"the hold of unit {action.unit} is over",
             "reload": f"configuration reloaded by {action.by}",
