@@ -37,6 +37,7 @@ from cellgate.proxy.config.settings import (
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.explain import RoutingExplain
 from cellgate.proxy.control.plane import Part, Plane, Publish
+from cellgate.proxy.control.stored_responses import StoredResponse
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.discovery.follow import discover, preload
 from cellgate.proxy.gateway import Gateway
@@ -162,6 +163,7 @@ class App:
         if self._operator is not None:
             self._operator.start(heritage.courses if heritage is not None else None)
         if heritage is not None:
+            plane.stored.inherit(heritage.stored)
             await self._get_warm(heritage.view)
         listeners = partial(listening_for, self._listeners)
         await self._add(Part(self._admin.close, lambda: self._admin.open(listeners(ADMIN)), self._admin.tick))
@@ -174,9 +176,10 @@ class App:
             self._starter.ready()
         if heritage is None:
             self._starter.notify("READY=1")
-        elif (out := await heritage.accept()) is not None:
+        elif (last := await heritage.accept()) is not None:
+            plane.stored.inherit(last["stored"])
             for unit in list(plane.board.units):
-                plane.set_drain(unit, unit in out)
+                plane.set_drain(unit, unit in last["drained"])
 
     async def run(self) -> None:
         """Returns when the gate has stopped."""
@@ -220,17 +223,22 @@ class App:
 
     async def _hand_over(self) -> bool:
         """Whether there is a successor now."""
-        board = self._plane.board
+        board, stored, since = self._plane.board, self._plane.stored, list[StoredResponse]()
 
         def known() -> dict[str, Any]:
             courses = self._operator.hand_over() if self._operator is not None else {}
-            return {"view": view_of(board), "courses": courses}
+            stored.on_made.append(since.append)
+            return {"view": view_of(board), "courses": courses, "stored": list(stored)}
+
+        def known_last() -> dict[str, Any]:
+            return {"drained": drained(board), "stored": since}
 
         log_line("info", "handing over: a successor is started")
         try:
             limit_s = self._settings.timeouts.handover_s
-            pid = await hand_over(self._listeners, known, lambda: drained(board), limit_s)
+            pid = await hand_over(self._listeners, known, known_last, limit_s)
         except HandoverError as error:
+            stored.on_made[:] = [told for told in stored.on_made if told != since.append]
             if self._operator is not None:
                 self._operator.go_on()
             self._plane.events.add(

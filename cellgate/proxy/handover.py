@@ -227,7 +227,7 @@ class NoInheritanceError(Exception):
 
 
 class Inheritance:
-    """Listeners by name, `view`, and the attempts of recovery."""
+    """Listeners by name, `view`, the attempts of recovery, and stored responses."""
 
     def __init__(self, sock: socket.socket, document: Any, listeners: list[socket.socket]) -> None:
         self._sock = sock
@@ -236,7 +236,10 @@ class Inheritance:
             self._listeners[name] = [listeners.pop(0) for _ in range(count)]
         known = document["known"]
         self.view = InheritedView(known["view"])
-        self.courses: dict[str, Any] = known["courses"] if known["view"]["version"] == VERSION else {}
+        is_read = known["view"]["version"] == VERSION
+        self.courses: dict[str, Any] = known["courses"] if is_read else {}
+        self.stored: list[list[str]] = known["stored"] if is_read else []
+        """Stored responses: of each its id, its payer and its unit."""
 
     def take(self, name: str) -> list[socket.socket]:
         """The listeners of that name; none if there are none, as when the address is another one now."""
@@ -249,20 +252,20 @@ class Inheritance:
             for listener in unwanted:
                 listener.close()
 
-    async def accept(self) -> list[str] | None:
-        """Report that clients are accepted. Returns the units that are drained now; None: the gate has
-        ended.
+    async def accept(self) -> dict[str, Any] | None:
+        """Report that clients are accepted. Returns what holds now: the units that are `drained`, and the
+        responses that were `stored` meanwhile; None: the gate has ended.
         """
         for unwanted in self._listeners.values():
             for listener in unwanted:
                 listener.close()
         return await asyncio.to_thread(self._accept)
 
-    def _accept(self) -> list[str] | None:
+    def _accept(self) -> dict[str, Any] | None:
         with self._sock, suppress(OSError, ValueError):
             self._sock.sendall(READY)
-            drained: list[str] = receive(self._sock)[0]
-            return drained
+            last: dict[str, Any] = receive(self._sock)[0]
+            return last
         return None
 
 

@@ -208,6 +208,8 @@ class Ask(NamedTuple):
     """Another unit may compute its prompt (see router/prefill_decode.py)."""
     answers: int = 1
     """How many answers it asks for, each of at most `max_tokens`."""
+    wanted_id: str | None = None
+    """What its client wants its response to be called; None: nothing of that."""
     route: str = ""
     """The name of its path, if it has a JSON body."""
     payer: str = ""

@@ -36,6 +36,9 @@ from cellgate.router.unit_state import Lease, UnitState
 COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
+TAKEN = Failure(
+    FailureKind.RESPONSE_TAKEN, "a stored response has this id; send another one, or none", param="request_id"
+)
 
 
 class LocalDispatcher:
@@ -56,11 +59,24 @@ class LocalDispatcher:
 
     def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
         """A lease, or why there is none. Pending: the waiter gets the result later, once."""
-        if request.ask.follows is not None:
+        if request.ask.follows is not None or request.ask.wanted_id is not None:
             bound = self._bound(request)
+            if bound is None:
+                search = self._plane.search.begin(request, waiter, self)
+                return self._plane.stored.unknown(request.ask) if search is None else search
             if isinstance(bound, Failure):
                 return bound
             request = bound
+        return self._acquire(request, waiter)
+
+    def acquire_found(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+        """The same for what was searched for."""
+        bound = self._bound(request)
+        if bound is None:
+            return self._plane.stored.unknown(request.ask)
+        return bound if isinstance(bound, Failure) else self._acquire(bound, waiter)
+
+    def _acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
         if request.must_wait:
             found: Lease | Refusal = Refusal.FULL
         elif request.units is not None or self._containment.watchful:
@@ -87,7 +103,7 @@ class LocalDispatcher:
     def acquire_other(self, request: PickRequest, _waiter: Waiter) -> Lease | Refusal:
         """Another unit for a request whose unit answered with a failure: at once, or not at all."""
         bound = self._bound(request)
-        if isinstance(bound, Failure):
+        if bound is None or isinstance(bound, Failure):
             return Refusal.NO_UNIT
         found = self._pick(bound)
         if request.explain_since and isinstance(found, Lease):
@@ -98,14 +114,19 @@ class LocalDispatcher:
         """How many requests, in flight or waiting, draw on the retry budget."""
         return self._board.retries_in_flight + self._router.queue.retries
 
-    def _bound(self, request: PickRequest) -> PickRequest | Failure:
-        """The request, bound to the unit that made the response it follows."""
+    def _bound(self, request: PickRequest) -> PickRequest | Failure | None:
+        """The request, bound to the unit that made the response it follows. None: that is not known here."""
+        if rivals := self._plane.stored.rivals(request.ask):
+            request = request._replace(tried=(*request.tried, *rivals))
+            if self._board.units.keys() <= set(request.tried):
+                return TAKEN
         ask = self._plane.stored.bind(request.ask)
-        if isinstance(ask, Failure):
+        if not isinstance(ask, Ask):
             if request.units is None:
-                self._plane.on_lost_response(request.ask)
+                if ask is not None:
+                    self._plane.on_lost_response(request.ask)
                 return ask
-            # The client has chosen the unit: it knows which one made the response.
+            # Who chose the unit has the token: a gate that knows which one made the response, and for whom.
             ask = request.ask._replace(unit=None)
         return request._replace(ask=ask)
 
@@ -212,7 +233,7 @@ class LocalDispatcher:
                 # One prompt less to compute.
                 self._plane.room()
         if response_id:
-            self._plane.stored.made(response_id, lease.unit)
+            self._plane.stored.made(response_id, lease.unit, lease.ask.payer)
 
     def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation ended without a failure: it shows progress, and the cost model learns from it."""

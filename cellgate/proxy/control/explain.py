@@ -105,7 +105,8 @@ class RoutingExplain:
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
             ask = self._routing_headers.apply(ask, lines, self._now())
         if isinstance(ask, Ask):
-            ask = self._stored.bind(self._named(ask)._replace(payer=self._payer))
+            ask = self._named(ask)._replace(payer=self._payer)
+            ask = self._stored.bind(ask) or self._stored.unknown(ask)
         if isinstance(ask, Failure):
             return ask
         tried = [name for name in query.get("tried", "").split(",") if name]

@@ -33,6 +33,7 @@ from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.refused_watch import RefusedWatch
 from cellgate.proxy.control.replacement import Replacement
+from cellgate.proxy.control.response_search import ResponseSearch
 from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
@@ -101,9 +102,9 @@ class Plane:
         self.hold_watch = self._make_hold_watch()
         self.refused_watch, self.conductor = self._make_refused_watch(), self._make_conductor()
         self.containment = self._make_containment()
-        self.stored = StoredResponses(self.board)
-        self.balancers = Balancers()
-        self.peers = Peers(settings.trusted)
+        self.stored = StoredResponses(self.board, keyed=settings.keys is not None)
+        self.search = ResponseSearch(self.stored, self.board, self._fetch_of)
+        self.balancers, self.peers = Balancers(), Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
         self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
@@ -152,16 +153,14 @@ class Plane:
         return watch
 
     def _make_refused_watch(self) -> RefusedWatch:
-        def fetch_of(state: UnitState) -> Fetch:
-            return self.reach.probe_transport(state).fetch
-
-        return RefusedWatch(self.board, self.events, self.prober.observe, fetch_of, self.now)
+        return RefusedWatch(self.board, self.events, self.prober.observe, self._fetch_of, self.now)
 
     def _make_conductor(self) -> Conductor:
         wait_s = self.settings.timeouts.drain_s
-        return Conductor(
-            lambda state: self.reach.probe_transport(state).fetch, self.set_drain, self.hold_watch, wait_s
-        )
+        return Conductor(self._fetch_of, self.set_drain, self.hold_watch, wait_s)
+
+    def _fetch_of(self, state: UnitState) -> Fetch:
+        return self.reach.probe_transport(state).fetch
 
     def _make_replacement(self) -> Replacement:
         drain_s, sources = self.settings.timeouts.drain_s, self.settings.sources
@@ -261,6 +260,7 @@ class Plane:
         """Stop all probes and close all connections."""
         if self.accounting is not None:
             await self.accounting.close()
+        self.search.close()
         self.refused_watch.close()
         self.prober.close()
         self.reach.close()

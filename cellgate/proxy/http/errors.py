@@ -78,6 +78,7 @@ class FailureKind(Enum):
     NOT_SERVED = "not_served"
     RESPONSE_GONE = "response_gone"
     RESPONSE_AWAY = "response_away"
+    RESPONSE_TAKEN = "response_taken"
     NOT_TRUSTED = "not_trusted"
     BAD_KEY = "invalid_api_key"
     KEY_EXPIRED = "key_expired"
@@ -149,6 +150,8 @@ TABLE: dict[FailureKind, FailureRow] = {
     # What a request follows is on a unit that has left, or is down: no other unit knows that conversation.
     FailureKind.RESPONSE_GONE: _client(404, kind="not_found_error"),
     FailureKind.RESPONSE_AWAY: _client(409, kind="conflict_error"),
+    # A unit would write it over another client's.
+    FailureKind.RESPONSE_TAKEN: _client(409, kind="conflict_error"),
     # The client's stream is kept no more, or by another gate: a new answer would be another one.
     FailureKind.NOT_TRUSTED: _client(403, kind="permission_error"),
     FailureKind.BAD_KEY: _client(401, kind="authentication_error"),

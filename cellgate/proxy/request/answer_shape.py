@@ -168,7 +168,15 @@ def _nothing(body: bytes, *, is_events: bool) -> str:
         return "a page of HTML" if b"<html" in body[:1024].lower() else "no JSON"
     if isinstance(data, dict) and data.get("error"):
         return "an error object under 200"
+    if isinstance(data, dict) and _is_job(data):
+        return ""
     return "nothing generated" if isinstance(data, dict) and data.get("choices") else "no answer in its JSON"
+
+
+def _is_job(data: dict[str, Any]) -> bool:
+    """Whether a response is computed in the background: its client asks for it by its id."""
+    status = data.get("status")
+    return status == "queued" or (status == "in_progress" and data.get("background") is True)
 
 
 def _is_idle(data: bytes | None) -> bool:

@@ -11,10 +11,11 @@ from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.doubts import outcome_of_doubt
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.failures import give_up, try_again
-from cellgate.proxy.request.response import failure_of, outcome_of, response_id
+from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.second_opinion import served
 from cellgate.proxy.request.start import OF_LINKS, arrived, find_unit
+from cellgate.proxy.request.stored_objects import object_id, response_id
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.router.nouns import Outcome, Refusal
@@ -126,7 +127,12 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
         return
     request, route = exchange.request, response.route
     response.ttft_s = at - request.received_at
-    gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
+    stored = ""
+    if route == "responses":
+        stored = response_id(first)
+    elif exchange.route.kind is UNLISTED and request.method == b"POST" and response.status < 300:
+        stored = object_id(request.path, first)
+    gate.dispatcher.committed(lease, response_id=stored)
     if not response.is_events or exchange.route.kind is not GENERATE:
         return
     stream = STREAMS.get(route)

@@ -15,6 +15,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.body_shape import BodyShape, new_shape, shapes
 from cellgate.proxy.request.prompt import prompt_in
+from cellgate.proxy.request.stored_objects import named_object
 from cellgate.proxy.resume.streams import WAYS
 from cellgate.router.nouns import Ask
 
@@ -28,7 +29,7 @@ _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
 _NAME_CHARS = LIMITS.name_chars
-_NOBODY: tuple[str | None, str, int] = (None, "", 0)
+_NOBODY: tuple[str | None, str, int, str | None] = (None, "", 0, None)
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_NUMBERS = (b"NaN", b"Infinity")
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
@@ -97,7 +98,7 @@ def ask_of(
 ) -> Ask:
     """What a parsed body asks for, whose prompt is known."""
     blocks, size, fingerprint = prompt
-    follows, user, priority = _personal(data) if shape.is_personal else _NOBODY
+    follows, user, priority, wanted_id = _personal(data) if shape.is_personal else _NOBODY
     limit: Any = 0
     for name in shape.limits:
         if limit := data[name]:
@@ -124,6 +125,7 @@ def ask_of(
         None,
         route in SPLIT_ROUTES,
         answers,
+        wanted_id,
         route,
         payer,
     )
@@ -171,14 +173,25 @@ def _no_model(model: object) -> Failure:
     return Failure(FailureKind.BAD_JSON, reason, param="model")
 
 
-def _personal(data: dict[str, Any]) -> tuple[str | None, str, int]:
-    """The response that it follows, its user, and its priority."""
-    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
+def _personal(data: dict[str, Any]) -> tuple[str | None, str, int, str | None]:
+    """The response that it follows, its user, its priority, and what its client calls it."""
+    user, priority, wanted_id = data.get("user"), data.get("priority"), data.get("request_id")
     return (
-        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
+        _followed(data),
         user[: LIMITS.name_chars] if isinstance(user, str) else "",
         0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
+        wanted_id if isinstance(wanted_id, str) and len(wanted_id) <= LIMITS.name_chars else None,
     )
+
+
+def _followed(data: dict[str, Any]) -> str | None:
+    """The response, conversation or file that it follows; None: none, or one that no unit has, as its name is
+    too long.
+    """
+    follows = data.get("previous_response_id") or data.get("conversation") or data.get("input_file_id")
+    if isinstance(follows, dict):
+        follows = follows.get("id")
+    return follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None
 
 
 def _engines_integer(value: object) -> int:
@@ -229,7 +242,7 @@ def plain_ask(target: bytes, body: bytes) -> Ask:
 
 def stored_ask(path: bytes) -> Ask:
     """The ask of `/v1/responses/{id}` and the paths below it: bound to the unit that made that response."""
-    return Ask(unit="", follows=path.split(b"/")[3].decode("latin-1"))
+    return Ask(unit="", follows=named_object(path) or "")
 
 
 def _kind_of(value: object) -> str:

@@ -24,7 +24,9 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The length of the answer; the first of them that is set counts."""
 _MULTIPLIES = frozenset(("n", "best_of", "prompt", "text", "input_ids", "sampling_params", "parameters"))
 """Fields that may ask for several answers, or bound them in another place."""
-_PERSONAL = frozenset(("previous_response_id", "user", "priority"))
+_PERSONAL = frozenset(
+    ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority")
+)
 VARIES = frozenset(
     (
         *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
@@ -42,7 +44,7 @@ class BodyShape:
     """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
     this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
     `limits` bound the answer; `multiplies`: others may as well, or ask for several. `is_personal`: it
-    tells its user, a priority, or the response that it follows.
+    tells its user, a priority, its name, or the response that it follows.
     """
 
     __slots__ = ("is_personal", "limits", "more", "multiplies", "preamble", "prompts", "rendering")

@@ -15,7 +15,6 @@ import re
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from re import compile as pattern
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
@@ -585,7 +584,6 @@ class TokensWithIds:
 
 _OK = Outcome.OK
 _BUSY = (429, 503)
-_RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 # The body of engines on FastAPI for an unknown path; clients get OpenAI's error shape with a reason instead.
 NO_SUCH_PATH = b'{"detail":"Not Found"}'
 NO_PATH = "404, it does not serve this path"
@@ -625,12 +623,6 @@ def outcome_of(status: int) -> Outcome:
     if status in _BUSY:
         return Outcome.BUSY
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR
-
-
-def response_id(body: bytes) -> str:
-    """The id of the stored response that begins like this; empty: it has none."""
-    found = _RESPONSE_ID.search(body)
-    return found[1].decode("latin-1") if found is not None else ""
 
 
 # Whether the beginning of an answer shows that anything was generated. Pure.

@@ -72,7 +72,9 @@ class Route:
     shape: AnswerShape | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", SHAPES.get(self.name))
+        # What is stored may be anything: a job that runs, one that was cancelled.
+        shape = None if self.kind is STICKY else SHAPES.get(self.name)
+        object.__setattr__(self, "shape", shape)
 
 
 _POST, _GET = (b"POST",), (b"GET", b"HEAD")

@@ -43,6 +43,7 @@ from cellgate.proxy.request.routes import (
     with_path_model,
 )
 from cellgate.proxy.request.services import OPEN_ROUTES
+from cellgate.proxy.request.stored_objects import is_collection, named_object, objects_in
 from cellgate.proxy.request.unit_head import head_for_unit, names_rank, rank_line
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.transcript import asking, gives_ids
@@ -65,6 +66,14 @@ _TIMES_READ = 8
 """A byte of a body that is not tiny counts so many times in the turn in which requests begin: 128 kB of any
 shape are read in one."""
 WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
+_OF_ALL = Failure(
+    FailureKind.UNKNOWN_PATH,
+    "an engine cannot say what of its list is yours, so the gate shows none; ask for one by its id",
+)
+
+_SEVERAL = Failure(
+    FailureKind.BAD_REQUEST, "it names several stored objects, which may be at several units; name one"
+)
 
 
 def start(exchange: Exchange) -> None:
@@ -97,7 +106,16 @@ def start(exchange: Exchange) -> None:
             answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
             exchange.response.answer(*answer)
             return
+        if exchange.admission is not None and _lists_all(exchange):
+            _turn_away(exchange, _OF_ALL)
+            return
     _read(exchange)
+
+
+def _lists_all(exchange: Exchange) -> bool:
+    """Whether it asks what a unit has made, which may be other tenants'."""
+    request, kind = exchange.request, exchange.route.kind
+    return kind is UNLISTED and request.method != b"POST" and is_collection(request.path)
 
 
 def _read(exchange: Exchange) -> None:
@@ -118,8 +136,11 @@ def _read(exchange: Exchange) -> None:
             if len(body) > _TINY:
                 exchange.gate.start_scheduler.has_room(_TIMES_READ * len(body))
             ask(exchange, read_ask(body, route.name, payer))
-    elif route.kind is STICKY:
+    elif route.kind is STICKY or (route.kind is UNLISTED and named_object(request.path) is not None):
         ask(exchange, stored_ask(request.path)._replace(payer=payer))
+    elif route.kind is UNLISTED and (named := objects_in(request.body)):
+        one = plain_ask(request.target, request.body)._replace(follows=named.pop(), payer=payer)
+        ask(exchange, _SEVERAL if named else one)
     else:
         field = find_model(request.lines, request.body) if route.model is IN_FORM else None
         model = None if field is None else field.name

@@ -51,7 +51,7 @@ class ToControl:
     BLAME = 7
     """Id, failure, tokens sent to the client in all, and by this unit, judged: the attempt has failed."""
     STORED = 8
-    """Response, unit: the unit that stores it."""
+    """Response, unit, payer: the unit that stores it, and for whom."""
     FINISHED = 9
     """Route, status, unit, TTFT, duration, bytes in, bytes out."""
     REPORT = 10

@@ -285,7 +285,7 @@ class RemoteDispatcher:
         self._control.mention((ToControl.COMMITTED, _id(lease), lease.first_at, resumed))
         if response_id:
             # At once, because the client may refer to the response in its next request.
-            self._control.say((ToControl.STORED, response_id, lease.unit))
+            self._control.say((ToControl.STORED, response_id, lease.unit, lease.ask.payer))
 
     def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
         """A generation ended without a failure."""

@@ -242,28 +242,80 @@ def test_the_header_of_an_answer_has_what_was_reckoned() -> None:
 def test_a_request_goes_to_the_unit_that_has_what_it_follows() -> None:
     """One that is down is a 409, one that has left a 404, which is news once; only so many are kept."""
     board = router_of(2).board
-    responses = StoredResponses(board)
-    responses.made("resp_1", "u1")
-    asked = responses.bind(Ask(follows="resp_1"))
+    responses = StoredResponses(board, keyed=True)
+
+    def follow(response: str) -> Ask:
+        return Ask(follows=response, payer="a")
+
+    responses.made("resp_1", "u1", "a")
+    asked = responses.bind(follow("resp_1"))
     assert isinstance(asked, Ask)
     assert asked.unit == "u1"
     board.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp", "refused", NOW))
-    away = responses.bind(Ask(follows="resp_1"))
+    away = responses.bind(follow("resp_1"))
     assert isinstance(away, Failure)
     assert (away.kind, away.kind.row.status) == (FailureKind.RESPONSE_AWAY, 409)
-    responses.made("resp_2", "c")
-    responses.made("resp_3", "c")
-    gone = responses.bind(Ask(follows="resp_2", unit=""))
+    responses.made("resp_2", "c", "a")
+    responses.made("resp_3", "c", "a")
+    gone = responses.bind(follow("resp_2")._replace(unit=""))
     assert isinstance(gone, Failure)
     assert (gone.kind, gone.kind.row.status) == (FailureKind.RESPONSE_GONE, 404)
     assert "c made response resp_2" in gone.message
     follows = ("resp_2", "resp_3", "resp_unknown")
-    assert [responses.newly_lost(Ask(follows=each)) for each in follows] == ["c", "", ""]
+    assert [responses.newly_lost(follow(each)) for each in follows] == ["c", "", ""]
     for number in range(RESPONSES_KEPT):
-        responses.made(f"resp_more_{number}", "u0")
-    forgotten = responses.bind(Ask(follows="resp_1"))
-    assert isinstance(forgotten, Ask)
-    assert forgotten.unit is None
+        responses.made(f"resp_more_{number}", "u0", "a")
+    assert responses.bind(follow("resp_1")) is None
+
+
+RANDOM = "resp_5f0c7e1b9a8d4c3e8f7a6b5c4d3e2f10"
+
+
+def test_what_was_made_for_somebody_else_is_as_unknown_as_what_nobody_made() -> None:
+    """A client names its response as another's, or asks for that: it reaches no unit, takes nothing over."""
+    responses = StoredResponses(router_of(2).board, keyed=True)
+    responses.made("resp_mine", "u1", "a")
+    responses.made("resp_mine", "u0", "b")
+    asked = {who: responses.bind(Ask(unit="", follows="resp_mine", payer=who)) for who in "abc"}
+    assert asked == {
+        "a": Ask(unit="u1", follows="resp_mine", payer="a"),
+        "b": Ask(unit="u0", follows="resp_mine", payer="b"),
+        "c": None,
+    }
+    foreign = responses.unknown(Ask(unit="", follows="resp_mine", payer="c"))
+    nobodys = responses.unknown(Ask(unit="", follows="resp_none", payer="c"))
+    assert foreign.kind is nobodys.kind is FailureKind.UNKNOWN_PATH
+    assert foreign.message.replace("mine", "none") == nobodys.message
+
+
+def test_without_keys_an_id_that_nobody_can_guess_is_as_good_as_a_key_and_any_other_is_its_addresss() -> None:
+    responses = StoredResponses(router_of(2).board)
+    responses.made(RANDOM, "u1", "1.1.1.1")
+    responses.made("resp_1", "u1", "1.1.1.1")
+    # A unit, or a client that was told the id, makes one of the same name.
+    responses.made(RANDOM, "u0", "2.2.2.2")
+    asked = {
+        follows: [
+            found.unit if isinstance(found := responses.bind(Ask(follows=follows, payer=who)), Ask) else None
+            for who in ("1.1.1.1", "2.2.2.2")
+        ]
+        for follows in (RANDOM, "resp_1")
+    }
+    assert asked == {RANDOM: ["u1", "u1"], "resp_1": ["u1", None]}
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_one_that_makes_many_responses_pushes_out_its_own(*, keyed: bool) -> None:
+    """A flood of one-token answers breaks no conversation of others, nor does the same by many names."""
+    responses, rng = StoredResponses(router_of(2).board, keyed=keyed), random.Random(1)
+    conversations = {f"resp_{rng.randbytes(16).hex()}": f"quiet{number % 8}" for number in range(40)}
+    for response, who in conversations.items():
+        responses.made(response, "u1", who)
+    for number in range(RESPONSES_KEPT + 10_400):
+        responses.made(f"resp_{rng.randbytes(16).hex()}", "u0", "loud" if number % 3 else "louder")
+    found = [responses.bind(Ask(follows=response, payer=who)) for response, who in conversations.items()]
+    assert [ask.unit for ask in found if isinstance(ask, Ask)] == ["u1"] * 40
+    assert len(list(responses)) == RESPONSES_KEPT
 
 
 # Operations of an engine for an operator: out of rotation first, back only after a proof.
