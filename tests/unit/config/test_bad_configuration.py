@@ -17,6 +17,7 @@ from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.config.units import UnitKeys, unit_of
 from cellgate.router.nouns import Cell, Fleet, KvEvents
+from tests.extras import needs
 from tests.unit.config.files import CELLS, probes_of, problems, read, same
 
 
@@ -441,6 +442,7 @@ def read_kv_events(found: Any) -> KvEvents | None:
     return unit_of("c", keys, "").kv_events
 
 
+@needs("kv_events")
 def test_an_engine_alone_is_asked_for_its_endpoints_and_ranks_have_some_each() -> None:
     assert read_kv_events({"from": "sglang"}) == KvEvents("sglang")
     found = {"from": "vllm", "endpoint": "tcp://a:5557", "replay_endpoint": "tcp://a:6000", "ranks": 2}
@@ -463,6 +465,7 @@ def test_what_is_wrong_is_told(found: Any, reason: str) -> None:
         read_kv_events(found)
 
 
+@needs("kv_events")
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str) -> object:
         return None if name == "zmq" else importlib.util.find_spec(name)
