@@ -198,9 +198,8 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     restarted = None if unit["restarted"] is None else (unit["restarted"][0], unit["restarted"][1])
     # Faults of nodes are reported again by their sources.
     faults = frozenset((node, source) for node, source in unit.get("faults", ()))
-    state.case = Case(
-        verdict, since, epochs, restarted, passes=unit["passes"], faults=faults, because=because
-    )
+    case = Case(verdict, since, epochs, restarted, passes=unit["passes"], faults=faults, because=because)
+    state.case = state.case if _is_newer(state.case, case) else case
     state.drained = unit["drained"]
     state.hold = _hold_of(unit.get("hold"))
     state.progress_at, state.up_since = unit["progress_at"], unit["up_since"]
@@ -209,6 +208,11 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     state.cards = state.cards or unit.get("cards", {})
     state.engine = state.engine or unit["engine"]
     state.build = Build(*unit.get("build", ()))
+
+
+def _is_newer(own: Case, known: Case) -> bool:
+    """Whether what this process has found itself is the newer verdict. One clock serves all processes."""
+    return own.because is not None and own.because.source != SOURCE and own.since > known.since
 
 
 def _hold_of(known: Sequence[Any] | None) -> Hold | None:

@@ -25,6 +25,7 @@ from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
 from cellgate.probes.served import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import health
 from cellgate.router.board import Board, Consequence, Uses
@@ -52,6 +53,8 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.unit_state import UnitState
 
+_OTHER_GATE = "gate "
+"""How the sources of what other gates say begin."""
 _LOOK_AT: dict[Verdict, str] = {
     # Whether its health check is good meanwhile tells a wedge from a crash.
     Verdict.SUSPECT: Readiness.name,
@@ -258,8 +261,11 @@ class Prober:
         self._trust_from = at
 
     def _distrusted(self, evidence: Evidence) -> Evidence:
-        # A refused connection or a report of an agent is a fact, however late it is read.
-        if evidence.strength is Strength.FATAL:
+        # A refused connection or a report of an agent is a fact, however late it is read. What another gate
+        # or a source of units says was not timed here, and is said once.
+        if evidence.strength is Strength.FATAL or evidence.source.startswith(_OTHER_GATE):
+            return evidence
+        if evidence.source in SOURCES:
             return evidence
         self.distrusted += 1
         reason = f"{evidence.reason}; not counted, because the gate lagged"

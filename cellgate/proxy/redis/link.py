@@ -153,7 +153,6 @@ class RedisLink:
         self._document_ms = self._expiry_ms * DOCUMENT_BEATS
         self._flips: list[UnitReport] = []
         self._wake = asyncio.Event()
-        self._verdicts: dict[RosterKey, str] = {}
         self._sessions = 0
         self._own: set[IndexEntry] = set()
         self._known: set[IndexEntry] = set()
@@ -280,8 +279,7 @@ class RedisLink:
         sizes = await commands.index_sizes(cells)
         if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
             self._sizes, self._known = sizes, await commands.index(cells)
-            listed = {(member.unit, member.gate) for member in self._known}
-            self._verdicts = {key: verdict for key, verdict in self._verdicts.items() if key in listed}
+            self._roster.keep({(member.unit, member.gate) for member in self._known})
         # Restore index entries in a Redis that came back empty, and add new ones.
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
@@ -386,9 +384,7 @@ class RedisLink:
 
     def _look_for_flip(self, key: RosterKey, one: Seen) -> None:
         """A change of verdict may arrive twice, on the channel and at the next heartbeat: report it once."""
-        verdict = one.report.verdict.value
-        if self._verdicts.get(key) != verdict:
-            self._verdicts[key] = verdict
+        if self._roster.is_news(key, one.report):
             self.counts["flips_heard"] += 1
             self._on_flip(one)
 

@@ -54,7 +54,8 @@ class UnitReport:
     `life_age_s`: how long ago it last made progress; `prefilling` of those in flight have prompts that are
     not computed yet, of `uncached_tokens` in all;
     `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
-    `hold`: why its engine stands still on purpose; `role`: what it does for requests.
+    `hold`: why its engine stands still on purpose; `role`: what it does for requests; `number`: that of its
+    verdict, which grows with each that the gate has come to (0: not told).
     """
 
     unit: str
@@ -87,6 +88,7 @@ class UnitReport:
     engine: str = ""
     hold: HoldKind | None = None
     role: ServingRole = "both"
+    number: int = 0
 
 
 class Names:
@@ -187,6 +189,7 @@ def report_of(
     gate: str,
     now: float,
     *,
+    number: int = 0,
     progress_at: float = 0.0,
     ttft_s: float | None = None,
     itl_s: float | None = None,
@@ -230,6 +233,7 @@ def report_of(
         engine=state.engine,
         hold=state.hold.kind if state.hold is not None and is_on(state.hold) else None,
         role=unit.role,
+        number=number,
     )
 
 
@@ -317,6 +321,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "engine": _text,
     "hold": _hold,
     "role": _role,
+    "number": _count,
 }
 
 
@@ -415,6 +420,9 @@ class BeatWriter:
             changed = {*_TOLD, "gate"}
         elif before != values:
             changed = {name for name, old, new in zip(_TOLD, before, values, strict=True) if old != new}
+            if "number" in changed:
+                # Readers may have heard of what was in between, and keep that where nothing is said.
+                changed = {*_TOLD, "gate"}
         if report.life_age_s is not None:
             lived_at = now - report.life_age_s
             if changed or lived_at - self._lived_at.get(report.unit, 0.0) >= LIFE_GRAIN_S:
@@ -520,6 +528,8 @@ def _row(report: UnitReport | None, names: set[str] | None) -> dict[str, Any] | 
 # 2. A document may be missing because Redis has just come back empty: it counts as missed only after Redis
 #    has answered for three heartbeats without it.
 # 3. Even then the gate that wrote it is probed: its reports end only if it is not ready either.
+# 4. A verdict comes by several ways (channel, document, beat), which overtake each other. Its number decides,
+#    not the time at which it seems to have been written: an older one changes nothing.
 
 
 RosterKey = tuple[str, str]
@@ -537,6 +547,10 @@ class Roster:
         self._beat_at: dict[str, float] = {}
         """By gate: when it last said that what it has told still holds."""
         self._answering_since: float | None = None
+        self._numbers: dict[RosterKey, int] = {}
+        """Of the newest verdicts that were heard, also of reports that have ended."""
+        self._passed_on: dict[RosterKey, tuple[int, Verdict]] = {}
+        """The verdicts that others here were told of last."""
 
     def answered(self, seen: Mapping[RosterKey, Seen], now: float) -> list[RosterKey]:
         """Redis has answered with all reports. Returns those that are new."""
@@ -547,13 +561,29 @@ class Roster:
     def update(self, key: RosterKey, one: Seen, now: float) -> bool:
         """One report has arrived, in an answer or on the channel. False: it is older than the known one."""
         unit, gate = key
-        if gate == self.own:
+        number, at = one.report.number, now - one.age_s
+        newest = self._numbers.get(key, 0)
+        if gate == self.own or number < newest:
             return False
-        gates, at = self._units.setdefault(unit, {}), now - one.age_s
-        if gate in gates and at < gates[gate][1]:
+        known = self._units.get(unit, {}).get(gate)
+        if known is not None and at < known[1] and number == newest:
             return False
-        gates[gate] = one.report, at
+        self._set(key, one.report, at)
         return True
+
+    def is_news(self, key: RosterKey, report: UnitReport) -> bool:
+        """Whether its verdict is one that others here were not told of; it counts as told from now on."""
+        number, verdict = self._passed_on.get(key, (-1, report.verdict))
+        if (report.number, report.verdict) == (number, verdict) or report.number < number:
+            return False
+        self._passed_on[key] = report.number, report.verdict
+        return True
+
+    def keep(self, keys: Collection[RosterKey]) -> None:
+        """Forget the verdicts of all others."""
+        for known in (self._numbers, self._passed_on):
+            for key in [key for key in known if key not in keys]:
+                del known[key]
 
     def beat(self, gate: str, at: float) -> None:
         """What the gate has told of its units still held then."""
@@ -565,11 +595,13 @@ class Roster:
         """
         unit, gate = key
         known, told_at = self._units.get(unit, {}).get(gate, (None, at))
-        if at < told_at:
+        newest = self._numbers.get(key, 0)
+        number = _count(row.get("number")) if row is not None else None
+        if (number or newest) < newest or (at < told_at and (number or 0) <= newest):
             return None
-        report = changed_report(gate, unit, row, known, at - told_at) if row is not None else None
+        report = changed_report(gate, unit, row, known, max(at - told_at, 0.0)) if row is not None else None
         if report is not None:
-            self._units.setdefault(unit, {})[gate] = report, at
+            self._set(key, report, at)
         elif row is None:
             self._drop(key)
         return report
@@ -660,6 +692,12 @@ class Roster:
 
     def _at(self, gate: str, told_at: float) -> float:
         return max(told_at, self._beat_at.get(gate, told_at))
+
+    def _set(self, key: RosterKey, report: UnitReport, at: float) -> None:
+        unit, gate = key
+        gates = self._units.setdefault(unit, {})
+        gates[gate] = report, max(at, gates[gate][1]) if gate in gates else at
+        self._numbers[key] = report.number
 
     def _drop(self, key: RosterKey) -> None:
         unit, gate = key

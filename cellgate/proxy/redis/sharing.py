@@ -90,17 +90,19 @@ class ReportReading:
             # Its document was refused by a full Redis, or is gone.
             or self._roster.said(member.unit, member.gate) is None
         )
-        seen: dict[RosterKey, Seen] = {}
+        read: dict[RosterKey, tuple[UnitReport, float]] = {}
         async for member, document, pttl_ms in commands.get(unsaid):
             key = member.unit, member.gate
             if (one := self._seen(key, document, pttl_ms, has_beat=member.gate in beats)) is not None:
-                seen[key] = one
+                read[key] = one.report, self._now() - one.age_s
             if document is None:
                 self.absent[member] = self.absent.get(member, 0) + 1
             else:
                 self.absent.pop(member, None)
         # A document that was read may be older than a message on the channel meanwhile.
-        for key in self._roster.answered(seen, self._now()):
+        now = self._now()
+        seen = {key: Seen(report, now - at) for key, (report, at) in read.items()}
+        for key in self._roster.answered(seen, now):
             self._on_report(key, seen[key])
         for beat, at in beats.values():
             await self._take(beat, at)
@@ -453,6 +455,9 @@ class Sharing:
         self._gate_url = gate_url
         self._is_stopping = is_stopping
         self._beats = 0
+        self._verdicts: dict[str, tuple[Verdict, float, int]] = {}
+        """By unit: the last verdict that was told, since when it is so, and its number."""
+        self._count = 0
         self._itl_s: dict[str, float | None] = {}
         self._lives: dict[UnitState, tuple[float, float]] = {}
         """For units whose last progress was seen by others: when this gate saw some, and when they did."""
@@ -466,6 +471,7 @@ class Sharing:
                 self._itl_s[state.unit.name] = state.step_times.gap_s(0.5)
             yield self._report(state)
         self._itl_s = {state.unit.name: self._itl_s.get(state.unit.name) for state in states}
+        self._verdicts = {name: told for name, told in self._verdicts.items() if name in self._itl_s}
         self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
 
     def report(self, flip: Flip) -> UnitReport | None:
@@ -513,9 +519,19 @@ class Sharing:
             state,
             self._gate,
             self._now(),
+            number=self._number(state),
             progress_at=self._own_life_at(state),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
             gate_url=self._gate_url(),
             stopping=self._is_stopping(),
         )
+
+    def _number(self, state: UnitState) -> int:
+        """That of its verdict. All units count together, so that one that comes back goes on from there."""
+        name, case = state.unit.name, state.case
+        verdict, since, number = self._verdicts.get(name, (case.verdict, -1.0, 0))
+        if (verdict, since) != (case.verdict, case.since):
+            self._count = number = self._count + 1
+            self._verdicts[name] = case.verdict, case.since, number
+        return number

@@ -387,6 +387,12 @@ def test_a_gate_that_lags_counts_no_bad_news_but_fatal_and_says_so_now_and_then(
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.SUSPECT, 1)
     scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
+    for once in ("gate g2", "lws"):
+        scene = Round()
+        scene.observe("a", Sign.GOOD, Strength.STRONG, NOW)
+        scene.stall_watch.tick(NOW, LAG_S + 0.01)
+        scene.observe("a", Sign.BAD, Strength.STRONG, NOW + 0.1, once)
+        assert scene.verdict() is Verdict.SUSPECT, "it was not timed here, and is not said again"
     scene = Round()
     for quarter in range(8):
         scene.stall_watch.tick(NOW + quarter / 4, LAG_S + 0.05)

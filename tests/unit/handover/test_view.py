@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -77,6 +79,15 @@ def test_what_is_configured_wins_over_what_was_found_out() -> None:
     new = board("a", host="elsewhere")
     handed(old).apply(new)
     assert new.units["a"].case.verdict is Verdict.STARTING, "at another address it is another unit"
+
+
+def test_what_the_successor_has_found_out_since_is_not_undone() -> None:
+    """A unit may be discovered, and judged, before the view is applied to it."""
+    old, new = known(), board("a")
+    say(new, "a", Sign.BAD, Strength.FATAL)
+    new.units["a"].case = replace(new.units["a"].case, since=old.units["a"].case.since + 1.0)
+    handed(old).apply(new)
+    assert (old.units["a"].case.verdict, new.units["a"].case.verdict) == (Verdict.UP, Verdict.DOWN)
 
 
 def test_a_view_of_another_version_says_nothing() -> None:
