@@ -130,6 +130,10 @@ class RealtimeSession:
     def client_paused(self, paused: bool) -> None:
         """Before it has switched nothing is sent, and later the sides know it of each other."""
 
+    def is_awaited(self) -> bool:
+        """It holds its slot for as long as it is open."""
+        return False
+
     def stop(self, failure: Failure) -> None:
         """The gate ends it, for a reason that the client is told."""
         if self._page is None:

@@ -10,7 +10,7 @@ In this order: `Board`, `Uses`, `flip_of`, `Learning`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
@@ -70,6 +70,8 @@ class Board:
         self.proven: ProvenPrefixes | None = None
         """The prompts that this gate has proven, for others; None without other gates."""
         self.pools = Pools()
+        self.awaited: Container[str] = ()
+        """The pools for which requests wait."""
         self.pairs = Pairs()
         self.uses = Uses()
         self.adapters: frozenset[str] = frozenset()
@@ -220,6 +222,8 @@ class Board:
                 state.step_times.mark(now)
                 state.show_plain(now)
                 state.costs.learn_plain()
+                if state.held_back:
+                    state.park(now)
             state.raise_limit()
             state.prefilling += BATCH_SHARE * (bool(state.costs.backlog.queued_tokens) - state.prefilling)
             if state.leases or state.batch > 0.01:
@@ -271,6 +275,10 @@ class Board:
             other is not state and other.is_usable() and self.pools.has(pool, name)
             for name, other in self.units.items()
         )
+
+    def is_awaited(self, state: UnitState) -> bool:
+        """Whether requests wait for a slot that a unit could give."""
+        return state.is_awaited or self.pools.of_unit(state.unit.name) in self.awaited
 
     def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
@@ -354,6 +362,8 @@ class Board:
         lease.on_evict = None
         state = lease.unit_state
         del state.leases[lease]
+        if state.held_back:
+            state.unpark(lease)
         if state.adapters.in_use:
             state.adapters.close(lease.ask.model)
         if state.ranks.ranks and lease.rank >= 0:

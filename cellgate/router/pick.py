@@ -43,6 +43,7 @@ class Router:
         self._explorer = Explorer(board)
         self._counted: dict[str, Shares] = {}
         self._asking = Asking()
+        board.awaited = queue.awaited
 
     def pick(
         self, ask: Ask, now: float, tried: Collection[str] = (), *, evicted: bool = False, retry: bool = False
@@ -81,18 +82,19 @@ class Router:
         moved: bool = False,
         retry: bool = False,
         must_wait: bool = False,
+        loan: int = 0,
     ) -> Ticket | Lease | Refusal:
         """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
 
-        `moved`: it lost its unit, and is served before all others. A lease: it cannot be queued, and a unit
-        has room; never with `must_wait`.
+        `moved`: it lost its unit, and is served before all others; `loan`: how far it may go above the
+        limits of units. A lease: it cannot be queued, and a unit has room; never with `must_wait`.
         """
         pool = self.board.pools.of(ask.model)
         if moved:
             ticket = Ticket(ask, pool, tried, now, now + MOVED_S, on_result, retry)
             return ticket if self.queue.add_moved(ticket) else Refusal.FULL
         expires_at = min(now + self.queue.rules.max_wait_s, ask.deadline_at)
-        ticket = Ticket(ask, pool, tried, now, expires_at, on_result, retry)
+        ticket = Ticket(ask, pool, tried, now, expires_at, on_result, retry, loan)
         tokens_s = self._sure_tokens_s(pool)
         refusal = self.queue.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)
         if refusal is None:
@@ -286,6 +288,10 @@ class Router:
                 continue
             has_room = isinstance(best, tuple) and best[0].has_room
             found = best if has_room else self._lend(ticket.ask, now, ticket.tried)
+            if found is None and ticket.loan > blocked.loan:
+                found = self._lend_briefly(ticket, now)
+                if found is None:
+                    blocked.loan = ticket.loan
             if isinstance(found, tuple):
                 waited_s = now - ticket.entered_at
                 spared = self._spared(found, ticket.ask, now, ticket.tried, waited_s)
@@ -300,7 +306,9 @@ class Router:
                 blocked.tickets.add(ticket)
                 if not isinstance(best, tuple) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
-                    if blocked.kinds >= queue.kinds.keys() and not blocked.borrowers:
+                    if blocked.kinds >= queue.kinds.keys() and not (
+                        blocked.borrowers or any(queue.loans[blocked.loan + 1 :])
+                    ):
                         return
 
     def _shares(self, pool: str, now: float) -> Shares:
@@ -330,7 +338,27 @@ class Router:
         if not isinstance(best, tuple) or not best[0].has_room:
             return None
         state = self.board.units[best[0].unit]
-        return best if state.limit >= state.unit.max_in_flight else None
+        return best if state.learnt_limit >= state.unit.max_in_flight else None
+
+    def _lend_briefly(self, ticket: Ticket, now: float) -> Best | None:
+        """A place above the limit of a unit for a client that has not held one for long: those that hold all
+        of them may be of its own address, so that no share tells it from them.
+        """
+        part = self.board.rules.evict_overcommit * LOAN_PART * ticket.loan
+        best = self._best(ticket.ask, now, ticket.tried, part)
+        if not isinstance(best, tuple) or not best[0].has_room:
+            return None
+        state = self.board.units[best[0].unit]
+        most, tokens_s = state.unit.max_in_flight * (1.0 + part), state.costs.rates.prefill_tokens_s.value
+        if (
+            state.has_room(now, 0.0)
+            or state.in_flight + 1 > most
+            or state.learnt_limit < state.unit.max_in_flight
+        ):
+            return None
+        # Where prompts wait to be computed, a slot is of no use.
+        backlog_tokens = state.costs.backlog.backlog_tokens(now, tokens_s)
+        return best if backlog_tokens <= self._bounds.backlog_s * tokens_s else None
 
     def _notes(self, ask: Ask, now: float) -> bool:
         """Whether others ask for the units of an ask as well."""
@@ -391,6 +419,9 @@ class Candidates(NamedTuple):
 
 LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
+LOAN_PART = 0.25
+"""So much of `evict_overcommit` is lent to clients that come first on their connection, and twice as much to
+those whose last answer was short."""
 SPARED_UNITS = 3
 """So many units that have enough to read of somebody are passed over for the next one."""
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
@@ -402,12 +433,14 @@ Best = tuple[Candidate, Candidates]
 
 class _Blocked:
     """Tickets for whom nothing was found; of some kinds, all but those of `borrowers`; of payers that are
-    `barred`, from a priority on; and of those of which all units have enough to read.
+    `barred`, from a priority on; and of those of which all units have enough to read. Those of no greater
+    `loan` find no room above the limits either.
     """
 
-    __slots__ = ("barred", "borrowers", "kinds", "payers", "tickets")
+    __slots__ = ("barred", "borrowers", "kinds", "loan", "payers", "tickets")
 
     def __init__(self) -> None:
+        self.loan = 0
         self.barred: Mapping[str, int] = {}
         self.borrowers: Collection[Waiting] = ()
         self.payers: set[str] = set()
@@ -423,6 +456,8 @@ class _Blocked:
         if self.barred and (barred_from := self.barred.get(waiting.ask.payer)) is not None:
             return waiting.ask.priority >= barred_from
         if not self.kinds or waiting.kind not in self.kinds:
+            return False
+        if waiting.loan > self.loan:
             return False
         return not self.borrowers or (waiting.ask.payer, waiting.ask.priority) not in self.borrowers
 

@@ -32,6 +32,8 @@ class Queue:
         """How many wait."""
         self._moved: dict[Ticket, None] = {}
         self._pools: dict[str, PoolQueue] = {}
+        self.awaited: Container[str] = self._pools.keys()
+        """The pools for which somebody waits, at any time."""
 
     def __len__(self) -> int:
         return self.size
@@ -95,6 +97,7 @@ class Queue:
         queue.entries[ticket] = entered.entry
         queue.kinds[ticket.kind] += 1
         queue.payers[ticket.ask.payer, ticket.ask.priority] += 1
+        queue.loans[ticket.loan] += 1
         self._count(ticket, 1)
         if entered.displaced is not None:
             displaced = entered.displaced.item
@@ -156,7 +159,8 @@ _REFUSALS = {NoEntry.FULL: Refusal.FULL, NoEntry.HOPELESS: Refusal.LATE}
 class Ticket:
     """A place in the queue of `pool`. `settle` is called exactly once, unless the ticket is removed before.
 
-    `retry`: the attempt draws on the retry budget.
+    `retry`: the attempt draws on the retry budget; `loan`: how far above the
+    limits of units it may go (see pick.py).
     """
 
     ask: Ask
@@ -166,6 +170,7 @@ class Ticket:
     expires_at: float
     on_result: Callable[[Lease | Refusal], None]
     retry: bool = False
+    loan: int = 0
 
     @property
     def kind(self) -> TicketKind:
@@ -183,12 +188,15 @@ class PoolQueue:
         """How many of each kind wait."""
         self.payers: Counter[Waiting] = Counter()
         """How many of each payer and priority."""
+        self.loans = [0, 0, 0]
+        """How many of each loan."""
 
     def leave(self, ticket: Ticket) -> Entry[Ticket]:
         """Forget where a ticket stands."""
         self.kinds[ticket.kind] -= 1
         if not self.kinds[ticket.kind]:
             del self.kinds[ticket.kind]
+        self.loans[ticket.loan] -= 1
         waiting = ticket.ask.payer, ticket.ask.priority
         self.payers[waiting] -= 1
         if not self.payers[waiting]:

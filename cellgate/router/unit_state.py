@@ -3,7 +3,7 @@ decided elsewhere.
 
 A lease is the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
 
-In this order: `UnitState`, `_nobody`, `Ranks`, `Adapters`.
+In this order: `UnitState`, `_nobody`, `Ranks`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from cellgate.router import outliers
+from cellgate.router.adapters import Adapters
 from cellgate.router.backlog import Concurrency, Job, Prefilled, Stalled, Unread
 from cellgate.router.cost import CostTerms, Expected
 from cellgate.router.cost_model import CostModel, tokens_there
@@ -145,8 +146,12 @@ class UnitState(InRotation):
     # Its requests.
     leases: dict[Lease, None]
     """In the order in which they were opened: so they are evicted."""
+    held_back: dict[Lease, float]
+    """Those whose engine has to wait for their clients: since when; infinite: they hold no slot any more."""
+    parked: int
+    """How many hold none."""
     learnt_limit: float
-    """How many requests its engine takes, known from refusals."""
+    """How many requests its engine takes, known from refusals. `limit` has the parked ones in addition."""
     work_at: float
     """Since when it has had requests without a break."""
     progress_at: float
@@ -191,6 +196,8 @@ class UnitState(InRotation):
     """The most requests beside which a canary was answered."""
     occupied_until: float
     """A probe of the gate keeps it busy until then at most."""
+    is_awaited: bool
+    """Of a worker's replica: requests wait for its pool at the control process."""
     is_alone: bool
     """No other unit of its pool is in rotation."""
     kept: Kept | None
@@ -218,9 +225,9 @@ class UnitState(InRotation):
 
     def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
         super().__init__(case, frozenset(unit.models))
-        self.learnt_limit = inf
+        self.learnt_limit, self.parked = inf, 0
         self.apply(unit, cell)
-        self.leases = {}
+        self.leases, self.held_back = {}, {}
         self.unread = Unread()
         self.refusals = {}
         self.usual_ends = NO_ENDS
@@ -240,7 +247,7 @@ class UnitState(InRotation):
         self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
         self.asks_next, self.seats_shown, self.occupied_until = None, 0, 0.0
         self.answers, self.urgency = None, Urgency.ROUTINE
-        self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
+        self.is_awaited = self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
         self.held_until, self.kept = 0.0, None
 
     def succeed(self, old: UnitState) -> None:
@@ -264,12 +271,15 @@ class UnitState(InRotation):
         self.moves_blocks = cell.transfer != "none"
         self.meets = cell.transfer == "sglang"
         self.needs_prefiller = self.meets and unit.role == "decode"
-        self.limit = min(self.learnt_limit, unit.max_in_flight)
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        self.limit = min(self.learnt_limit, self.unit.max_in_flight) + self.parked
 
     @property
     def in_flight(self) -> int:
-        """Open leases on this unit."""
-        return len(self.leases)
+        """Open leases on this unit that hold a slot."""
+        return len(self.leases) - self.parked
 
     @property
     def quiet_since(self) -> float:
@@ -369,7 +379,8 @@ class UnitState(InRotation):
 
     def lower_limit(self, now: float) -> None:
         """The engine has refused a request as full: lower the limit to its present requests."""
-        self.learnt_limit = self.limit = float(max(1, len(self.leases)))
+        self.learnt_limit = float(max(1, self.in_flight))
+        self._set_limit()
         if not self.leases:
             self.full_until = now + FULL_S
 
@@ -377,7 +388,26 @@ class UnitState(InRotation):
         """A tick has passed: raise the limit a little, up to the configured one."""
         if self.learnt_limit < self.unit.max_in_flight:
             self.learnt_limit = self.learnt_limit * LIMIT_GROWTH + 0.25
-            self.limit = min(self.learnt_limit, self.unit.max_in_flight)
+            self._set_limit()
+
+    def park(self, now: float) -> None:
+        """A tick has passed: leases whose engine has waited for their clients for long hold no slot any more.
+        It has computed what it could, and what it has not shows as work of others.
+        """
+        for lease, since in self.held_back.items():
+            if not since:
+                self.held_back[lease] = now
+            elif now - since >= HELD_BACK_S and lease.committed:
+                self.held_back[lease] = inf
+                self.parked += 1
+                self.costs.remove(lease, now)
+        self._set_limit()
+
+    def unpark(self, lease: Lease) -> None:
+        """The client of a lease reads again, or it is over."""
+        if self.held_back.pop(lease, 0.0) == inf:
+            self.parked -= 1
+            self._set_limit()
 
     def has_room(self, now: float, overcommit: float) -> bool:
         """Whether the limits allow one more request."""
@@ -416,7 +446,7 @@ class UnitState(InRotation):
             return False
         load = self.load
         is_idle = load is not None and load.at > self.busy_at and load.running + load.waiting == 0
-        return is_idle and len(self.leases) <= 1
+        return is_idle and self.in_flight <= 1
 
     def record_seats(self, asked_at: float) -> None:
         """A canary that was sent at `asked_at` is answered: it had a slot beside the requests that occupy the
@@ -442,6 +472,8 @@ class UnitState(InRotation):
         return f"<UnitState {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
 
 
+HELD_BACK_S = 1.0
+"""A stream whose engine has waited for its client for so long needs no slot."""
 FULL_S = 1.0
 """How long a unit gets no requests after it has refused the only one it had."""
 LIMIT_GROWTH = 1.025
@@ -536,6 +568,14 @@ class Lease:
         self.first_at = 0.0
         self.split: SplitPlan | None = None
         self.on_evict: Callable[[], None] | None = None
+
+    def hold_back(self, *, held: bool) -> None:
+        """Its engine has to wait for its client, or no more."""
+        self.paused, self.was_paused = held, True
+        if held:
+            self.unit_state.held_back.setdefault(self, 0.0)
+        else:
+            self.unit_state.unpark(self)
 
     def commit(self, now: float) -> None:
         """The unit has sent its first token (or the head of a plain body)."""
@@ -699,87 +739,3 @@ class Ranks:
             if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
                 worst = StandstillReport(number, requests, still_s)
         return worst
-
-
-# The LoRA adapters of a unit: which it lists, which are loaded, and what it costs to use another one. Pure.
-#
-# An engine keeps a limited number of adapters beside its weights (vLLM: `--max-loras`). An adapter that is
-# not there is loaded first, which takes the place of the one that was not used for longest; when all of them
-# are in use, its requests wait until one is not. So a request is best served where its adapter is loaded.
-
-
-LOAD_S = 1.0
-"""What loading an adapter is assumed to take: from a disk, as most engines keep no others in memory."""
-EVICT_SHARE = 0.5
-"""The chance that the adapter which is replaced is needed again, and has to be loaded once more."""
-
-
-class Adapters:
-    """The adapters of one unit. `bases` has the model that each is for; empty: the unit lists none.
-
-    `places` is how many the engine keeps at once; 0: unknown.
-    """
-
-    def __init__(self) -> None:
-        self.bases: Mapping[str, str] = {}
-        self.places = 0
-        self.in_use: dict[str, int] = {}
-        """How many requests of this gate use an adapter; those that none uses are left out."""
-        self._loaded: dict[str, None] = {}
-        """The adapters that are believed to be loaded, the one not used for longest first."""
-        self._reported: frozenset[str] = frozenset()
-        """The adapters that requests of others use, as the engine reported them last."""
-
-    def set_bases(self, bases: Mapping[str, str]) -> None:
-        """The unit lists these adapters now."""
-        self.bases = bases
-        self._loaded = {name: None for name in self._loaded if name in bases}
-
-    def report(self, in_use: frozenset[str], places: int, *, has_foreign: bool) -> None:
-        """Apply the engine's report; without requests of others it shows only what the gate knows better."""
-        self.places = places
-        self._reported = in_use if has_foreign else frozenset()
-        for name in in_use:
-            if name in self.bases:
-                self._use(name)
-
-    def open(self, model: str | None) -> None:
-        """A request for `model`, an adapter or not, is sent to the unit."""
-        if model in self.bases:
-            assert model is not None
-            self.in_use[model] = self.in_use.get(model, 0) + 1
-            self._use(model)
-
-    def close(self, model: str | None) -> None:
-        """A request has ended."""
-        count = self.in_use.get(model, 0) if model is not None else 0
-        if model is not None and count > 1:
-            self.in_use[model] = count - 1
-        elif model is not None and count:
-            del self.in_use[model]
-
-    def forget(self) -> None:
-        """The unit has restarted: nothing is loaded."""
-        self._loaded, self._reported = {}, frozenset()
-
-    def cost_s(self, model: str, answer_s: float) -> float:
-        """The seconds that a request for `model` costs because of its adapter; 0 for one that is loaded.
-
-        `answer_s` is how long an answer takes there: until then an adapter in use keeps its place.
-        """
-        if model not in self.bases or model in self._loaded or model in self._reported:
-            return 0.0
-        if not self.places or len(self._loaded) < self.places:
-            return LOAD_S
-        in_use = self._reported.union(self.in_use)
-        return LOAD_S * (1.0 + EVICT_SHARE) + (answer_s if len(in_use) >= self.places else 0.0)
-
-    def loaded(self) -> list[str]:
-        """The adapters that are believed to be loaded, by name."""
-        return sorted(self._loaded)
-
-    def _use(self, name: str) -> None:
-        self._loaded.pop(name, None)
-        self._loaded[name] = None
-        while self.places and len(self._loaded) > self.places:
-            del self._loaded[next(iter(self._loaded))]

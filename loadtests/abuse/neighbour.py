@@ -2,10 +2,10 @@
 
 It asks for streams of the same units as abusers do, from an address of its own.
 
-`python -m loadtests.abuse.neighbour PORT MODEL KEY` prints a line of JSON for each answer. What must stay
-true: a request is due by the clock, whether those before it were answered or not, and goes out on a
-connection on which nothing else waits; so a gate that stands still is seen by each request that it would
-have served.
+`python -m loadtests.abuse.neighbour PORT MODEL ADDRESS KEY` prints a line of JSON for each answer.
+What must stay true: a request is due by the clock, whether those before it were answered or not, and goes
+out on a connection on which nothing else waits; so a gate that stands still is seen by each request that
+it would have served.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Neighbour:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, port: int, model: str, key: str = "") -> Neighbour:
+    async def start(cls, port: int, model: str, key: str = "", address: str = ADDRESS) -> Neighbour:
         """Start one that asks the gate at `port` for `model`, with a key where there are any."""
-        command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model, key)
+        command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model, address, key)
         pipe = asyncio.subprocess.PIPE
         # In the session of the abuser it would be late whenever that, the gate and the units are busy.
         process = await asyncio.create_subprocess_exec(
@@ -116,11 +116,11 @@ async def _ask(gate: Connections, request: bytes, due_at: float) -> None:
     print(json.dumps(line), flush=True)
 
 
-async def _ask_for_ever(port: int, model: str, key: str) -> None:
+async def _ask_for_ever(port: int, model: str, address: str, key: str) -> None:
     asked = {"model": model, "messages": [{"role": "user", "content": "Why?"}]}
     body = json.dumps(asked | {"max_tokens": TOKENS, "stream": True}).encode()
     lines = f"authorization: Bearer {key}\r\n" if key else ""
-    gate, request = Connections(f"http://127.0.0.1:{port}", source=ADDRESS), post(body, lines=lines)
+    gate, request = Connections(f"http://127.0.0.1:{port}", source=address), post(body, lines=lines)
     due_at = time.monotonic()
     async with asyncio.TaskGroup() as group:
         while True:

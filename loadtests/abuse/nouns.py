@@ -49,7 +49,7 @@ class Surroundings:
     `unread_log`: what it prints goes into a pipe that nobody reads; `bodies_bytes`: the memory for all
     bodies, as on a machine with four times as much; `uses`: what is off by default and on here, of "agents",
     "guardrail", "keys", "kv_events", "realtime" and "roles" (evil units give and take KV blocks).
-    `beside_evil`: the neighbour asks the evil units, as the abuser does.
+    `beside_evil`: the neighbour asks the evil units, as the abuser does; `same_address`: from where it does.
     """
 
     files: int | None = None
@@ -57,6 +57,7 @@ class Surroundings:
     bodies_bytes: int | None = None
     uses: str = ""
     beside_evil: bool = False
+    same_address: bool = False
 
 
 DEFAULT = Surroundings()

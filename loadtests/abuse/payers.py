@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -105,23 +106,27 @@ async def drips(place: Place) -> Got:
     return got + await other
 
 
-async def unread_slots(place: Place) -> Got:
-    """All slots of the neighbour's units are asked for by streams of which a byte a second is read."""
-    asked = {
-        "model": "sim",
-        "stream": True,
-        "max_tokens": 20_000,
-        "messages": [{"role": "user", "content": "a"}],
-    }
-    kept = [dial(place.gate.port, post(json.dumps(asked).encode())) for _ in range(SLOTS)]
-    for _ in range(8):
-        await asyncio.sleep(1.0)
+def unread_slots(*max_tokens: int) -> Callable[[Place], Awaitable[Got]]:
+    """All slots of the neighbour's units are asked for by streams of these lengths, of which a byte a second
+    is read. A token is some 200 bytes.
+    """
+
+    async def act(place: Place) -> Got:
+        kept = []
+        for number in range(SLOTS):
+            asked = {"model": "sim", "stream": True, "max_tokens": max_tokens[number % len(max_tokens)]}
+            asked["messages"] = [{"role": "user", "content": "a"}]
+            kept.append(dial(place.gate.port, post(json.dumps(asked).encode())))
+        for _ in range(8):
+            await asyncio.sleep(1.0)
+            for raw in kept:
+                with suppress(BlockingIOError, ConnectionResetError):
+                    raw.recv(1)
         for raw in kept:
-            with suppress(BlockingIOError):
-                raw.recv(1)
-    for raw in kept:
-        raw.close()
-    return Counter(left=SLOTS)
+            raw.close()
+        return Counter(left=SLOTS)
+
+    return act
 
 
 async def lies(place: Place) -> Got:
@@ -224,13 +229,21 @@ PAYERS = [
         requests=DRIPS,
         surroundings=Surroundings(bodies_bytes=256 * MIB),
     ),
-    Abuse(
-        "unread-slots",
-        f"{SLOTS} streams of the neighbour's units, read at a byte a second",
-        unread_slots,
-        # As much as the gate keeps for each, and the kernel.
-        megabytes=SLOTS * 0.6,
-        requests=SLOTS * 20,
+    *(
+        Abuse(
+            name,
+            f"{SLOTS} streams of the neighbour's units, read at a byte a second{where}",
+            unread_slots(*max_tokens),
+            # As much as the gate keeps for each, and the kernel.
+            megabytes=SLOTS * 0.6,
+            requests=SLOTS * 20,
+            surroundings=Surroundings(same_address=where != ""),
+        )
+        for name, where, max_tokens in (
+            ("unread-slots", "", (20_000,)),
+            ("unread-slots-same", ", from its own address", (20_000,)),
+            ("unread-slots-lengths", ", from its own address, of 1 kB to 4 MB", (5, 100, 1000, 5000, 20_000)),
+        )
     ),
     Abuse("lies", "headers by which others would be harmed", lies, requests=120),
     Abuse(

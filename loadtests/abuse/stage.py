@@ -16,7 +16,7 @@ from loadtests.abuse.client import ask
 from loadtests.abuse.evil import MODEL as EVIL_MODEL
 from loadtests.abuse.evil import EvilUnits
 from loadtests.abuse.misdeeds import FORBIDDEN, MISDEEDS
-from loadtests.abuse.neighbour import Neighbour
+from loadtests.abuse.neighbour import ADDRESS, Neighbour
 from loadtests.abuse.nouns import KEYS, USAGE_LOG, Place, Surroundings
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.processes import free_port, put_first, tail
@@ -37,6 +37,8 @@ TIMING = {
     "max_num_seqs": 1024,
     "followers": 0,
 }
+OWN_ADDRESS = "127.0.0.1"
+"""From where abusers ask."""
 EVIL = ("evil-1", "evil-2")
 _LARGE_BODY = 1_200_000
 _WARM_UPS = 200
@@ -124,7 +126,10 @@ class Stage:
         self._gate, self._surroundings = gate, surroundings
         key = KEYS["neighbour"].decode() if surroundings.uses == "keys" else ""
         self._neighbour = await Neighbour.start(
-            gate.port, EVIL_MODEL if surroundings.beside_evil else SIM, key
+            gate.port,
+            EVIL_MODEL if surroundings.beside_evil else SIM,
+            key,
+            OWN_ADDRESS if surroundings.same_address else ADDRESS,
         )
         put_first(gate.pid)
         put_first(self._neighbour.pid)

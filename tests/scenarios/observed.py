@@ -100,7 +100,7 @@ class ObservedRouter(Router):
             and (ask.model is None or not state.models or ask.model in state.models)
             and ask.build in (None, state.build.key)
             and not state.is_restart_suspected()
-            and len(state.leases) < state.unit.max_in_flight * over
+            and state.in_flight < state.unit.max_in_flight * over
         )
 
     def _has_prefiller(self, ask: Ask, now: float) -> bool:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.router.nouns import Outcome
 from tests.scenarios.harness import LATENCY_S, Stage
@@ -150,6 +151,49 @@ async def test_a_client_that_never_reads_is_cut_off_in_the_end(stage: Stage) -> 
     await crowd
     assert stage.gate.outcomes == {Outcome.CLIENT_ERROR: 4}
     assert stage.flips("a") == ["up"]
+
+
+@played(Stage, units=1, timing=Timing(step_s=0.001), max_in_flight=4)
+async def test_streams_whose_units_wait_for_their_clients_hold_no_slot(stage: Stage) -> None:
+    crowd = stage.crowd(4, max_tokens=9000, manner=NEVER_READS)
+    state = stage.gate.board.units["a"]
+    await stage.until(lambda: len(state.held_back) == 4, 10.0)
+    await asyncio.sleep(2.0)
+    assert (state.in_flight, len(state.leases)) == (0, 4)
+    visits = await stage.crowd(4, max_tokens=20)
+    assert all(visit.is_answered and visit.reply.ttft_s < 0.1 for visit in visits)
+    await crowd
+    assert (state.parked, state.limit) == (0, 4.0)
+    assert stage.flips("a") == ["up"]
+
+
+@played(Stage, units=1, timing=Timing(step_s=0.01), max_in_flight=4)
+async def test_who_reads_nothing_gives_its_slot_soon_to_whoever_waits_and_keeps_it_if_nobody_does(
+    stage: Stage,
+) -> None:
+    crowd = stage.crowd(4, max_tokens=20_000, manner=NEVER_READS)
+    before = REACHED["slow_reader_awaited_s"]
+    await asyncio.sleep(10.0)
+    assert len(stage.engines["a"].running) == 4
+    visit = await stage.ask(max_tokens=4)
+    assert visit.is_answered
+    assert visit.reply.ttft_s < LIMITS.slow_reader_awaited_s + 0.5
+    assert REACHED["slow_reader_awaited_s"] > before
+    assert stage.gate.board.units["a"].in_flight < 4
+    await crowd
+
+
+@played(Stage, units=1, timing=Timing(step_s=0.01), max_in_flight=8)
+async def test_a_client_whose_answers_are_short_does_not_wait_for_long_ones_of_its_own_address(
+    stage: Stage,
+) -> None:
+    shorts = asyncio.ensure_future(stage.pipeline([chat("short", max_tokens=20)] * 3))
+    await asyncio.sleep(0.05)
+    crowd = stage.crowd(9, max_tokens=1000)
+    assert all(visit.is_answered for visit in await shorts)
+    assert max(visit.reply.ended_s for visit in await shorts) - stage.visits[0].reply.sent_s < 1.0
+    ends = [visit.reply.ended_s for visit in await crowd]
+    assert max(ends) - min(ends) > 5.0, "one of them had to wait"
 
 
 @played(Stage, units=1, timing=Timing(step_s=0.0001))

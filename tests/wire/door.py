@@ -128,6 +128,9 @@ class Answered:
     def client_paused(self, paused: bool) -> None:
         """It has nothing to pause."""
 
+    def is_awaited(self) -> bool:
+        return False
+
     def stop(self, failure: Failure) -> None:
         """It is over."""
 

@@ -113,7 +113,12 @@ class HardLimits:
     """For how long a client for which something waits may take less than the next figure a second. Its
     answer ends with an error."""
     slow_reader_bytes_per_s: int = 1024
-    """The least that it must take. Never counted: `slow_reader_s` is."""
+    """The least that it must take. Never counted: the two beside it are."""
+    slow_reader_awaited_s: float = 2
+    """The same as `slow_reader_s` while others wait for a slot of its unit, and it holds one."""
+    held_back_streams: int = 256
+    """Clients of one process whose units wait for them. Of more, the answer of whoever took least of its own
+    ends with an error."""
     balancers: int = 16
     """Load balancers that ask the agent port for one unit, or for the gate, and get a part of its places
     each. The one that was heard longest ago is forgotten."""

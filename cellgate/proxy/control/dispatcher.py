@@ -178,6 +178,7 @@ class LocalDispatcher:
             retry=request.draws,
             # Containment then decides which request may get which unit.
             must_wait=request.must_wait or self._containment.watchful,
+            loan=request.loan,
         )
         if isinstance(place, Lease | Refusal):
             return place

@@ -45,7 +45,8 @@ class Request:
 
     `is_placed`: it names its unit (see request/routes.py); `is_explained`: it asks for an explanation of the
     choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream; `upgrades`: it
-    asks for a WebSocket.
+    asks for a WebSocket; `loan`: how far above the limits of units it may go (see
+    router/pick.py).
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id,
     `coding` that of its content, `forwarded_for` what the last proxy before the gate says of whom it speaks
@@ -68,6 +69,7 @@ class Request:
         "keep_alive",
         "length",
         "lines",
+        "loan",
         "method",
         "path",
         "pieces",
@@ -97,6 +99,7 @@ class Request:
         self.is_placed = False
         self.is_explained = False
         self.is_uncontinued = False
+        self.loan = 0
         self.keep_alive = True
         self.upgrades = False
         self.expects_continue = False

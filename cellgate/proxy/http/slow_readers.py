@@ -2,7 +2,8 @@
 
 Its unit goes on until `LIMITS.unsent_bytes` wait in the gate: so a slot is held for as long as its engine
 works, and not for as long as its client reads. All clients together have `LIMITS.unsent_total_bytes`; who
-comes when that is used up has its unit paused at once.
+comes when that is used up has its unit paused at once. A unit that was paused for a second needs no slot for
+that answer any more (see `UnitState.park`), so that these are limited in number.
 """
 
 from __future__ import annotations
@@ -21,24 +22,43 @@ once that something does.
 
 class SlowReader:
     """From when on something waits for a client until all of it was taken. `hold_back` is called once, when
-    its unit has to wait.
+    its unit has to wait, and says whether there is one; `give_up` may be, in a turn of its own, when too many
+    wait: its answer is to end.
     """
 
-    __slots__ = ("_acknowledged", "_backlogs", "_has_room", "_hold_back", "_since", "_timer", "_transport")
+    __slots__ = (
+        "_acknowledged",
+        "_backlogs",
+        "_give_up",
+        "_hold_back",
+        "_late_at",
+        "_late_from",
+        "_since",
+        "_timer",
+        "_transport",
+        "has_room",
+        "is_over",
+    )
 
     def __init__(
-        self, transport: asyncio.Transport, backlogs: Backlogs, now: float, hold_back: Callable[[], None]
+        self,
+        transport: asyncio.Transport,
+        backlogs: Backlogs,
+        now: float,
+        hold_back: Callable[[], bool],
+        give_up: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._backlogs = backlogs
-        self._hold_back = hold_back
-        self._since, self._acknowledged = now, acknowledged(transport)
+        self._hold_back, self._give_up, self.is_over = hold_back, give_up, False
+        self._since = self._late_at = now
+        self._acknowledged = self._late_from = acknowledged(transport)
         self._timer: asyncio.TimerHandle | None = None
-        self._has_room = backlogs.take()
-        if self._has_room:
+        self.has_room = backlogs.take()
+        if self.has_room:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
         else:
-            hold_back()
+            self._hold()
 
     def look(self) -> None:
         """Hold its unit back if as much waits as may."""
@@ -46,29 +66,56 @@ class SlowReader:
             self._timer.cancel()
             self._timer = None
             reached("unsent_bytes")
-            self._hold_back()
+            self._hold()
+
+    def _hold(self) -> None:
+        if self._hold_back():
+            self._backlogs.hold(self)
+
+    def give_up(self) -> None:
+        """Others have their units wait as well, and take more."""
+        if not self.is_over:
+            self._give_up()
 
     def _look_again(self) -> None:
         self.look()
         if self._timer is not None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
 
-    def is_too_slow(self, now: float) -> bool:
-        """Whether it has taken too little for too long."""
-        if self._acknowledged is None or now - self._since < LIMITS.slow_reader_s:
-            return False
-        before, self._acknowledged = self._acknowledged, acknowledged(self._transport)
-        self._since = now
-        if self._acknowledged is None:
-            return False
-        return self._acknowledged - before < LIMITS.slow_reader_s * LIMITS.slow_reader_bytes_per_s
+    def limit_passed(self, now: float, *, is_awaited: bool) -> str:
+        """The limit that it has passed, because it has taken too little for too long; empty: none.
+        `is_awaited`: others wait for what it occupies.
+        """
+        if self._acknowledged is None or now - self._late_at < LIMITS.slow_reader_awaited_s:
+            return ""
+        taken, least = acknowledged(self._transport), LIMITS.slow_reader_bytes_per_s
+        if taken is None or self._late_from is None:
+            return ""
+        late_s, late = now - self._late_at, taken - self._late_from
+        self._late_at, self._late_from = now, taken
+        if is_awaited and late < late_s * least:
+            return "slow_reader_awaited_s"
+        if now - self._since < LIMITS.slow_reader_s:
+            return ""
+        since_s, before = now - self._since, self._acknowledged
+        self._since, self._acknowledged = now, taken
+        return "slow_reader_s" if taken - before < since_s * least else ""
+
+    def taken_each_s(self, now: float) -> float:
+        """How many bytes a second it has taken lately: since it was last looked at, or last but one."""
+        taken = acknowledged(self._transport)
+        if taken is None or self._acknowledged is None:
+            return 0.0
+        return (taken - self._acknowledged) / max(now - self._since, LOOK_S)
 
     def end(self) -> None:
         """It has taken all, or has left."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._has_room:
-            self._has_room = False
+        self.is_over = True
+        self._backlogs.let_go(self)
+        if self.has_room:
+            self.has_room = False
             self._backlogs.give()
 
 
@@ -77,6 +124,22 @@ class Backlogs:
 
     def __init__(self) -> None:
         self.held = 0
+        self._held_back: dict[SlowReader, None] = {}
+
+    def hold(self, reader: SlowReader) -> None:
+        """The unit of a client has to wait. If too many do, the answer of who reads slowest ends."""
+        self._held_back[reader] = None
+        if len(self._held_back) > LIMITS.held_back_streams:
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            slowest = min(self._held_back, key=lambda one: one.taken_each_s(now))
+            self.let_go(slowest)
+            reached("held_back_streams")
+            loop.call_soon(slowest.give_up)
+
+    def let_go(self, reader: SlowReader) -> None:
+        """It does not have to wait any more."""
+        self._held_back.pop(reader, None)
 
     def take(self) -> bool:
         """Reserve as much as one may have; False: there is not so much left."""

@@ -141,7 +141,7 @@ class Attempt:
     def pause(self, *, paused: bool) -> None:
         """Mirror the client's backpressure."""
         lease = self.lease
-        lease.paused, lease.was_paused = paused, True
+        lease.hold_back(held=paused)
         if not paused:
             lease.unit_state.work_at = self._response.last_at
         if self._conn is None:

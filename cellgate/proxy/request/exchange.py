@@ -135,6 +135,7 @@ class Selection:
     __slots__ = (
         "_draws",
         "_gate",
+        "_loan",
         "_moved",
         "_observers",
         "_pending",
@@ -150,8 +151,11 @@ class Selection:
         "units",
     )
 
-    def __init__(self, gate: Services, size: int, observers: tuple[Observer, ...] = ()) -> None:
+    def __init__(
+        self, gate: Services, size: int, observers: tuple[Observer, ...] = (), *, loan: int = 0
+    ) -> None:
         self._observers = observers
+        self._loan = loan
         self._gate = gate
         self._size = size
         self._moved = self._draws = False
@@ -300,6 +304,7 @@ class Selection:
             units=self.units,
             explain_since=self.explain_since,
             charge=self.charge,
+            loan=self._loan,
         )
 
     # -- whether there is to be another one ----------------------------------------------------------------
@@ -442,7 +447,7 @@ class Exchange:
         self.request = request
         self.route = route = find_route(request.path)
         self.response = Response(gate, client, request, route.name, observers)
-        self.selection = Selection(gate, request.body_size, observers)
+        self.selection = Selection(gate, request.body_size, observers, loan=request.loan)
         self.admission: Admission | None = None
         self.attempt: Attempt | None = None
         self.doubtful: tuple[Doubt, ...] = ()
@@ -543,6 +548,11 @@ class Exchange:
         """The client reads slower than its unit writes, or reads again. This does not change the state."""
         self.is_slow = paused
         self._mirror(paused=paused or self.is_held)
+
+    def is_awaited(self) -> bool:
+        """Whether others wait for the slot that it holds."""
+        attempt = self.attempt
+        return attempt is not None and self.gate.board.is_awaited(attempt.lease.unit_state)
 
     def hold_back(self, held: bool) -> None:
         """A guardrail holds as much of the answer as may be held, or less again. The same."""

@@ -89,6 +89,8 @@ class PickRequest(NamedTuple):
     """When the request was received, if it wants an explanation of the choice; else 0."""
     charge: Charge | None = None
     """What the limits of its key are charged with, before anything else is done for it; None: nothing."""
+    loan: int = 0
+    """How far above the limits of units it may go (see router/pick.py)."""
 
 
 NOT_QUEUED = Failure(FailureKind.FULL, "the queue takes no request back")

@@ -29,6 +29,7 @@ from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.exposition import AccessLogMetrics
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.proxy.workers.protocol import (
+    HELD_BACK,
     Link,
     Message,
     Pulse,
@@ -638,7 +639,7 @@ class WorkerSession:
             lease = self._dispatcher.adopt(unit, ask_in(ask), opened_at, retry=retry)
             if lease is None:
                 continue
-            lease.paused = paused
+            _pause(lease, paused)
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # The end of its prefill is not known here, so the cost model does not learn from it.
@@ -718,9 +719,16 @@ class WorkerSession:
         self._control.reported(status)
         for number, paused in status.paused:
             if (lease := self._leases.get(number)) is not None:
-                lease.paused = paused
+                _pause(lease, paused)
                 if not paused:
                     lease.unit_state.work_at = max(lease.unit_state.work_at, status.at)
+
+
+def _pause(lease: Lease, how: int) -> None:
+    """Its worker says that it is paused, or held back for its client, or goes on."""
+    if how == HELD_BACK or lease in lease.unit_state.held_back:
+        lease.hold_back(held=how == HELD_BACK)
+    lease.paused = how > 0
 
 
 class Asker:

@@ -90,6 +90,10 @@ class ToWorker:
     """What a reload has replaced of the settings, pickled, by name."""
 
 
+HELD_BACK = 2
+"""A lease is paused because its client reads too slowly."""
+
+
 class WorkerStatus(NamedTuple):
     """The status that a worker sends once a tick. Counts are since the last one."""
 
@@ -101,8 +105,8 @@ class WorkerStatus(NamedTuple):
     """Units that have made progress, and when."""
     gaps: list[tuple[str, list[tuple[int, int]]]]
     """Gaps between tokens, by unit: milliseconds, and how many."""
-    paused: list[tuple[int, bool]]
-    """Leases whose clients were paused, or read again."""
+    paused: list[tuple[int, int]]
+    """Leases that were paused, or go on: 0, 1, or `HELD_BACK`."""
     clients: int
     connections: int
     """Those to units."""

@@ -30,6 +30,7 @@ from cellgate.proxy.observe.counters import TALLIES
 from cellgate.proxy.observe.defects import DEFECTS, guarded
 from cellgate.proxy.request.ports import Pending, PickRequest, Report, Waiter
 from cellgate.proxy.workers.protocol import (
+    HELD_BACK,
     Link,
     Message,
     ToControl,
@@ -230,7 +231,7 @@ class RemoteLease(Lease):
         self.id = number
         # The cost model is kept in the control process.
         self.job = _NO_JOB
-        self.told_paused = False
+        self.told_paused = 0
         self.lines = lines
         self.rank = rank
 
@@ -309,16 +310,16 @@ class RemoteDispatcher:
         """The open leases, for a new control process."""
         self.pauses()
         return [
-            (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, a.paused)
+            (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, _pause_of(a))
             for n, a in self._leases.items()
         ]
 
-    def pauses(self) -> list[tuple[int, bool]]:
-        """Leases whose clients were paused, or read again, since the last call."""
-        changed = [lease for lease in self._leases.values() if lease.paused is not lease.told_paused]
+    def pauses(self) -> list[tuple[int, int]]:
+        """Leases that were paused, or go on, since the last call: how."""
+        changed = [lease for lease in self._leases.values() if _pause_of(lease) != lease.told_paused]
         for lease in changed:
-            lease.told_paused = lease.paused
-        return [(lease.id, lease.paused) for lease in changed]
+            lease.told_paused = _pause_of(lease)
+        return [(lease.id, lease.told_paused) for lease in changed]
 
     def granted(
         self, number: int, unit: str, at: float, lines: bytes, rank: int, split: Message | None
@@ -349,6 +350,10 @@ class RemoteDispatcher:
                 lease.evicted = True
                 if lease.on_evict is not None:
                     lease.on_evict()
+
+
+def _pause_of(lease: Lease) -> int:
+    return HELD_BACK if lease in lease.unit_state.held_back else int(lease.paused)
 
 
 def _id(lease: Lease) -> int:
@@ -396,7 +401,7 @@ class BoardUpdates:
         """The units that have changed, apart from the time of their last progress."""
         told, self._told, changed = self._told, {}, []
         for name, state in self._board.units.items():
-            known = _known(state, now)
+            known = _known(self._board, state, now)
             self._told[name] = state, known
             if told.get(name) != (state, known):
                 changed.append(known)
@@ -412,7 +417,7 @@ class BoardUpdates:
 
     def all(self, now: float) -> list[ReplicaUnit]:
         """The full state of all units."""
-        return [_known(state, now) | {"progress_at": state.progress_at} for state in self._board]
+        return [_known(self._board, state, now) | {"progress_at": state.progress_at} for state in self._board]
 
 
 class BoardReplica:
@@ -465,6 +470,7 @@ def take(state: UnitState, known: ReplicaUnit) -> None:
     state.outlier = Outlier(known["degraded"])
     # The load of all workers is not known here, only whether the unit has room.
     state.limit = inf if known["has_place"] else 0.0
+    state.is_awaited = known["is_awaited"]
     load = known["load"]
     state.load = None if load is None else Load(state.unit.name, *load)
 
@@ -473,13 +479,14 @@ def _is_other(before: Case, after: Case) -> bool:
     return (before.verdict, before.since) != (after.verdict, after.since)
 
 
-def _known(state: UnitState, now: float) -> ReplicaUnit:
+def _known(board: Board, state: UnitState, now: float) -> ReplicaUnit:
     known, load = known_of(state), state.load
     del known["progress_at"]
     known["restart_suspected_at"] = state.restart_suspected_at
     known["held_until"] = state.held_until
     known["degraded"] = state.outlier.degraded
     known["has_place"] = state.has_room(now, 0.0)
+    known["is_awaited"] = board.is_awaited(state)
     known["load"] = None if load is None else (load.at, load.running, load.waiting, load.kv_use)
     return known
 

@@ -12,6 +12,7 @@ from math import inf
 import pytest
 
 from cellgate.proxy.control.explain import dry_run
+from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
 from cellgate.router.board import Board
 from cellgate.router.cost import Seats
 from cellgate.router.cost_model import SURE, Usage
@@ -28,7 +29,7 @@ from cellgate.router.nouns import (
 from cellgate.router.pick import Bounds, Router, find_candidates
 from cellgate.router.queue import ANY, FairRules, Pools, Ticket
 from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Sampler
-from cellgate.router.unit_state import EVICT_SHARE, LOAD_S, Adapters, Lease
+from cellgate.router.unit_state import Lease
 from tests.unit.router.fleets import board_up, router_over
 
 NOW = 100.0
