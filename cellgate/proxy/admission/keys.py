@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from cellgate.proxy.observe.counters import ContinuationResult
     from cellgate.proxy.request.ports import Charge
     from cellgate.proxy.request.routes import ModelPlace
-    from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import Lease
-from cellgate.proxy.admission.token_estimator import TokenEstimator
+from cellgate.proxy.admission.token_estimator import FORGET_S, NOVICE, TokenEstimators
+from cellgate.proxy.request.token_usage import CappedUsage
+from cellgate.router.cost_model import Usage
 
 _SCHEME = b"Bearer "
 _SCHEME_BYTES = len(_SCHEME)
@@ -57,15 +58,12 @@ class KeyDoor:
         self._ring = KeyRing()
         self.closed: dict[tuple[str, str], tuple[float, Failure]] = {}
         """By key and tenant: until when nothing is left of a limit, and what its clients get."""
-        self._habits: dict[tuple[str, str], TokenEstimator] = {}
+        self.estimators = TokenEstimators()
 
     def take(self, ring: KeyRing) -> None:
         """These keys hold from now on."""
         self._ring = ring
         self.closed.clear()
-        known = {(key.name, key.tenant.name) for key in ring.keys.values()}
-        known |= {("", tenant) for tenant in ring.tenants}
-        self._habits = {who: self._habits.get(who) or TokenEstimator() for who in known}
 
     def start(self) -> None:
         """Begin to follow what is behind tokens, until `close`."""
@@ -90,7 +88,7 @@ class KeyDoor:
             key = found
         if self.closed and (refusal := self._refused(key)) is not None:
             return refusal
-        return KeyAdmission(self, digest, key, visitor, self._habits[key.name, key.tenant.name], self._wall())
+        return KeyAdmission(self, digest, key, visitor, at)
 
     def _find(self, shown: bytes, digest: bytes, at: float) -> Key | Failure:
         """The key that stands for what was shown, whose digest this is; or why it does not count."""
@@ -186,6 +184,8 @@ def take_credentials(request: Request) -> bytes:
             except ValueError:
                 # It was named in `Connection`, and is not forwarded anyway.
                 return b""
+            if name == b"authorization" and value.startswith(_SCHEME):
+                return value[_SCHEME_BYTES:].strip()
             return _key(name, value)
     shown = [field for field in routing if field[0] in KEY_FIELDS]
     dropped = {b"%b: %b\r\n" % field for field in shown}
@@ -276,6 +276,7 @@ _NOT_CHARGED = tuple(kind.value for kind in UNCHARGED)
 _OK, _LEFT = Outcome.OK, Outcome.CLIENT_LEFT
 _ANSWERLESS = ("embeddings", "rerank", "score", "pooling", "classify", "moderations", "speech", "images")
 """Routes whose engines generate no tokens."""
+_OK_BELOW = 300
 _SWITCHED = 101
 """A WebSocket: what goes through it is not counted in tokens."""
 _TENANT = Ask._fields.index("tenant")
@@ -288,6 +289,7 @@ class KeyDesk(Protocol):
     """The door that a request came through. `in_flight` has those that were charged."""
 
     accounts: Accounts
+    estimators: TokenEstimators
     in_flight: dict[KeyAdmission, None]
     closed: dict[tuple[str, str], tuple[float, Failure]]
 
@@ -309,21 +311,18 @@ class KeyAdmission:
         "_charged",
         "_charged_as",
         "_door",
-        "_habits",
+        "_known",
         "_usage",
         "digest",
         "key",
         "visitor",
     )
 
-    def __init__(
-        self, door: KeyDesk, digest: bytes, key: Key, visitor: KeyedRequest, habits: TokenEstimator, at: float
-    ) -> None:
+    def __init__(self, door: KeyDesk, digest: bytes, key: Key, visitor: KeyedRequest, at: float) -> None:
         self._door = door
         self.digest = digest
         self.key = key
         self.visitor = visitor
-        self._habits = habits
         self._at = at
         self._charged: tuple[int, int] | None = None
         self._usage: Usage | None = None
@@ -344,7 +343,7 @@ class KeyAdmission:
             priority = body_priority if low <= ask.priority <= high else ask.priority
             reason = f"this key allows priorities from {low} to {high}, and the request has {priority}"
             return Failure(FailureKind.PRIORITY_NOT_ALLOWED, reason, param="priority")
-        # As _replace does, in a quarter of the time.
+        # As _replace does, in a quarter of the time; the payer is the last field.
         return _new(
             Ask,
             (
@@ -352,7 +351,6 @@ class KeyAdmission:
                 key.tenant.name,
                 *ask[_BEHIND_TENANT:_PAYER],
                 key.tenant.name,
-                *ask[_PAYER + 1 :],
             ),
         )
 
@@ -390,12 +388,17 @@ class KeyAdmission:
         """What it may take at most. It is settled at its end."""
         self._asked = ask
         self._charged_as = ask.model or ""
-        prompt, completion = self._habits.expect(ask.prompt_tokens, ask.max_tokens, ask.answers)
+        key, at = self.key, self._at
+        known = self._door.estimators.known.get((key.name, ask.tenant, self._charged_as), NOVICE)
+        if at > known.until:
+            known = NOVICE
+        self._known = known
+        prompt, completion = known.expect(ask.prompt_tokens, ask.max_tokens, ask.answers)
         if self.visitor.response.route in _ANSWERLESS:
             completion = 0
         self._charged = prompt, completion
         self._door.in_flight[self] = None
-        return self.key.name, prompt, completion, self._at
+        return key.name, prompt, completion, at
 
     def completed(self, usage: Usage | None) -> None:
         """The answer is complete."""
@@ -426,46 +429,63 @@ class KeyAdmission:
         if usage is not None:
             prompt = usage.prompt_tokens
             completion = usage.answer_tokens
-            self._habits.learn(asked.prompt_tokens, prompt, completion // asked.answers)
+            if type(usage) is CappedUsage:
+                usage = None
+            else:
+                known = self._known
+                if known is NOVICE:
+                    known = self._door.estimators.make((key.name, asked.tenant, self._charged_as))
+                known.until = self._at + FORGET_S
+                known.learn(asked.prompt_tokens, prompt, completion // asked.answers)
         elif record.events or record.outcome is _OK or (record.outcome is _LEFT and record.attempts):
             # Its engine has computed, and did not say how much, or not all.
             prompt, completion, usage = self._estimate(record, charged)
+        elif self.visitor.response.whole and not record.code:
+            # What it answered is doubtful, and was shown all the same.
+            prompt, completion, usage = self._estimate_doubtful()
         else:
             prompt = completion = 0
-        return UsageRecord(
-            request_id=record.request_id,
-            key=key.name,
-            tenant=key.tenant.name,
-            model=record.model,
-            model_charged=self._charged_as,
-            route=record.route,
-            status=record.status,
-            at=self._at,
-            prompt_charged=charged[0],
-            completion_charged=charged[1],
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            is_estimated=usage is None,
+        bill = (
+            record.request_id,
+            key.name,
+            key.tenant.name,
+            record.model,
+            self._charged_as,
+            record.route,
+            record.status,
+            self._at,
+            *charged,
+            prompt,
+            completion,
+            usage is None,
         )
+        return _new(UsageRecord, bill)
 
     def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
         """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
         response, asked = self.visitor.response, self._asked
-        told = response.usage()
+        told = response.usage_for(asked)
         if told is not None and response.has_answered():
             # It was told, though the client has left before the very end.
-            return told.prompt_tokens, told.answer_tokens, told
+            return told.prompt_tokens, told.answer_tokens, told if type(told) is Usage else None
         prompt, least = (told.prompt_tokens, told.answer_tokens) if told is not None else (charged[0], 0)
         if record.route in _ANSWERLESS or response.status == _SWITCHED:
-            completion = 0
-        else:
-            completion = response.tokens_shown()
-            if not asked.stream and record.outcome is not _OK:
-                # Nobody knows how much of it was computed when its client left.
-                completion = max(completion, charged[1])
-        if asked.max_tokens:
-            completion = min(completion, asked.max_tokens * asked.answers)
-        return prompt, max(least, completion), None
+            return prompt, least, None
+        events, text = response.tokens_shown()
+        if not asked.stream and record.outcome is not _OK:
+            # Nobody knows how much of it was computed when its client left.
+            text = max(text, charged[1])
+        if limit := response.longest_answer(asked):
+            text = min(text, limit * asked.answers)
+        return prompt, max(least, events, text), None
+
+    def _estimate_doubtful(self) -> tuple[int, int, Usage | None]:
+        """The same of an answer under 200 that is not known to be a good one: what its unit says it took."""
+        response = self.visitor.response
+        told = response.usage_for(self._asked) if response.status < _OK_BELOW else None
+        if told is None:
+            return 0, 0, None
+        return told.prompt_tokens, told.answer_tokens, told if type(told) is Usage else None
 
     # -- what else it observes -----------------------------------------------------------------------------
 

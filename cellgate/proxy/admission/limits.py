@@ -443,7 +443,7 @@ class LimitPlan:
         """A request is over."""
         self.in_flight -= self.in_flight > 0
         for account in self._bounded:
-            account.in_flight = max(0, account.in_flight - 1)
+            account.in_flight -= account.in_flight > 0
 
     def lacking(self, amounts: Amounts) -> tuple[Account, MeterKind | None]:
         """The first limit without room for these; a kind of None: requests in flight."""
@@ -551,7 +551,7 @@ class DoorCounts(Collector):
 
     def used(self, bill: UsageRecord) -> None:
         """A request is over."""
-        if bill.prompt_tokens:
+        if bill.prompt_tokens or bill.completion_tokens:
             tokens = self._used.get((bill.tenant, bill.model)) or self._used.setdefault(
                 (bill.tenant, bill.model), [0, 0]
             )

@@ -17,6 +17,7 @@ from cellgate.proxy.request.ports import (
     NOT_QUEUED,
     Forged,
     GateFault,
+    ImpossibleUsage,
     Pending,
     PickRequest,
     Refuses,
@@ -379,6 +380,7 @@ class LocalReports:
             Resumed: plane.continuations.record,
             SplitStep: lambda *step: plane.link_watch.apply(SplitStep(*step)),
             Refuses: plane.refused_watch.take,
+            ImpossibleUsage: plane.impossible_usage,
             Forged: metrics.count_forged,
             GateFault: plane.gate_fault,
         }

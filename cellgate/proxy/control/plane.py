@@ -52,6 +52,7 @@ from cellgate.proxy.observe.exposition import (
     TallyMetrics,
     Traffic,
 )
+from cellgate.proxy.observe.rare_events import RareEvents
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics, SplitMetrics
 from cellgate.proxy.process.signals import Ticker
 from cellgate.router.board import Board, Consequence, Flip
@@ -99,6 +100,7 @@ class Plane:
         self.answer_check = self._make_answer_check()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.link_watch = LinkWatch(self.board, events, loop.time)
+        self._rare_events = RareEvents(events, loop.time)
         self.hold_watch = self._make_hold_watch()
         self.refused_watch, self.conductor = self._make_refused_watch(), self._make_conductor()
         self.containment = self._make_containment()
@@ -312,6 +314,11 @@ class Plane:
     def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted, through no fault of a unit."""
         self.stall_watch.gate_fault(reason)
+
+    def impossible_usage(self, unit: str, told: str) -> None:
+        """A unit has told more tokens for an answer than it can have."""
+        more = "check its engine; limits, bills and costs do not go by what is above"
+        self._rare_events.add(Action("impossible_usage", "gate", unit, f"{told}; {more}"))
 
     # -- for operators, and sources of units ---------------------------------------------------------------
 

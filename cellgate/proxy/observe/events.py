@@ -75,6 +75,7 @@ ActionKind = Literal[
     "answers_agree",
     "corrupted",
     "refuses",
+    "impossible_usage",
     "link_lost",
     "link_back",
 ]
@@ -107,6 +108,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "answers_differ": "error",
     "corrupted": "warning",
     "refuses": "warning",
+    "impossible_usage": "warning",
     "link_lost": "warning",
 }
 _LINES: dict[ActionKind, str] = {
@@ -324,6 +326,7 @@ def _action_event(action: Action) -> EventRecord:
             "stack_drift_over": f"{whom}: the software is the same again",
             "answers_differ": f"answers of unit {action.unit} differ",
             "answers_agree": f"answers of unit {action.unit} no longer differ",
+            "impossible_usage": f"unit {action.unit} told more tokens than an answer can have",
             "corrupted": f"unit {action.unit} has corrupted requests (NaN)",
             "refuses": f"unit {action.unit}",
             "poison_lifted": f"a prompt is no longer refused, by {action.by}",

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request.answer_limits import limits_of
 from cellgate.proxy.request.body_shape import BodyShape, new_shape, shapes
 from cellgate.proxy.request.prompt import prompt_in
 from cellgate.proxy.request.stored_objects import named_object
@@ -20,8 +21,6 @@ from cellgate.proxy.resume.streams import WAYS
 from cellgate.router.nouns import Ask
 
 BYTES_PER_TOKEN = 4
-ANSWERS_MAX = 1 << 16
-"""More answers of one request are not reckoned with."""
 SPLIT_ROUTES = ("chat", "completions")
 """Paths of which engines take a prompt that another one has computed."""
 _LOOKED_AT_BYTES = 1 << 20
@@ -100,12 +99,11 @@ def ask_of(
     blocks, size, fingerprint = prompt
     follows, user, priority, wanted_id = _personal(data) if shape.is_personal else _NOBODY
     limit: Any = 0
-    for name in shape.limits:
-        if limit := data[name]:
-            break
     answers = 1
-    if shape.multiplies:
-        limit, answers = _several(data, limit)
+    if name := shape.limit:
+        limit = data[name]
+    if shape.multiplies or (limit and (type(limit) is not int or route not in shape.limit_routes)):
+        limit, answers = limits_of(data, route)
     stream = data.get("stream") is True
     ask = (
         model,
@@ -121,7 +119,7 @@ def ask_of(
         inf,
         WAYS[route](data) if stream and route in WAYS else 0,
         fingerprint,
-        limit if type(limit) is int and limit > 0 else 0,
+        limit if limit and limit > 0 else 0,
         None,
         route in SPLIT_ROUTES,
         answers,
@@ -149,19 +147,6 @@ def _as_python(body: bytes) -> Any:
     except (ValueError, RecursionError):
         return _NOT_READ
     return data
-
-
-def _several(data: dict[str, Any], limit: Any) -> tuple[Any, int]:
-    """The longest answer, wherever that stands, and how many there will be: `n` (or `best_of`) a prompt."""
-    nested = data.get("sampling_params") or data.get("parameters")
-    options = nested if isinstance(nested, dict) else data
-    limit = limit or options.get("max_new_tokens") or options.get("max_tokens")
-    wanted = (options.get("n"), options.get("best_of"), 1)
-    each = max(count for count in wanted if type(count) is int)
-    prompts = data.get("prompt") or data.get("text") or data.get("input_ids")
-    if isinstance(prompts, list) and not isinstance(prompts[0], int):
-        each *= len(prompts)
-    return limit, min(each, ANSWERS_MAX)
 
 
 def _no_model(model: object) -> Failure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.request.answer_limits import LIMIT_NAMES, MULTIPLIES, ONLY_LIMIT
 
 KEPT = 512
 """Shapes that are kept. If there are more, all are forgotten."""
@@ -20,10 +21,7 @@ _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_process
 """Fields that change the whole prompt."""
 NAMES = frozenset((*_PREAMBLE, *_PROMPTS, *_RENDERING))
 """All fields of a body that its prompt depends on."""
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""The length of the answer; the first of them that is set counts."""
-_MULTIPLIES = frozenset(("n", "best_of", "prompt", "text", "input_ids", "sampling_params", "parameters"))
-"""Fields that may ask for several answers, or bound them in another place."""
+_MULTIPLIES = MULTIPLIES | (LIMIT_NAMES - ONLY_LIMIT.keys())
 _PERSONAL = frozenset(
     ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority")
 )
@@ -32,7 +30,7 @@ VARIES = frozenset(
         *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
         *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
         *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-        *_LIMITS,
+        *LIMIT_NAMES,
     )
 )
 """Fields that clients change from one try to the next, and that do not end engines."""
@@ -43,11 +41,14 @@ _NO_PART = NAMES | VARIES | {"model"}
 class BodyShape:
     """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
     this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
-    `limits` bound the answer; `multiplies`: others may as well, or ask for several. `is_personal`: it
-    tells its user, a priority, its name, or the response that it follows.
+    `limit` is the one field that bounds the answer on `limit_routes`, empty if there is none; `multiplies`:
+    others may as well, or ask for several. `is_personal`: it tells its user, a priority, its name, or the
+    response that it follows.
     """
 
-    __slots__ = ("is_personal", "limits", "more", "multiplies", "preamble", "prompts", "rendering")
+    __slots__ = (
+        *("is_personal", "limit", "limit_routes", "more", "multiplies", "preamble", "prompts", "rendering"),
+    )
 
     def __init__(self, names: tuple[str, ...]) -> None:
         present = frozenset(names)
@@ -58,8 +59,10 @@ class BodyShape:
         self.rendering = tuple(name for name in _RENDERING if name in present) if has_several else ()
         more = present - _NO_PART
         self.more = tuple(sorted(more)) if len(more) <= LIMITS.fields else names
-        self.limits = tuple(name for name in _LIMITS if name in present)
-        self.multiplies = not present.isdisjoint(_MULTIPLIES)
+        limits = present & LIMIT_NAMES
+        self.limit = next(iter(limits)) if len(limits) == 1 else ""
+        self.limit_routes = ONLY_LIMIT.get(self.limit, frozenset())
+        self.multiplies = len(limits) > 1 or not present.isdisjoint(_MULTIPLIES)
         self.is_personal = not present.isdisjoint(_PERSONAL)
 
 

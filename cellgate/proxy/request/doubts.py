@@ -9,12 +9,15 @@ import orjson
 
 from cellgate.proxy.request.answer_shape import REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.ports import ImpossibleUsage
 from cellgate.proxy.request.response import NO_PATH
+from cellgate.proxy.request.token_usage import CappedUsage
 from cellgate.router.nouns import Outcome
 from cellgate.router.opinions import Kind
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import UnitState
 
 SAMPLE_BYTES = 64 << 10
@@ -127,11 +130,22 @@ def show_first(exchange: Exchange) -> bool:
     response.show_kept(first.head, first.own_lines, first.body)
     outcome = outcome_of_doubt(first.what, False, first.status)
     if outcome is Outcome.OK:
-        usage = response.usage()
+        usage = cap_usage(exchange, first.unit)
         for observer in response.observers:
             observer.completed(usage)
     response.end(outcome)
     return True
+
+
+def cap_usage(exchange: Exchange, unit: str) -> Usage | None:
+    """What a unit has told of its tokens, as far as that can be; that it told more is reported."""
+    response = exchange.response
+    usage, told = response.usage_for(exchange.selection.ask), response.usage()
+    if usage is not None and told is not None and type(usage) is CappedUsage:
+        words = f"{told.prompt_tokens:,} + {told.answer_tokens:,}"
+        words += f" tokens; {usage.prompt_tokens:,} + {usage.answer_tokens:,} counted at most"
+        exchange.gate.reports.send(ImpossibleUsage(unit, words))
+    return usage
 
 
 def drop(exchange: Exchange) -> None:

@@ -196,6 +196,13 @@ class Refuses(NamedTuple):
     body: bytes
 
 
+class ImpossibleUsage(NamedTuple):
+    """A unit has told more tokens for an answer than it can have: what it told, and what of it counts."""
+
+    unit: str
+    told: str
+
+
 class Forged(NamedTuple):
     """A peer that is not trusted named a unit, or asked for an explanation."""
 
@@ -206,7 +213,7 @@ class GateFault(NamedTuple):
     reason: str
 
 
-Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | Forged | GateFault
+Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | ImpossibleUsage | Forged | GateFault
 """SplitStep: a step of a request whose prompt another unit computes."""
 
 

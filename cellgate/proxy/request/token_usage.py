@@ -13,12 +13,15 @@ import orjson
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.sse import JsonSkim
+from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX, RULES, limit_of
+from cellgate.proxy.request.body import is_large
 from cellgate.proxy.resume.answer_reader import (
     PARSED_BYTES,
     told_in,
     told_in_batch,
 )
 from cellgate.router.cost_model import Usage
+from cellgate.router.nouns import Ask
 
 _TOKENS_MAX = 10**9
 _new = tuple.__new__
@@ -51,7 +54,8 @@ def usage_of(told: dict[str, Any] | None) -> Usage | None:
     details = told.get("prompt_tokens_details")
     if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
         # The usual case.
-        return _new(Usage, (prompt, answer, None)) if 0 <= prompt + answer < _TOKENS_MAX else None
+        is_count = 0 <= prompt < _TOKENS_MAX and 0 <= answer < _TOKENS_MAX
+        return _new(Usage, (prompt, answer, None)) if is_count else None
     answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
     prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
     if prompt is None and (total := _first(told, "total_tokens")) is not None:
@@ -72,6 +76,60 @@ def _first(counts: dict[str, Any], *names: str) -> int | None:
         if type(count) is int and 0 <= count < _TOKENS_MAX:
             return count
     return None
+
+
+TEMPLATE_TOKENS = 16_384
+"""What an engine's template and its own instructions add to a prompt, at most."""
+_UNSEEN_TOKENS = 1 << 22
+"""At most so many tokens has a prompt whose text is not in its body: pictures, what was stored before."""
+_PAIRED = ("rerank", "score", "classify")
+"""Routes that compute one text with each of the others."""
+_UNSEEN = pattern(rb'"(?:[a-z]+_url|input_[a-z]+|image|images|source|file|video|audio|conversation)"')
+
+
+class CappedUsage(Usage):
+    """As much of what a unit has told as can be: it pays for nothing more, and teaches nothing."""
+
+    __slots__ = ()
+
+
+def is_possible(usage: Usage, ask: Ask) -> bool:
+    """Whether a unit may have used so much, as nearly all have: a token of a prompt is a byte or more."""
+    return (
+        usage[0] <= ask.prompt_bytes + TEMPLATE_TOKENS
+        and usage[1] <= (ask.max_tokens or ANSWER_TOKENS_MAX) * ask.answers
+    )
+
+
+def believed(usage: Usage, ask: Ask, body: bytes, engine: str, shown: int) -> Usage:
+    """What a unit has told, as far as it can be: a request has no more tokens than its bytes, and an answer
+    none beyond its limit, but for those that were `shown`.
+    """
+    most_prompt = max(ask.prompt_bytes, len(body)) + TEMPLATE_TOKENS
+    if ask.follows is not None or ask.route in _PAIRED or _UNSEEN.search(body) is not None:
+        most_prompt = max(most_prompt, _UNSEEN_TOKENS)
+    limit = longest_answer(ask, body, engine) or ANSWER_TOKENS_MAX
+    prompt = min(usage.prompt_tokens, most_prompt)
+    answer = min(usage.answer_tokens, max(limit * ask.answers, shown))
+    if (prompt, answer) == usage[:2]:
+        return usage
+    cached = usage.cached_tokens
+    return CappedUsage(prompt, answer, None if cached is None else min(cached, prompt))
+
+
+def longest_answer(ask: Ask, body: bytes, engine: str) -> int:
+    """How long the engine that has answered may have made each answer; 0: as long as it liked. If it is not
+    known, it may be any that has this route. A body that is not read here has the largest of its limits.
+    """
+    if body.lstrip()[:1] != b"{" or is_large(body):
+        return ask.max_tokens
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ask.max_tokens
+    engines = [engine] if engine in RULES else [name for name in RULES if ask.route in RULES[name]]
+    limits = [limit_of(each, data, ask.route) for each in engines]
+    return max(limits) if limits and all(limits) else 0
 
 
 def read_usage(body: bytes) -> Usage | None:

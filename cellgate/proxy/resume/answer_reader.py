@@ -78,6 +78,7 @@ class AnswerReader:
         "_sample",
         "_skim",
         "_tail",
+        "empty",
         "ends",
         "told",
     )
@@ -96,6 +97,8 @@ class AnswerReader:
         self.told: dict[str, Any] | None = None
         self._others = self._other_bytes = 0
         """Events that did more than add to a text."""
+        self.empty = 0
+        """Of these, events that show nothing that was generated."""
         self._sample = begun
         """What ends with an event that only added to a text."""
         self._begin = self._end = b""
@@ -168,6 +171,7 @@ class AnswerReader:
         self._others, self._other_bytes = self._others + 1, self._other_bytes + len(event) + 2
         if data == DONE:
             self._done = True
+            self.empty += 1
             return
         if len(data) > PARSED_BYTES:
             skim = JsonSkim()
@@ -176,6 +180,7 @@ class AnswerReader:
             return
         if (document := object_of(data)) is not None:
             self._take(document)
+            self.empty += not _shows(document)
             self._learn(event, document)
 
     def _take(self, document: dict[str, Any]) -> None:
@@ -297,6 +302,24 @@ def _text_of(document: dict[str, Any]) -> str:
     """What an event adds to a text; empty: nothing, or more than one thing."""
     delta = _delta_of(document)
     return max((text for name in _TEXTS if isinstance(text := delta.get(name), str)), key=len, default="")
+
+
+_NEVER_SHOWN = frozenset(("role", "type", "id", "index", "finish_reason", "logprobs", "stop_reason", "usage"))
+
+
+def _shows(document: dict[str, Any]) -> bool:
+    """Whether an event has something that was generated, however little."""
+    choices = document.get("choices")
+    if isinstance(choices, list):
+        return any(_adds(each.get("delta", each)) for each in choices if isinstance(each, dict))
+    return isinstance(document.get("type"), str) is False or _adds(document.get("delta"))
+
+
+def _adds(delta: Any) -> bool:
+    """Whether this adds to an answer: what has a name that says nothing of it does not."""
+    if not isinstance(delta, dict):
+        return bool(delta)
+    return any(value for name, value in delta.items() if name not in _NEVER_SHOWN)
 
 
 def told_in(document: dict[str, Any]) -> dict[str, Any] | None:

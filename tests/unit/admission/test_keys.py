@@ -14,7 +14,7 @@ import pytest
 
 from cellgate.proxy.admission.keys import take_credentials
 from cellgate.proxy.admission.limits import GIVEN_BACK_S, DoorCounts, LimitLedger, Meter, Period, UsageRecord
-from cellgate.proxy.admission.token_estimator import ANSWER_TOKENS_MAX, TokenEstimator
+from cellgate.proxy.admission.token_estimator import TokenEstimator
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules, TokenPrice
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -22,6 +22,7 @@ from cellgate.proxy.http.heads import KEY_FIELDS, Fields
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.http.unit import UnitConnection
+from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX
 from cellgate.router.nouns import Ask
 from tests.cost.bench import Bench, Wire
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk

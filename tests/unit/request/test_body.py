@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request import body_shape
-from cellgate.proxy.request.body import ANSWERS_MAX, has_more_nodes, is_large, read_ask, read_large_ask
+from cellgate.proxy.request.answer_limits import ANSWERS_MAX
+from cellgate.proxy.request.body import has_more_nodes, is_large, read_ask, read_large_ask
 from cellgate.proxy.request.body_shape import KEPT, shape_of_body
 from cellgate.proxy.request.content_coding import DamagedError, pieces
 from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, pieces_of, read_prompt
@@ -30,7 +31,8 @@ from cellgate.router.nouns import Ask
 
 def ask_of(**fields: Any) -> Ask:
     """The ask of a body with these fields."""
-    ask = read_ask(orjson.dumps(fields), "chat" if "messages" in fields else "completions")
+    route = "chat" if "messages" in fields else "completions" if "prompt" in fields else "generate"
+    ask = read_ask(orjson.dumps(fields), route)
     assert isinstance(ask, Ask), ask
     return ask
 
@@ -513,8 +515,12 @@ def test_bodies_with_the_same_names_have_the_same_shape_in_the_order_of_template
     assert shape_of_body({"model": "a", "messages": []}) is shape_of_body({"model": "b", "messages": [1]})
     shape = shape_of_body({"prompt": "x", "messages": [], "system": "y", "tools": []})
     assert (shape.preamble, shape.prompts) == (("tools", "system"), ("messages", "prompt"))
-    limits = shape_of_body({"max_output_tokens": 1, "max_tokens": 2}).limits
-    assert limits == ("max_tokens", "max_output_tokens")
+    usual, two = (
+        shape_of_body({"messages": [], "max_tokens": 2}),
+        shape_of_body({"max_tokens": 1, "n_predict": 2}),
+    )
+    assert (usual.limit, usual.multiplies) == ("max_tokens", False)
+    assert (two.limit, two.multiplies) == ("", True), "several are read one by one"
     few = {f"field {number}": 1 for number in range(LIMITS.fields)}
     assert shape_of_body({"model": "m", **few}).more == tuple(sorted(few))
     many = {"model": "m", "last": 1, **few}

@@ -1,0 +1,39 @@
+"""Events that somebody else could cause as often as it likes: one is told, and the others are counted in the
+next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cellgate.proxy.observe.events import Action, EventLog
+
+AGAIN_S = 600.0
+"""The same of the same unit is told again after so long."""
+KEPT = 1024
+"""So many are remembered; of more, the one told longest ago is forgotten."""
+
+
+class RareEvents:
+    """Those of one gate."""
+
+    def __init__(self, events: EventLog, now: Callable[[], float]) -> None:
+        self._events = events
+        self._now = now
+        self._told: dict[tuple[str, str | None], tuple[float, int]] = {}
+        """When each was told, and how often it has happened since."""
+
+    def add(self, action: Action) -> None:
+        """It has happened: tell it, or count it."""
+        what, now = (action.kind, action.unit), self._now()
+        at, more = self._told.get(what, (-AGAIN_S, 0))
+        if now - at < AGAIN_S:
+            self._told[what] = at, more + 1
+            return
+        self._told.pop(what, None)
+        self._told[what] = now, 0
+        if len(self._told) > KEPT:
+            del self._told[next(iter(self._told))]
+        since = f"; {more} more times since the last such event" if more else ""
+        self._events.add(replace(action, detail=action.detail + since))
