@@ -592,10 +592,18 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
     if reply.status in _NOT_ALLOWED:
         reason += "; its key?; set `api_key_file:` to a key that the unit accepts"
     elif reply.status in _NOT_SERVED:
-        reason += "; its model?; set `canary:` to an API that the unit serves"
+        reason += _advice(kind, reply)
     if context.verdict is Verdict.STARTING or reply.headers is _UNASKED:
         return _Fate(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
     return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True)
+
+
+def _advice(kind: _Kind, reply: Reply) -> str:
+    """What may be wrong where a canary is not served: the model, if the unit speaks of it, else the API."""
+    model = kind.model
+    if model and model.encode() in reply.body[: 8 * _EXCERPT]:
+        return f"; it does not serve `{model}`: see what its engine was started with"
+    return "; set `canary:` to an API that the unit serves, if its engine was started with the right model"
 
 
 def _say(kind: _Kind, reply: Reply) -> str:

@@ -347,6 +347,7 @@ class App:
             roll=self._operator.roll if self._operator is not None else lambda: None,
             pages=self._operator.pages() if self._operator is not None else {},
             scaling=plane.scaling,
+            capacity=plane.capacity.view,
             reload=self._reload_settings,
             needs_tls=lambda: self._tls.admin() is not None,
         )

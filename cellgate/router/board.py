@@ -59,6 +59,8 @@ class Board:
         self.units: dict[str, UnitState] = {}
         self.usable: dict[str | None, Usable] = {}
         """By model: the units for its requests, until anything of that changes (see pick.py)."""
+        self.changes = 0
+        """Grows whenever a unit comes, goes, or changes what it is used for."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
         self.elsewhere: dict[str, RemoteLoad] = {}
@@ -117,7 +119,7 @@ class Board:
             known = self.units.get(unit.name)
             if known is None:
                 state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
-                state.on_change = self.usable.clear
+                state.on_change = self._changed
                 if (old := heirs.get(unit.name)) is not None:
                     state.succeed(old)
                     if unit.name not in kept:
@@ -136,7 +138,7 @@ class Board:
         # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
         self.pairs.configure(self.units)
-        self.usable.clear()
+        self._changed()
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
@@ -381,6 +383,10 @@ class Board:
             return False
         state.drained = drained
         return True
+
+    def _changed(self) -> None:
+        self.usable.clear()
+        self.changes += 1
 
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.control.comparisons import NodeFactsMetrics
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
+from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.discovery.follow import Discovery, DiscoveryMetrics
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.observe.counters import Metrics
@@ -39,6 +40,7 @@ from cellgate.router.nouns import (
     Evidence,
     Fleet,
     Load,
+    Models,
     Node,
     NodeFacts,
     Role,
@@ -88,6 +90,14 @@ def exposed() -> list[Family]:
     metrics.include(NodeFactsMetrics(board))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): True}))
     agent = HaproxyAgent(board, float, lambda: False, lambda _: True, Balancers())
+    capacity, starts = Capacity(board, lambda _: None, float), Starts(board, lambda _: None)
+    board.set_models(Models("a1", ("tiny",), 1.0))
+    board.observe(Evidence("a1", Sign.GOOD, Strength.STRONG, "canary", "", 1.0))
+    board.configure(Fleet(units=(*(each.unit for each in board), Unit("a2", "a", "http://a2"))), 2.0)
+    capacity.tick(2.0)
+    starts.tick(9000.0)
+    metrics.include(capacity)
+    metrics.include(starts)
     for collector in (AgentCheckMetrics(agent), AccessLogMetrics(int), PoolMetrics(board, int)):
         metrics.include(collector)
     return list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))

@@ -40,7 +40,7 @@ from cellgate.proxy.admin.http import (
     unencrypted,
     unknown,
 )
-from cellgate.proxy.admin.views import links_of, status, unit_page, unit_view
+from cellgate.proxy.admin.views import links_of, reduced, status, unit_page, unit_view
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Peers
 from cellgate.proxy.control.containment import Containment, fingerprint_name, listing
@@ -226,6 +226,7 @@ class AdminView:
     reload: Callable[[str], Awaitable[str]] | None = None
     needs_tls: Callable[[], bool] = bool
     roll: Callable[[], dict[str, Any] | None] = lambda: None
+    capacity: Callable[[], list[dict[str, Any]]] = list
     pages: Mapping[str, PageHandler] = field(default_factory=dict)
     scaling: Scaling | None = None
 
@@ -415,6 +416,7 @@ class _Admin:
             "/metrics": {"GET": self.metrics},
             "/metrics/engine": {"GET": self.metrics_of_pool},
             "/status": {"GET": self.status},
+            "/models": {"GET": self.models},
             "/units": {"GET": self.units},
             "/units/{name}": {"GET": self.unit},
             "/units/{name}/drain": {"POST": partial(drain_unit, view, drained=True)},
@@ -505,7 +507,11 @@ class _Admin:
         glance = status(
             view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping(), roll=view.roll()
         )
-        return reply(orjson.dumps(glance))
+        return reply(orjson.dumps(glance | {"models": reduced(view.capacity())}))
+
+    async def models(self, _request: web.BaseRequest, _name: str) -> web.Response:
+        """How many units serve each model, who is missing, and why."""
+        return reply(orjson.dumps(self._view.capacity(), option=orjson.OPT_INDENT_2))
 
     async def livez(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """200: the event loop turns, or this would not be answered."""

@@ -5,7 +5,7 @@ In this order: `Moment`, `remarks`, `links_of`, `status`, `what_comes`, `explain
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -186,6 +186,7 @@ def _view(prefiller: str, decoder: str, link: TransferLink, now: float) -> dict[
 # A summary of the fleet for the status page and `cellgate top`, created for each request. Pure.
 
 
+MISSING_SHOWN = 4
 MODELS_SHOWN = 8
 """A unit may list hundreds of adapters; /units/NAME has all."""
 
@@ -207,6 +208,20 @@ def status(
         "roll": roll,
         "units": [_row(state, moment, avoided(board, state.unit.name, now)) for state in board],
     }
+
+
+def reduced(models: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The models that have fewer units than within the last hour, or miss some: a line of reasons each."""
+    return [
+        {
+            "name": each["name"],
+            "units": each["units"],
+            "most_last_hour": each["most_last_hour"],
+            "missing": [f"{one['unit']}: {one['cause']}" for one in each["missing"][:MISSING_SHOWN]],
+        }
+        for each in models
+        if each["missing"] or each["units"] < each["most_last_hour"]
+    ][:MODELS_SHOWN]
 
 
 def load_s(state: UnitState, now: float) -> float:

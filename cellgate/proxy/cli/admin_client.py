@@ -83,6 +83,14 @@ def why(admin: Address, unit: str) -> dict[str, Any]:
     return found
 
 
+def why_model(admin: Address, model: str) -> dict[str, Any] | None:
+    """How many units serve a model, explained in lines (`why`). None: no such model. Raises CommandError."""
+    found = call(admin, "GET", "/models")
+    if not isinstance(found, list):
+        raise stranger(admin)
+    return next((each for each in found if each.get("name") == model), None)
+
+
 def link_of(unit: Mapping[str, Any], prefiller: str, decoder: str) -> dict[str, Any]:
     """Of what is known of a unit: why requests are, or are not, split between it and another one (`why`)."""
     for link in unit.get("links", ()):

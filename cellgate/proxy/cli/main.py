@@ -81,7 +81,7 @@ COMMANDS = {
         "show what happened to units: verdicts and actions with reasons", "proxy.cli.operate", "events"
     ),
     "why": CommandEntry(
-        "explain why a unit is in or out of rotation, and what happens next", "proxy.cli.operate", "why"
+        "explain why a unit is in or out of rotation, or who serves a model", "proxy.cli.operate", "why"
     ),
     "explain": CommandEntry(
         "show where a request would go now, and its cost on each unit", "proxy.cli.operate", "explain"

@@ -16,6 +16,7 @@ from typing import Any
 
 from cellgate.proxy.cli import admin_client
 from cellgate.proxy.cli.terminal import (
+    CommandError,
     add_admin,
     add_unit,
     columns,
@@ -80,7 +81,7 @@ def _lines(units: Sequence[Mapping[str, Any]], form: str, widths: Sequence[int])
 
 
 def why_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which unit, of which gate."""
+    """Which unit, or model, of which gate."""
     add_unit(parser)
     parser.add_argument(
         "decoder", metavar="DECODER", nargs="?", help="explain the link from prefiller UNIT to this unit"
@@ -91,7 +92,14 @@ def why_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_why(args: argparse.Namespace) -> int:
     """Print the gate's sentences. Raises CommandError."""
-    found = admin_client.why(args.admin, args.name)
+    try:
+        found = admin_client.why(args.admin, args.name)
+    except CommandError:
+        # It may be a model. A gate that does not answer says so again.
+        model = admin_client.why_model(args.admin, args.name)
+        if model is None:
+            raise
+        found = model
     if args.decoder is not None:
         found = admin_client.link_of(found, args.name, args.decoder)
     print(json.dumps(found, indent=2) if args.json else "\n".join(shown(str(line)) for line in found["why"]))

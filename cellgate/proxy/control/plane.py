@@ -29,6 +29,7 @@ from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.control.engine_control import Conductor
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.link_watch import LinkWatch
+from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.refused_watch import RefusedWatch
@@ -111,6 +112,7 @@ class Plane:
         self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
         self.scaling = Scaling(self.board, self.router.queue)
+        self.capacity, self.starts = self._make_capacity()
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: list[Callable[[Flip], object]] = []
@@ -128,6 +130,7 @@ class Plane:
 
     def _connect(self) -> None:
         self.on_flip += (self.metrics.flip, self.containment.flipped, self.answer_check.flipped)
+        self.on_flip.append(self.starts.flipped)
         self.ticker.looks += self._looks()
         self._include_metrics()
 
@@ -169,6 +172,9 @@ class Plane:
         # With Redis as their source, units change their address with the gate that they are reached through.
         keeps = not any(isinstance(source, RedisSource) for source in sources)
         return Replacement(self.board, self.events, drain_s, self.configure, keeps=keeps)
+
+    def _make_capacity(self) -> tuple[Capacity, Starts]:
+        return Capacity(self.board, self.events.add, self.now), Starts(self.board, self.events.add)
 
     def _make_prober(self, rng: random.Random) -> Prober:
         settings = self.settings
@@ -220,7 +226,8 @@ class Plane:
         self.metrics.include(AnswerMetrics(self.board, self.answer_check))
         self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing)
-        self.metrics.include(self.scaling)
+        for collector in (self.scaling, self.capacity, self.starts):
+            self.metrics.include(collector)
         self.metrics.include(SplitMetrics(self.board, self.link_watch))
 
     def _looks(self) -> tuple[Callable[[float], object], ...]:
@@ -237,6 +244,8 @@ class Plane:
             self.orca.refresh,
             self.history.tick,
             self.scaling.tick,
+            self.capacity.tick,
+            self.starts.tick,
             self._look_at_queue,
             self._page.tick,
         )

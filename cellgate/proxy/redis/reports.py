@@ -23,7 +23,7 @@ import orjson
 from cellgate.proxy.config.settings import REDIS_PREFIX
 from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.health import is_on
-from cellgate.router.nouns import HoldKind, ServingRole, Strength, Verdict
+from cellgate.router.nouns import Case, HoldKind, ServingRole, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 VERSION = 1
@@ -201,7 +201,6 @@ def report_of(
     every heartbeat.
     """
     case, load, unit = state.case, state.load, state.unit
-    is_fatal = case.because is not None and case.because.strength is Strength.FATAL
     return UnitReport(
         unit=unit.name,
         cell=unit.cell,
@@ -211,7 +210,7 @@ def report_of(
         in_flight=state.in_flight,
         prefilling=state.costs.backlog.queued,
         reason=case.because.reason[:_TEXT_MAX] if case.because is not None else "",
-        fatal=case.verdict is Verdict.DOWN and is_fatal,
+        fatal=_is_fatal(case),
         drained=state.drained,
         degraded=round(state.outlier.degraded, 3),
         errors=round(state.costs.errors.share(now), 3),
@@ -235,6 +234,11 @@ def report_of(
         role=unit.role,
         number=number,
     )
+
+
+def _is_fatal(case: Case) -> bool:
+    because = case.because
+    return case.verdict is Verdict.DOWN and because is not None and because.strength is Strength.FATAL
 
 
 def _name(found: Any) -> str | None:

@@ -124,9 +124,13 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
     assert keyless.reason.endswith("; set `api_key_file:` to a key that the unit accepts")
     context = FakePatient(serves(CHAT), unit=Unit("u", "c", "http://u", canary="embeddings"))
     assert fly(context).reason == (
-        "the canary was refused: POST /v1/embeddings: HTTP 404 ''; its model?; set `canary:` to an API that "
-        "the unit serves"
+        "the canary was refused: POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that the unit "
+        "serves, if its engine was started with the right model"
     )
+    # As vLLM says it.
+    wrong = reply(404, b'{"error": {"message": "The model `m` does not exist."}}')
+    other = fly(FakePatient(lambda _: wrong, unit=Unit("u", "c", "http://u", models=("m",))))
+    assert other.reason.endswith("; it does not serve `m`: see what its engine was started with")
     assert [asked.target for asked in context.asked] == [EMBEDDINGS], "no other than the configured one"
 
 
