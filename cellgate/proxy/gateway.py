@@ -29,7 +29,7 @@ from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
 from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.defects import report_defect
-from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed
+from cellgate.proxy.process.listeners import BACKLOG, Descriptors, Entrance, allowed, own_url
 from cellgate.proxy.process.memory import SmallBlocks
 from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.beginnings import Beginnings
@@ -100,7 +100,7 @@ class Gateway:
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
-        self.shows_all = settings.internal_headers == "all"
+        self.shows_all, self._own_url = settings.internal_headers == "all", ""
         self.observe: Observe | None = None
         self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
         self.entrance, self.now = Entrance(loop, self.connection), loop.time
@@ -167,6 +167,12 @@ class Gateway:
     def port(self) -> int:
         """The port listened on; 0: none."""
         return self.entrance.port
+
+    def own_url(self) -> str:
+        """Where other gates reach this one; empty: that is not known."""
+        if not self._own_url and (port := self.settings.listen.port or self.port):
+            self._own_url = own_url(self.settings, port)
+        return self._own_url
 
     def announce_stop(self) -> None:
         """The gate stops: responses close their connections from now on."""

@@ -11,7 +11,7 @@ from functools import partial
 import orjson
 import pytest
 
-from cellgate.proxy.config.settings import gates_token
+from cellgate.proxy.config.settings import gates_token, secret_of
 from cellgate.proxy.ingress.reports import encoded
 from cellgate.proxy.observe.counters import FALLBACKS, NAMED, TALLIES
 from cellgate.router.nouns import Evidence, Fleet, Load, Models, Rules, Sign, Strength
@@ -95,7 +95,8 @@ async def test_without_the_token_it_is_forged_from_whatever_address(field: str) 
     ("token", "shown", "status"),
     [
         (SECRET, SECRET, 200),
-        (SECRET, gates_token(SECRET), 200),
+        (SECRET, "made for this gate", 200),
+        (SECRET, "made for another gate", 403),
         (SECRET, "s3cre", 403),
         (SECRET, "", 403),
         (None, "", 403),
@@ -108,6 +109,9 @@ async def test_who_shows_the_admin_token_or_a_gates_is_trusted_and_units_do_not_
         await client.ask(chat())
         (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
+        secret, url = secret_of(here.plane.settings), f"http://127.0.0.1:{here.gateway.port}"
+        made = {"made for this gate": url, "made for another gate": f"{url}1"}
+        shown = gates_token(secret, made[shown]) if shown in made else shown
         for head in (f"{UNIT}: u0\r\n", f"{EXPLAIN}: 1\r\n"):
             reply = await client.ask(chat(head=f"{head}{TOKEN}: {shown}\r\n"))
             assert reply.status == status

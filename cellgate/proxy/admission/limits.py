@@ -33,6 +33,8 @@ from cellgate.router.unit_state import Lease
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
 IN_FLIGHT = "in_flight"
+IMPOSSIBLE = 16
+"""A counter of Redis at so many times its limit was not written by gates."""
 """The limit of requests at one time, in `Failure.used_up` and the label of refusals."""
 
 
@@ -290,11 +292,16 @@ class Meter:
 
     def took(self, amount: int, total: int) -> None:
         """So much was taken, and the counter is at `total` now."""
+        if total > IMPOSSIBLE * self.limit + self.spent:
+            # No gates have taken that: it says nothing.
+            self.stand_alone()
+            return
         # A counter that has forgotten (Redis came back empty) is told all of it again.
         self.is_alone = False
         self.taken = self.taken + amount if total >= self.taken + amount else amount
         self.held = self.taken - max(0, total - self.limit)
-        self.free = max(0, self.limit - total)
+        # Nobody gives back what this gate has used.
+        self.free = max(0, self.limit - max(total, self.spent))
 
     def stand_alone(self) -> None:
         """The counter is lost: only what this gate has used counts."""

@@ -36,10 +36,12 @@ from cellgate.router.nouns import FIXED, Cell, Fleet, Unit
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
 REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
+FLEET_SECRET_VARIABLE = "CELLGATE_FLEET_SECRET"
 UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
 _VARIABLES = (
     ADMIN_TOKEN_VARIABLE,
     AGENT_TOKEN_VARIABLE,
+    FLEET_SECRET_VARIABLE,
     UNIT_API_KEY_VARIABLE,
     REDIS_USERNAME_VARIABLE,
     REDIS_PASSWORD_VARIABLE,
@@ -149,6 +151,7 @@ def _settings(
         "headers": HeaderNames(session=file.session_header),
         "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
+        "fleet_secret": secrets[FLEET_SECRET_VARIABLE] or file.fleet_secret_file,
         "secret_files": secret_files,
     }
     return Settings(**all_but(file, *made, *INGREDIENTS), **made, **operator)

@@ -226,6 +226,7 @@ class FileKeys(Keys, of=Settings):
     advertise: Annotated[str, PlainValidator(checks.url)]
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    fleet_secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(checks.policy)]
     access_log: Annotated[LogFormat, PlainValidator(checks.log_format)]
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
@@ -264,6 +265,7 @@ INGREDIENTS = (
     "redis_password_file",
     "redis_prefix",
     "admin_token_file",
+    "fleet_secret_file",
     "session_header",
 )
 """Keys that settings of other names are made of; every other key is the setting of its name."""

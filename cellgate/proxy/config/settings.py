@@ -238,6 +238,8 @@ class Settings:
     advertise: str = ""
     admin_token: str | None = field(default=None, repr=False, metadata=BY_REQUESTS)
     agent_token: str | None = field(default=None, repr=False)
+    fleet_secret: str | None = field(default=None, repr=False)
+    """Signs what gates say in Redis; what is not signed by it is not believed. None: see `secret_of`."""
     secret_files: tuple[str, ...] = field(default=(), metadata=BY_UNITS)
     policy: str = "prefix_affinity"
     rules: Rules = field(default_factory=Rules)
@@ -325,9 +327,19 @@ class Peers:
         return address.is_loopback or any(address in network for network in self._networks)
 
 
-def gates_token(token: str) -> str:
-    """What a gate shows to another one that has the same admin token: good for naming a unit, and no more."""
-    return hmac.new(token.encode(), b"x-cellgate-unit", "sha256").hexdigest()
+def secret_of(settings: Settings) -> bytes:
+    """What the gates of a fleet have in common: their secret, else what is made of the admin token;
+    empty: they have neither.
+    """
+    if settings.fleet_secret is not None:
+        return settings.fleet_secret.encode()
+    token = settings.admin_token
+    return b"" if token is None else hmac.digest(token.encode(), b"cellgate fleet", "sha256")
+
+
+def gates_token(secret: bytes, url: str) -> str:
+    """What a router shows to the gate at a URL: good for naming a unit there, and nowhere else."""
+    return hmac.new(secret, b"x-cellgate-unit " + url.encode(), "sha256").hexdigest()
 
 
 def payer_at(peer: str, forwarded_for: str, peers: Peers) -> str:

@@ -21,7 +21,7 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
-from cellgate.proxy.config.settings import Peers, Settings
+from cellgate.proxy.config.settings import Peers, Settings, secret_of
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
 from cellgate.proxy.control.comparisons import Comparisons
@@ -140,7 +140,7 @@ class Plane:
             connect_timeout_s=self.settings.timeouts.connect_s,
             tls=tls,
             own_keys=self.settings.keys is not None,
-            token=lambda: self.settings.admin_token,
+            secret=lambda: secret_of(self.settings),
             on_broken=self.suspect_restart,
             on_gate_fault=self.gate_fault,
         )

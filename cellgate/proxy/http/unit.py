@@ -592,7 +592,7 @@ PURGE_S = 1.0
 
 class UnitPools:
     """Pools by unit. `own_keys`: requests get the unit's own key, because those of clients end at the gate.
-    `token` gives the admin token: units of gates are named with what is made of it.
+    `secret` gives that of the fleet: units of gates are named with what is made of it for that gate.
 
     `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
     why the gate could not open one.
@@ -605,7 +605,7 @@ class UnitPools:
         connect_timeout_s: float,
         tls: MakeTls | None,
         own_keys: bool,
-        token: Callable[[], str | None],
+        secret: Callable[[], bytes],
         on_broken: Callable[[UnitState], None],
         on_gate_fault: Callable[[str], None],
     ) -> None:
@@ -613,7 +613,7 @@ class UnitPools:
         self._connect_timeout_s = connect_timeout_s
         self.tls = tls
         self._own_keys = own_keys
-        self._token = token
+        self._secret = secret
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
@@ -649,8 +649,8 @@ class UnitPools:
         lines = b"host: %b\r\n" % pool.authority
         if unit.engine == VIA_GATE:
             lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(unit).encode())
-            if (token := self._token()) is not None:
-                lines += b"%b: %b\r\n" % (TOKEN_FIELD, gates_token(token).encode())
+            if secret := self._secret():
+                lines += b"%b: %b\r\n" % (TOKEN_FIELD, gates_token(secret, unit.url).encode())
         if self._own_keys and unit.api_key:
             lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
         return lines

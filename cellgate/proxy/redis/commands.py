@@ -41,10 +41,11 @@ from cellgate.proxy.config.settings import Address, RedisAccess, Tls
 from cellgate.proxy.control.containment import Containment, fingerprint_name
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.redis.reports import Names, UnitReport, written
+from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 from cellgate.router.poison import Ban
 
 SLICE = 32
-MEMBERS_MAX = 20_000
+MEMBERS_MAX, MEMBERS_AT_ONCE = 20_000, 2_000
 CELLS_MAX = 1_000
 
 T = TypeVar("T")
@@ -61,18 +62,17 @@ class IndexEntry(NamedTuple):
 class RedisCommands:
     """The exchanges on one connection."""
 
-    def __init__(self, client: RedisClient, names: Names) -> None:
+    def __init__(self, client: RedisClient, names: Names, signer: Signer = UNSIGNED) -> None:
         self._client = client
         self._names = names
+        self._signer = signer
 
     async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
         """Write these documents. How many there were, and what was refused."""
         count, refused = 0, list[ResponseError]()
         for part in _slices(reports):
             count += len(part)
-            answers = await self._client.exchange(
-                [self._set(report, written(report), expiry_ms) for report in part]
-            )
+            answers = await self._client.exchange([self._set(report, expiry_ms) for report in part])
             refused += [answer for answer in answers if isinstance(answer, ResponseError)]
         return count, refused
 
@@ -81,14 +81,15 @@ class RedisCommands:
         for part in _slices(flips):
             commands: list[Command] = []
             for report in part:
-                document = written(report)
-                commands.append(("PUBLISH", self._names.flips, document))
-                commands.append(self._set(report, document, expiry_ms))
+                flip = self._signer.sign(self._names.flips_of(report.gate), written(report))
+                commands.append(("PUBLISH", self._names.flips, flip))
+                commands.append(self._set(report, expiry_ms))
             await self._client.exchange(commands)
 
     async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
         """Write this gate's heartbeat; what was refused."""
-        answers = await self._client.exchange([("SET", self._names.beat(gate), beat, "PX", expiry_ms)])
+        key = self._names.beat(gate)
+        answers = await self._client.exchange([("SET", key, self._signer.sign(key, beat), "PX", expiry_ms)])
         return [answer for answer in answers if isinstance(answer, ResponseError)]
 
     async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
@@ -96,13 +97,12 @@ class RedisCommands:
         for part in _slices(gates):
             keys = [self._names.beat(gate) for gate in part]
             answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
+            for gate, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
+                yield gate, *self._checked(key, found, pttl_ms)
 
     async def cells(self) -> list[str]:
         """All cells with reports."""
-        (found,) = await self._client.exchange([("SMEMBERS", self._names.cells)])
-        return sorted(_texts(found))[:CELLS_MAX]
+        return sorted(islice(_texts(await self._members_of(self._names.cells)), CELLS_MAX))
 
     async def index_sizes(self, cells: Sequence[str]) -> dict[str, int]:
         """How many entries the index of each of these cells has."""
@@ -116,7 +116,7 @@ class RedisCommands:
         """The reporting gates of the units of these cells."""
         if not cells:
             return set()
-        found = await self._client.exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
+        found = [await self._members_of(self._names.units_of(cell)) for cell in cells]
         rows = zip(cells, found, strict=True)
         return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
 
@@ -144,8 +144,8 @@ class RedisCommands:
         for part in _slices(members):
             keys = [self._names.unit(member.unit, member.gate) for member in part]
             answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
+            for member, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
+                yield member, *self._checked(key, found, pttl_ms)
 
     async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
         """Write these bans, or their ends, and publish them on the channel of flips."""
@@ -153,15 +153,33 @@ class RedisCommands:
             commands: list[Command] = []
             for row in part:
                 if publish:
-                    commands.append(("PUBLISH", self._names.flips, row.document))
-                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
+                    flip = self._signer.sign(self._names.flips_of(row.gate), row.document)
+                    commands.append(("PUBLISH", self._names.flips, flip))
+                key = self._names.ban(row.mark)
+                commands.append(("SET", key, self._signer.sign(key, row.document), "PX", row.expiry_ms))
                 commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
             await self._client.exchange(commands)
 
     async def bans(self) -> set[str]:
         """The prompts that any gate refuses."""
-        (found,) = await self._client.exchange([("SMEMBERS", self._names.poison)])
-        return set(islice(_texts(found), BANS_MAX))
+        return set(islice(_texts(await self._members_of(self._names.poison)), BANS_MAX))
+
+    async def _members_of(self, key: str) -> Any:
+        """The members of a set. Of one that is too large to be by gates some are read, in slices."""
+        (size,) = await self._client.exchange([("SCARD", key)])
+        if not isinstance(size, int) or size <= MEMBERS_AT_ONCE:
+            (found,) = await self._client.exchange([("SMEMBERS", key)])
+            return found
+        found, cursor = set[Any](), b"0"
+        for _ in range(MEMBERS_MAX // MEMBERS_AT_ONCE):
+            (answer,) = await self._client.exchange([("SSCAN", key, cursor, "COUNT", MEMBERS_AT_ONCE)])
+            if isinstance(answer, Exception):
+                break
+            found.update(answer[1])
+            cursor = answer[0] if isinstance(answer[0], bytes) else str(answer[0]).encode()
+            if cursor == b"0":
+                break
+        return found
 
     async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
         """The value of each key and its time to live in milliseconds; missing ones are removed from the
@@ -172,22 +190,35 @@ class RedisCommands:
             answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
             if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
                 await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
-            for row in zip(part, answers[::2], answers[1::2], strict=True):
-                yield row
+            for mark, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
+                yield mark, *self._checked(key, found, pttl_ms, age_s=BAN_AGE_S)
 
     async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
         """Write this gate's hashes of cached prompts. A refusal does no harm."""
-        await self._client.exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+        key = self._names.prefixes(gate)
+        await self._client.exchange([("SET", key, self._signer.sign(key, document), "PX", expiry_ms)])
 
     async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
         """The documents of these gates; None: there is none."""
         for part in _slices(gates):
-            answers = await self._client.exchange([("GET", self._names.prefixes(gate)) for gate in part])
-            for row in zip(part, answers, strict=True):
-                yield row
+            keys = [self._names.prefixes(gate) for gate in part]
+            answers = await self._client.exchange([("GET", key) for key in keys])
+            for gate, key, found in zip(part, keys, answers, strict=True):
+                yield gate, self._checked(key, found, 0)[0]
 
-    def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
-        return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
+    def believes_flip(self, gate: str, document: bytes) -> bool:
+        """Whether what the channel brought was said by that gate, now."""
+        return self._signer.believes(self._names.flips_of(gate), document, once=True)
+
+    def _set(self, report: UnitReport, expiry_ms: int) -> Command:
+        key = self._names.unit(report.unit, report.gate)
+        return "SET", key, self._signer.sign(key, written(report)), "PX", expiry_ms
+
+    def _checked(self, key: str, found: Any, pttl_ms: Any, *, age_s: float = CLOCK_S) -> tuple[Any, Any]:
+        """A document and its time to live; an empty one in the place of one that nobody is to believe."""
+        if isinstance(found, bytes) and not self._signer.believes(key, found, age_s=age_s):
+            return b"", pttl_ms
+        return found, self._signer.left_ms(key, pttl_ms) if isinstance(pttl_ms, int) and found else pttl_ms
 
 
 def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
@@ -222,6 +253,8 @@ DOCUMENT_MAX = 4096
 BANS_MAX = 1024
 """The most entries of the index that are read."""
 LEFT_MS_MAX = 1 << 40
+BAN_AGE_S = 3600.0
+"""A document that is older was not written for a ban that still holds."""
 LIFTED_MS = 1000
 """How long the end of a ban stays readable."""
 _BEGIN = b'{"poison":'
@@ -247,6 +280,7 @@ class BanWrite(NamedTuple):
     document: bytes
     expiry_ms: int
     is_lifted: bool
+    gate: str = ""
 
 
 def is_ban(document: bytes) -> bool:
@@ -294,7 +328,8 @@ class SharedBans:
             "units": ban.units[:_UNITS_MAX],
             "left_ms": left_ms,
         }
-        return BanWrite(fingerprint_name(ban.fingerprint), orjson.dumps(told), left_ms or LIFTED_MS, lifted)
+        mark, expiry_ms = fingerprint_name(ban.fingerprint), left_ms or LIFTED_MS
+        return BanWrite(mark, orjson.dumps(told), expiry_ms, lifted, self._gate)
 
     def knows(self, mark: str) -> bool:
         """Whether that prompt is refused here."""

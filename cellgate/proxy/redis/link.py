@@ -59,6 +59,7 @@ from cellgate.proxy.redis.reports import (
     read_report,
 )
 from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading, SharedLimits, Sharing
+from cellgate.proxy.redis.signing import UNSIGNED, Signer, signer_of
 from cellgate.router.board import Board, Flip
 from cellgate.router.cost_model import NOTHING_ELSEWHERE
 
@@ -130,6 +131,7 @@ class RedisLink:
         on_flip: Callable[[Seen], None],
         tell: Callable[[str], None],
         names: Names,
+        signer: Signer = UNSIGNED,
         heartbeat_s: float = HEARTBEAT_S,
         all_cells: bool = False,
         bans: SharedBans | None = None,
@@ -146,7 +148,7 @@ class RedisLink:
         self._rng = rng
         self._on_flip = on_flip
         self._tell = tell
-        self._names = names
+        self._names, self._signer = names, signer
         self._heartbeat_s = heartbeat_s
         self._all_cells = all_cells
         self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
@@ -234,7 +236,7 @@ class RedisLink:
     # -- beats ---------------------------------------------------------------------------------------------
 
     async def _beats(self, client: RedisClient) -> None:
-        commands = RedisCommands(client, self._names)
+        commands = RedisCommands(client, self._names, self._signer)
         self._sessions += 1
         self._turn = 0
         self._writer.restart()
@@ -343,7 +345,7 @@ class RedisLink:
 
     async def _tells(self, client: RedisClient) -> None:
         """A separate connection: a flip must not wait for a heartbeat that writes and reads many units."""
-        commands = RedisCommands(client, self._names)
+        commands = RedisCommands(client, self._names, self._signer)
         # Flips during a lost connection are published by the heartbeats.
         self._flips.clear()
         self._ban_news.clear()
@@ -361,20 +363,30 @@ class RedisLink:
         async with await client.pubsub() as pubsub:
             async with asyncio.timeout(EXCHANGE_S):
                 await pubsub.subscribe(self._names.flips)
-            session = self._sessions
+            session, pace = self._sessions, Pace(asyncio.get_running_loop().time)
+            commands = RedisCommands(client, self._names, self._signer)
             # A subscriber does not notice a lost connection. The heartbeats do.
             while session == self._sessions:
                 # It waits for a message, and before that, perhaps, for a new connection.
                 async with asyncio.timeout(2.0 * EXCHANGE_S):
                     message = await pubsub.get_message(timeout=EXCHANGE_S)
                 if message is not None:
-                    self._heard(message["data"])
+                    self._heard(message["data"], commands)
+                    if (pause_s := pace.pause_s()) > 0.0:
+                        # What is missed here stands in beats and documents.
+                        await asyncio.sleep(pause_s)
 
-    def _heard(self, document: Any) -> None:
+    def _heard(self, document: Any, commands: RedisCommands) -> None:
         if self._bans is not None and isinstance(document, bytes) and is_ban(document):
-            self._take_ban(document)
+            ban = read_ban(document)
+            if ban is not None and commands.believes_flip(ban.gate, document):
+                self._take_ban(document)
+            else:
+                self.counts["bans_refused"] += 1
             return
         report = read_report(document) if isinstance(document, bytes) else None
+        if report is not None and not commands.believes_flip(report.gate, document):
+            report = None
         # Messages of gates that are not on the index are ignored; their documents are read at the next
         # heartbeat.
         if report is None or IndexEntry(report.cell, report.unit, report.gate) not in self._known:
@@ -387,6 +399,27 @@ class RedisLink:
         if self._roster.is_news(key, one.report):
             self.counts["flips_heard"] += 1
             self._on_flip(one)
+
+
+FLIPS_AT_ONCE, FLIPS_PAUSE_S = 32, 0.05
+"""So many messages of the channel are read in one go; then it is left alone for so long."""
+
+
+class Pace:
+    """Bounds what reading a channel costs that somebody floods."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = now()
+        self._read = 0
+
+    def pause_s(self) -> float:
+        """How long to leave the channel alone, after one message."""
+        now = self._now()
+        if now - self._since >= FLIPS_PAUSE_S:
+            self._since, self._read = now, 0
+        self._read += 1
+        return FLIPS_PAUSE_S if self._read >= FLIPS_AT_ONCE else 0.0
 
 
 # Metrics of the gate's connection to Redis.
@@ -467,8 +500,11 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
     except ValueError as error:
         log_line("error", f"redis: {error}; this gate uses only its own observations")
         return Part()
-    link_by = partial(_link, plane, connect, Names(access.prefix))
     routes = any(isinstance(source, RedisSource) for source in plane.settings.sources)
+    signer = signer_of(plane.settings, routes=routes)
+    if routes and not signer.signs:
+        log_line("error", "redis: a fleet router needs a fleet secret or an admin token: it uses no gate")
+    link_by = partial(_link, plane, connect, Names(access.prefix), signer)
     link = _route(plane, feed, gate, link_by) if routes else _share(plane, port, gate, link_by)
     link.start()
     if (accounting := plane.accounting) is not None:
@@ -483,6 +519,7 @@ def _link(
     plane: Plane,
     connect: Connect,
     names: Names,
+    signer: Signer,
     roster: Roster,
     reports: Callable[[], Iterable[UnitReport]],
     on_flip: Callable[[Seen], None],
@@ -501,6 +538,7 @@ def _link(
         on_flip=on_flip,
         tell=lambda line: log_line("warning", line),
         names=names,
+        signer=signer,
         all_cells=all_cells,
         bans=bans,
         prefixes=prefixes,

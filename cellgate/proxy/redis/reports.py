@@ -104,6 +104,10 @@ class Names:
         self.poison = f"{prefix}poison"
         """The set of prompts that are refused, by fingerprint."""
 
+    def flips_of(self, gate: str) -> str:
+        """Where a gate says what it publishes on the channel, as signatures have it."""
+        return f"{self.flips}:{gate}"
+
     def beat(self, gate: str) -> str:
         """The key of a gate's heartbeat."""
         return f"{self.prefix}beat:{gate}"
@@ -343,8 +347,8 @@ WINDOW = 4
 """A reader that stands still for less than a second misses nothing."""
 LIFE_GRAIN_S = 0.5
 """Progress is told again when it is so much later than what was told last."""
-BEAT_MAX = 4 * 1024 * 1024
-"""Bytes of a beat that are read: 10,000 units of which all is new."""
+BEAT_MAX = 1024 * 1024
+"""Bytes of a beat that are read: 2,000 units of which all is new."""
 
 _AGES = ("life_age_s", "load_age_s")
 _TOLD = tuple(each.name for each in fields(UnitReport) if each.name not in (*_AGES, "gate"))
@@ -454,6 +458,10 @@ class BeatReader:
     def restart(self) -> None:
         """Redis may have been away: beats may have been missed."""
         self._numbers.clear()
+
+    def knows(self, gate: str) -> bool:
+        """Whether a beat of that gate was read."""
+        return gate in self._numbers
 
     def keep(self, gates: set[str]) -> None:
         """Forget all others."""

@@ -51,6 +51,11 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
 
+BEATS_READ, DOCUMENTS_READ = 256, 4096
+"""So many of other gates are read in one heartbeat at most."""
+LARGE_BYTES, LOUD_S = 65_536, 10.0
+"""Of a gate whose heartbeat is larger than that and says nothing, none is read for so long."""
+
 
 class ReportReading:
     """The part of one gate. `expiry_s` is that of a beat; `on_report` is called with each report that is new.
@@ -71,6 +76,8 @@ class ReportReading:
         self._counts = counts
         self._on_report = on_report
         self._beats = BeatReader()
+        self._loud: dict[str, float] = {}
+        self._turn = 0
         self.absent: dict[IndexEntry, int] = {}
         """For how many looks there was no document at an entry of the index."""
 
@@ -80,9 +87,9 @@ class ReportReading:
 
     async def read(self, commands: RedisCommands, index: Collection[IndexEntry]) -> Mapping[str, Beat]:
         """Take over all that is new of these, without those of this gate; returns the beats, by gate."""
-        beats = await self._read_beats(commands, {member.gate for member in index} - {self._roster.own})
+        beats = await self._read_beats(commands, self._gates(index))
         behind = {gate for gate, (beat, at) in beats.items() if self._beats.misses(beat, at)}
-        unsaid = (
+        unsaid = self._in_turn(
             member
             for member in index
             if member.gate not in beats
@@ -108,11 +115,32 @@ class ReportReading:
             await self._take(beat, at)
         return {gate: beat for gate, (beat, _) in beats.items()}
 
+    def _gates(self, index: Collection[IndexEntry]) -> set[str]:
+        """The gates that may have a beat. There are more than any fleet has: those first that had one."""
+        gates = {member.gate for member in index} - {self._roster.own}
+        if len(gates) <= BEATS_READ:
+            return gates
+        return set(sorted(gates, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ])
+
+    def _in_turn(self, members: Iterable[IndexEntry]) -> list[IndexEntry]:
+        """Whose documents are read now: where there are too many for one beat, the next ones in turn."""
+        found = sorted(members)
+        if len(found) <= DOCUMENTS_READ:
+            return found
+        self._turn = (self._turn + DOCUMENTS_READ) % len(found)
+        return [*found[self._turn :], *found[: self._turn]][:DOCUMENTS_READ]
+
     async def _read_beats(self, commands: RedisCommands, gates: set[str]) -> dict[str, tuple[Beat, float]]:
         """The beats of those who have one, and when each was written."""
         found: dict[str, tuple[Beat, float]] = {}
-        async for gate, document, pttl_ms in commands.get_beats(sorted(gates)):
+        async for gate, document, pttl_ms in commands.get_beats(self._quiet(gates)):
+            size = len(document) if isinstance(document, bytes) else 0
+            if size > LARGE_BYTES:
+                # One such takes milliseconds.
+                await asyncio.sleep(0)
             beat = read_beat(document, gate) if document is not None else None
+            if beat is None and size > LARGE_BYTES:
+                self._loud[gate] = self._now() + LOUD_S
             age = age_s(pttl_ms, self._expiry_s) if isinstance(pttl_ms, int) else None
             if beat is not None and age is not None:
                 found[gate] = beat, self._now() - age
@@ -121,6 +149,12 @@ class ReportReading:
                 self._counts["documents_refused"] += 1
         self._beats.keep(set(found))
         return found
+
+    def _quiet(self, gates: set[str]) -> list[str]:
+        """Those of these gates that have not said much that was nothing just now."""
+        now = self._now()
+        self._loud = {gate: until for gate, until in self._loud.items() if until > now}
+        return sorted(gates - self._loud.keys())
 
     async def _take(self, beat: Beat, at: float) -> None:
         self._roster.beat(beat.gate, at)
@@ -425,6 +459,9 @@ IDLE_BATCH = 0.01
 NEWS_S = HEARTBEAT_S
 """The time of progress seen by another gate is only as exact as the way through Redis, and each slow write
 moves it a little later. A time less than this after the last progress is not new progress."""
+PEERS_LIFE_S = 10.0
+"""The word of others that a unit makes progress stands in for this gate's own canary for so long."""
+DOUBT_EVERY_S = 1.0
 AT_ONCE_S = 1.0
 """Progress this close together comes from canaries that gates sent at the same time."""
 
@@ -459,6 +496,7 @@ class Sharing:
         """By unit: the last verdict that was told, since when it is so, and its number."""
         self._count = 0
         self._itl_s: dict[str, float | None] = {}
+        self._doubted_at: dict[str, float] = {}
         self._lives: dict[UnitState, tuple[float, float]] = {}
         """For units whose last progress was seen by others: when this gate saw some, and when they did."""
 
@@ -481,11 +519,15 @@ class Sharing:
 
     def heard(self, seen: Seen) -> None:
         """Another gate's verdict has changed."""
-        report = seen.report
+        report, now = seen.report, self._now()
         if report.unit in self._board.units and report.verdict is Verdict.DOWN:
+            # However often it is told, a unit gets one canary for it in this time.
+            if now - self._doubted_at.get(report.unit, -DOUBT_EVERY_S) < DOUBT_EVERY_S:
+                return
+            self._doubted_at[report.unit] = now
             reason = f"gate {report.gate} reports it as down: {report.reason}"
             source = f"gate {report.gate}"
-            self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
+            self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, now))
 
     def tick(self, now: float) -> dict[str, RemoteLoad]:
         """Apply the progress seen by others. Returns what else they report of units."""
@@ -502,6 +544,7 @@ class Sharing:
         """Another gate has seen progress. The gate that saw it last sends the next canary, too; of several at
         the same time, the one whose name is first.
         """
+        lived_at = min(lived_at, self._own_life_at(state) + PEERS_LIFE_S)
         if lived_at > state.progress_at + NEWS_S:
             self._lives[state] = self._own_life_at(state), lived_at
             state.progress_at = state.peer_canary_at = lived_at

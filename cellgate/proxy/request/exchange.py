@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
+from cellgate.proxy.config.settings import secret_of
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
@@ -173,7 +174,8 @@ class Selection:
     def apply_placement(self, request: Request) -> Failure | None:
         """Apply the headers that name units or ask for an explanation; the failure if the request may not."""
         gate = self._gate
-        if not may_place(request.fields, gate.settings.admin_token):
+        settings = gate.settings
+        if not may_place(request.fields, settings.admin_token, secret_of(settings), gate.own_url()):
             gate.reports.send(Forged())
             return not_trusted(is_placed=request.is_placed)
         if request.is_explained:

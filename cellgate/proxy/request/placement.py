@@ -35,12 +35,16 @@ class Placement(NamedTuple):
     ordered: bool
 
 
-def may_place(fields: Fields, token: str | None) -> bool:
-    """Whether a request may choose its unit, or ask for an explanation: it has the token."""
+def may_place(fields: Fields, token: str | None, secret: bytes, url: str) -> bool:
+    """Whether a request may choose its unit, or ask for an explanation: it has the admin token, or that which
+    a router with the secret of the fleet makes for this gate, at its `url`.
+    """
     given = next((value for name, value in fields if name == TOKEN_FIELD), None)
-    if given is None or token is None:
+    if given is None:
         return False
-    return is_token(given, token) or is_token(given, gates_token(token))
+    if token is not None and is_token(given, token):
+        return True
+    return secret != b"" and url != "" and is_token(given, gates_token(secret, url))
 
 
 def read_placement(fields: Fields, board: Board) -> Placement:

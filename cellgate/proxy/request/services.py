@@ -69,6 +69,9 @@ class Services(Protocol):
 
     def now(self) -> float: ...
 
+    def own_url(self) -> str:
+        """Where other gates reach this one; empty: that is not known."""
+
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
 

@@ -31,7 +31,7 @@ import orjson
 
 from cellgate.proxy.admission.keys import KeyFollower
 from cellgate.proxy.admission.usage import make_door
-from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.config.settings import Address, Settings, secret_of
 from cellgate.proxy.control.stall_watch import LAG_S
 from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.http.unit import UnitPools
@@ -201,7 +201,7 @@ class Worker:
             connect_timeout_s=settings.timeouts.connect_s,
             tls=None if tls is None else tls.units,
             own_keys=settings.keys is not None,
-            token=lambda: self.gateway.settings.admin_token,
+            secret=lambda: secret_of(self.gateway.settings),
             on_broken=self._reports.restart_suspected,
             on_gate_fault=lambda reason: self.gateway.gate_fault(reason),
         )

@@ -57,6 +57,7 @@ DOCUMENTS: list[Any] = yaml.safe_load("""
   redis_prefix: "p:"
   advertise: http://me:1
   admin_token_file: SECRET
+  fleet_secret_file: SECRET
   policy: p2c
   access_log: "off"
   usage_log: LOG
@@ -209,7 +210,7 @@ def test_no_key_is_missing_among_these(documents: list[Any], schema: Mapping[str
 
 
 def test_every_setting_is_a_key_of_its_name_or_is_made_of_others() -> None:
-    made = {"fleet", "sources", "headers", "admin_token", "agent_token", "secret_files"}
+    made = {"fleet", "sources", "headers", "admin_token", "agent_token", "fleet_secret", "secret_files"}
     operated = {"remedies", "roll", "alb", "leases"}
     settings = {each.name for each in fields(Settings)} - made - operated
     assert settings == set(FileKeys.model_fields) - set(INGREDIENTS)
