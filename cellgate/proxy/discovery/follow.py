@@ -21,13 +21,14 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.config.sources import PACKAGES, RedisSource, Source
+from cellgate.proxy.config.sources import PACKAGES, DnsSource, RedisSource, Source
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.sources import FOLLOW
+from cellgate.proxy.discovery.varying import VaryingAnswers
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
-from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit
+from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit, Verdict
 
 PAUSE_MAX_S = 5.0
 """The pause before a failed source is retried: doubled with each failure in a row."""
@@ -57,7 +58,7 @@ class Discovery:
             if one.source not in kept and one.task is not None:
                 one.task.cancel()
                 self._parting.append(one)
-        self._followed = [kept.get(source) or _Followed(source) for source in sources]
+        self._followed = [kept.get(source) or _followed(source) for source in sources]
         changed = self._apply()
         for one in self._followed:
             if one.task is None:
@@ -107,6 +108,9 @@ class Discovery:
         if one.lost:
             self._tell("source_back", f"{one.source.title}: it answers again")
             one.lost = ""
+        if one.varying is not None:
+            known = one.found.units if one.found is not None else ()
+            found = one.varying.take(found, {u.name for u in known if self._world.is_lost(u.name)})
         if found == one.found:
             return
         before, one.found = one.found or Found(), found
@@ -200,6 +204,10 @@ class World(Protocol):
         """Take evidence; that about unknown units is dropped."""
         ...
 
+    def is_lost(self, unit: str) -> bool:
+        """Whether a unit does not pass its probes, or is not there."""
+        ...
+
     def tell(self, action: Action) -> None:
         """Record an event."""
         ...
@@ -209,18 +217,24 @@ class World(Protocol):
 class _Followed:
     """One source and its state.
 
-    `lost` is why it fails now, empty while it works. `left_out`: units whose names others have.
+    `lost` is why it fails now, empty while it works. `left_out`: units whose names others have. `varying`: it
+    may tell only a part of its units each time.
     """
 
     source: Source
     found: Found | None = None
     lost: str = ""
     left_out: frozenset[str] = frozenset()
+    varying: VaryingAnswers | None = None
     task: asyncio.Task[None] | None = None
 
     @property
     def up(self) -> bool:
         return self.found is not None and not self.lost
+
+
+def _followed(source: Source) -> _Followed:
+    return _Followed(source, varying=VaryingAnswers() if source.kind == DnsSource.kind else None)
 
 
 def _says(
@@ -283,6 +297,10 @@ class _PlaneWorld:
 
     def observe(self, evidence: Evidence) -> None:
         self.plane.prober.observe(evidence)
+
+    def is_lost(self, unit: str) -> bool:
+        state = self.plane.board.units.get(unit)
+        return state is None or state.case.verdict is Verdict.DOWN
 
     def tell(self, action: Action) -> None:
         self.plane.events.add(action)

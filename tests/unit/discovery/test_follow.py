@@ -65,6 +65,9 @@ class Gate:
         self.told.append(f"{evidence.unit} {evidence.sign.value}: {evidence.reason}")
         self.evicted += self.board.observe(evidence).evicted
 
+    def is_lost(self, unit: str) -> bool:
+        return unit not in self.board.units or self.verdict(unit) is Verdict.DOWN
+
     def tell(self, action: Action) -> None:
         self.events.append((action.kind, action.detail))
 
