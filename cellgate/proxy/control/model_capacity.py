@@ -148,7 +148,9 @@ class Capacity(Collector):
         """Take over who serves a model now; returns what is to be said of it."""
         before, known.serving = known.serving, serving
         known.note(now)
-        lost = sorted(before - serving)
+        # Where others came in their place, units that are configured no more have left nothing behind.
+        is_even = len(serving) >= len(before)
+        lost = [n for n in sorted(before - serving) if not is_even or n in self._board.units]
         words = []
         for name in lost:
             cause, other = self._cause(name, model)

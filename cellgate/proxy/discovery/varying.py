@@ -2,8 +2,8 @@
 
 1. A unit that an answer leaves out stays while it passes its probes, and was named in one of the last few
    answers. How many these are is learnt from how the answers vary.
-2. Three while nothing has ever come back: then what is left out has been removed. Once some has, so many that
-   a unit which is there is hardly ever left out of all of them.
+2. Three while nothing has ever come back; none if others are named in its place: it has been replaced. Once
+   some has, so many that a unit which is there is hardly ever left out of all of them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class VaryingAnswers:
         """Of the last answers: which part of the known units they named."""
         self._answers = 0
         self._varied_at = -REMEMBERED
+        self._renewed_at = 0
+        """The last answer that named a unit for the first time."""
 
     def take(self, found: Found, lost: Collection[str]) -> Found:
         """An answer, with the units that it leaves out and that stay; `lost` do not pass their probes."""
@@ -42,9 +44,13 @@ class VaryingAnswers:
         for unit in found.units:
             if self._named_at.get(unit.name, self._answers) < self._answers - 1:
                 self._varied_at = self._answers
+            if unit.name not in self._units:
+                self._renewed_at = self._answers
             self._units[unit.name], self._named_at[unit.name] = unit, self._answers
         self._shares.append(len(found.units) / max(len(self._units), 1))
         oldest = self._answers - self.patience()
+        if not self._varies():
+            oldest = max(oldest, self._renewed_at - 1)
         named = {unit.name for unit in found.units}
         for name in self._units.keys() - named:
             # One that comes back soon after shows that answers vary, though it was given up.
@@ -59,10 +65,13 @@ class VaryingAnswers:
 
     def patience(self) -> int:
         """In how many answers in a row a unit must be left out to be gone."""
-        if self._answers - self._varied_at >= REMEMBERED or not self._shares:
+        if not self._varies() or not self._shares:
             return LEAST
         share = sum(self._shares) / len(self._shares)
         if share >= 1.0:
             return LEAST
         count = log(CHANCE / max(len(self._units), 1)) / log(1.0 - share) if share > 0.0 else MOST
         return min(max(ceil(count), LEAST), MOST)
+
+    def _varies(self) -> bool:
+        return self._answers - self._varied_at < REMEMBERED

@@ -45,8 +45,15 @@ def test_where_nothing_ever_comes_back_what_is_left_out_goes_after_three_answers
     for _ in range(20):
         assert names(answers.take(found(1, 2), ())) == {"u1", "u2"}
     for _ in range(LEAST - 1):
-        assert names(answers.take(found(3, 4), ())) == {"u1", "u2", "u3", "u4"}
-    assert names(answers.take(found(3, 4), ())) == {"u3", "u4"}
+        assert names(answers.take(found(1), ())) == {"u1", "u2"}
+    assert names(answers.take(found(1), ())) == {"u1"}
+
+
+def test_what_is_replaced_by_others_goes_at_once() -> None:
+    answers = VaryingAnswers()
+    answers.take(found(1, 2), ())
+    assert names(answers.take(found(2, 3), ())) == {"u2", "u3"}
+    assert names(answers.take(found(4), ())) == {"u4"}
 
 
 def test_what_does_not_pass_its_probes_goes_once_it_is_left_out_and_may_come_back() -> None:
