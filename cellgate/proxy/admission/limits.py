@@ -288,17 +288,20 @@ class Meter:
         left, new = self.left, self.spent - self._looked
         self._looked = self.spent
         slice_ = max(1, left // (4 * gates), min(2 * new, left // (2 * gates)))
-        return self.spent + min(left, slice_) - self.taken
+        amount = self.spent + min(left, slice_) - self.taken
+        if amount < 0:
+            # Others may have it before the answer comes, which may be lost.
+            self.held += amount
+        return amount
 
     def took(self, amount: int, total: int) -> None:
-        """So much was taken, and the counter is at `total` now."""
+        """So much was taken, and all gates have taken `total` now."""
         if total > IMPOSSIBLE * self.limit + self.spent:
             # No gates have taken that: it says nothing.
             self.stand_alone()
             return
-        # A counter that has forgotten (Redis came back empty) is told all of it again.
         self.is_alone = False
-        self.taken = self.taken + amount if total >= self.taken + amount else amount
+        self.taken += amount
         self.held = self.taken - max(0, total - self.limit)
         # Nobody gives back what this gate has used.
         self.free = max(0, self.limit - max(total, self.spent))

@@ -708,6 +708,25 @@ def refusal_reason(error: ResponseError) -> str:
     return "it is full, or read-only"
 
 
+class Outage:
+    """What was said of a Redis that is away. The first reason may be that of its loss (no answer), and
+    another one keep it away (a certificate): that is said as well, once.
+    """
+
+    def __init__(self) -> None:
+        self._is_explained = False
+
+    def tells(self, why: str) -> bool:
+        """Whether this reason is to be said, though the outage was told of."""
+        is_news = not self._is_explained and bool(_LASTS.search(why))
+        self._is_explained = self._is_explained or is_news
+        return is_news
+
+
+_LASTS = re.compile("certificate|SSL|TLS|Name or service|rejects these credentials", re.IGNORECASE)
+"""What does not pass by itself."""
+
+
 def in_words(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, (TimeoutError, RedisTimeoutError)):

@@ -34,6 +34,7 @@ from cellgate.proxy.redis.commands import (
     BanWrite,
     Connect,
     IndexEntry,
+    Outage,
     RedisClient,
     RedisCommands,
     SharedBans,
@@ -162,6 +163,7 @@ class RedisLink:
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
         self._told: LinkState | None = None
+        self._outage = Outage()
         self.counts = dict.fromkeys(_COUNTS, 0)
         self._turn = 0
         """Heartbeats on this connection."""
@@ -227,9 +229,12 @@ class RedisLink:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     def _note(self, state: LinkState, why: str = "") -> None:
-        """Log a change of state once, not again for another reason of the same state."""
+        """Log a change of state once, not again for another reason of the same state, but for what lasts."""
         self.state = state
-        if state is not self._told:
+        is_news = self._outage.tells(why) if state is LinkState.AWAY else False
+        if state is LinkState.WELL:
+            self._outage = Outage()
+        if state is not self._told or is_news:
             self._told = state
             self._tell(_WORDS[state] % why if why else _WORDS[state])
 

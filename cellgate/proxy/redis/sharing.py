@@ -14,6 +14,7 @@ from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import orjson
@@ -25,6 +26,7 @@ from cellgate.proxy.redis.commands import (
     Command,
     Connect,
     IndexEntry,
+    Outage,
     RedisClient,
     RedisCommands,
     answered,
@@ -310,8 +312,8 @@ def _blocks(text: Any) -> list[int] | None:
 # Limits that gates share: each takes slices of counters in Redis, in the background (admission/limits.py).
 #
 # 1. No request waits for Redis. Without it each gate counts alone, which is said once.
-# 2. A counter is a number with an expiry: what all gates have taken of one limit in one window of the
-# clock.
+# 2. A counter is a hash with an expiry: what each gate has taken of one limit in one window of the clock.
+# Each writes its own number, so that a lost answer, or a server that has forgotten, changes nothing.
 
 
 PERIOD_S, SOONEST_S = 0.25, 0.02
@@ -353,6 +355,8 @@ class SharedLimits:
         self._ledger = ledger
         self._client = connect()
         self._names = names
+        self._me = token_hex(6)
+        """The field of this gate in each counter."""
         self._gates = gates
         self._tell = tell
         self._rng = rng
@@ -361,6 +365,7 @@ class SharedLimits:
         ledger.on_low = self._low.set
         ledger.counts.shares = False
         self._was_shared: bool | None = None
+        self._why = Outage()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -406,12 +411,13 @@ class SharedLimits:
             commands: list[Command] = []
             for each in part:
                 name = self._names.limit(each.counter)
-                commands.append(("INCRBY", name, each.amount))
+                commands.append(("HSET", name, self._me, each.meter.taken + each.amount))
+                commands.append(("HVALS", name))
                 commands.append(("EXPIREAT", name, int(each.ends_at) + KEPT_S))
             answers = await answered(client, commands, ANSWER_S)
-            for each, total in zip(part, answers[::2], strict=True):
+            for each, taken in zip(part, answers[1::3], strict=True):
                 if each.meter.begins_at == each.begins_at:
-                    each.meter.took(each.amount, int(total))
+                    each.meter.took(each.amount, sum(map(int, taken)))
         if not due:
             # Whether it answers.
             await answered(client, [("PING",)], ANSWER_S)
@@ -427,9 +433,12 @@ class SharedLimits:
                 yield _Due(counter, meter, amount, meter.begins_at, meter.ends_at)
 
     def _note(self, *, shares: bool, why: str = "") -> None:
-        """Say it once when it has changed."""
+        """Say it once when it has changed; and why it lasts, once that is known."""
         self._ledger.counts.shares = shares
-        if shares is not self._was_shared:
+        is_news = self._why.tells(why) if why else False
+        if shares:
+            self._why = Outage()
+        if shares is not self._was_shared or is_news:
             if self._was_shared is not None or not shares:
                 detail = f"Redis: {why}; at most the limit for each gate passes" if why else ""
                 self._tell(Action("limits_shared" if shares else "limits_alone", "gate", detail=detail))

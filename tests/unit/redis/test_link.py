@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
@@ -240,23 +239,24 @@ class Counters:
 
     def __init__(self, gate: LimitsGate) -> None:
         self.gate = gate
-        self.counts = Counter[str]()
+        self.shares: dict[str, dict[str, str]] = {}
         self.increments = 0
         self.before_answer: Callable[[], object] = lambda: None
 
     async def exchange(self, commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
         await asyncio.sleep(0)
         self.before_answer()
-        return [self.answer(*cast("tuple[str, str, int]", command)) for command in commands]
+        return [self.answer(*map(str, command)) for command in commands]
 
-    def answer(self, verb: str, key: str = "", amount: int = 0) -> int:
+    def answer(self, verb: str, key: str = "", *rest: str) -> list[bytes]:
         """Also to PING, which has no key."""
-        if verb == "INCRBY":
+        shares = self.shares.setdefault(key, {})
+        if verb == "HSET":
             self.increments += 1
-            self.counts[key] += amount
-        elif verb == "EXPIREAT" and amount <= self.gate.now:
-            del self.counts[key]
-        return self.counts[key]
+            shares[rest[0]] = rest[1]
+        elif verb == "EXPIREAT" and int(rest[0]) <= self.gate.now:
+            del self.shares[key]
+        return [share.encode() for share in shares.values()]
 
 
 class LimitsGate:
@@ -307,7 +307,8 @@ def test_what_was_due_in_one_window_is_not_taken_in_the_next_one() -> None:
         gate.ask(keys - 1)
         gate.redis.before_answer = lambda: None
 
-    gate.redis.counts[f"cellgate:limit:key:k{keys - 1}:tokens_per_minute:{int(AT)}"] = LIMIT
+    counter = f"cellgate:limit:key:k{keys - 1}:tokens_per_minute:{int(AT)}"
+    gate.redis.shares[counter] = {"another gate": str(LIMIT)}
     gate.redis.before_answer = a_minute_ends
     gate.share()
     for _ in range(3):
