@@ -210,6 +210,8 @@ class Ask(NamedTuple):
     """How many answers it asks for, each of at most `max_tokens`."""
     wanted_id: str | None = None
     """What its client wants its response to be called; None: nothing of that."""
+    models_beside: tuple[str, ...] = ()
+    """Other models that its body names: adapters, fallbacks."""
     route: str = ""
     """The name of its path, if it has a JSON body."""
     payer: str = ""

@@ -108,6 +108,18 @@ async def test_a_denied_request_reaches_no_unit_and_says_why_and_a_changed_one_i
         assert orjson.loads(here.unit.requests[0].body) == fresh
 
 
+async def test_a_changed_request_has_the_payer_that_it_had() -> None:
+    fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
+    async with gate(Judge(lambda _: {"action": "change", "body": fresh})) as (here, client):
+        payers: list[str] = []
+        acquire = here.gateway.dispatcher.acquire
+        here.gateway.dispatcher.acquire = lambda request, waiter: (  # type: ignore[method-assign]
+            payers.append(request.ask.payer) or acquire(request, waiter)  # type: ignore[func-returns-value]
+        )
+        assert (await client.ask(chat())).whole
+        assert payers == ["address 127.0.0.1"]
+
+
 REPEATED = whole(orjson.dumps({"choices": [{"message": {"content": "secret " * 80}}]}))
 BROKEN = whole(orjson.dumps({"error": "secret: device-side assert"}))
 

@@ -155,6 +155,23 @@ async def test_a_key_for_some_models_is_for_these_in_paths_and_in_forms(tmp_path
         assert here.received == 5
 
 
+async def test_a_key_for_some_models_reaches_no_other_that_its_request_names_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with keyed(tmp_path, STREAM, line(models=["tiny", "small"])) as here, here.client() as client:
+        for more in ({"lora_path": "large"}, {"fallbacks": ["large"]}, {"extra_body": {"model": "large"}}):
+            reply = await client.ask(chat(head=BEARER, **more))
+            assert (reply.status, reply.error["code"]) == (403, "model_not_allowed")
+        body = b'{"model": "tiny", "messages": []}'
+        reply = await client.ask(post(body, BEARER, "/v1/chat/completions?model=large"))
+        assert (reply.status, reply.error["code"]) == (403, "model_not_allowed")
+        reply = await client.ask(post(b'{"model": "tiny", "model": "large", "messages": []}', BEARER))
+        assert (reply.status, reply.error["param"]) == (400, "model")
+        assert here.received == 0
+        assert (await client.ask(chat(head=BEARER, lora_path="small"))).status == 200
+        assert (await client.ask(post(body, BEARER, "/v1/chat/completions?model=tiny"))).status == 200
+
+
 async def test_a_key_falls_back_to_none_but_its_models_and_has_its_tenant(tmp_path: Path) -> None:
     lines = [line(models=["large", "tiny"], tenant="team"), line("one", "sk-one", models=["large"])]
     fallbacks = {"large": ("other", "tiny")}

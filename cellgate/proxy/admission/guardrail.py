@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -76,14 +77,17 @@ class Guardrail:
                 self._loop.call_soon(tell, unread)
             return isinstance(unread, Failure)
         about, most = about_request(exchange, ask), LIMITS.json_bytes_on_loop
-        exchange.stop_reading = self._hook.ask("request", about, "body", body, tell, max_bytes=most)
+        exchange.stop_reading = self._hook.ask(
+            "request", about, "body", body, tell, max_bytes=most, payer=ask.payer
+        )
         return True
 
     def screen_answer(self, exchange: Exchange) -> None:
         """Hold the answer of a unit that is about to be sent."""
         if self._settings.answer != "off" and _is_seen(exchange):
             about = about_request(exchange, exchange.selection.ask)
-            screen = Screen(exchange, self._hook, self._settings, self._loop, about)
+            ask = partial(self._hook.ask, payer=exchange.selection.ask.payer)
+            screen = Screen(exchange, self._hook, self._settings, self._loop, about, ask)
             exchange.response.go_through(screen)
 
     def tick(self, now: float) -> None:
@@ -130,7 +134,7 @@ def _after(exchange: Exchange, ask: Ask, opinion: GuardrailVerdict | Failure) ->
     changed = Failure(FailureKind.GUARDRAIL_FAILED, "the guardrail wrote a request that cannot be read")
     if is_large(opinion.body) or orjson.loads(opinion.body).get("model") != ask.model:
         return changed
-    fresh = read_ask(opinion.body, exchange.route.name)
+    fresh = read_ask(opinion.body, exchange.route.name, ask.payer)
     if isinstance(fresh, Failure):
         return changed
     exchange.request.body = opinion.body
@@ -182,7 +186,9 @@ class Screen:
         settings: GuardrailSettings,
         loop: asyncio.AbstractEventLoop,
         about: dict[str, Any],
+        ask: Callable[..., object] | None = None,
     ) -> None:
+        self._ask_hook = ask or hook.ask
         self._exchange = exchange
         self._client = client = exchange.client
         self.peer, self.secure, self.shows_internals = client.peer, client.secure, client.shows_internals
@@ -293,7 +299,7 @@ class Screen:
             # Later, because the response is in the middle of its work.
             self._loop.call_soon(self._told, asked)
             return
-        self._hook.ask(PHASE, *asked, self._told)
+        self._ask_hook(PHASE, *asked, self._told)
 
     def _decide(self, tell: OnOpinion) -> None:
         """What is held is too large for a verdict."""

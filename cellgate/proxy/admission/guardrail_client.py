@@ -39,6 +39,8 @@ class Hook:
         self.calls: set[HookCall] = set()
         self.bytes = 0
         """What these calls ask about."""
+        self._shares: dict[str, tuple[int, int]] = {}
+        """How many of them a payer has, and their bytes."""
 
     def ask(
         self,
@@ -49,31 +51,37 @@ class Hook:
         tell: OnOpinion,
         *,
         max_bytes: int = 0,
+        payer: str = "",
     ) -> Callable[[], None]:
         """Ask about `content`, which stands under `name` (see `question`); `tell` gets the verdict, or the
         failure for the client, once. Returns what stops it.
 
-        `max_bytes`: of a body that it may write instead; 0: it may not.
+        `max_bytes`: of a body that it may write instead; 0: it may not. `payer` has no more questions in
+        flight, nor bytes of them, than are left for others.
         """
-        if how := self._why_not(len(content)):
+        if how := self._why_not(len(content), payer):
             # Later, because the asker may not be ready for it.
             return self._loop.call_soon(tell, self.failed(phase, how)).cancel
-        call = HookCall(self, phase, tell, max_bytes, len(content))
+        call = HookCall(self, phase, tell, max_bytes, len(content), payer)
         self.calls.add(call)
         self.bytes += call.size
+        count, size = self._shares.get(payer, (0, 0))
+        self._shares[payer] = count + 1, size + call.size
         asked = question(phase, about, name, content)
         call.begin(self._pool, self._head + b"%d\r\n\r\n" % len(asked), asked)
         return call.stop
 
-    def _why_not(self, size: int) -> str:
+    def _why_not(self, size: int, payer: str) -> str:
         """Why it is not asked about so many bytes; empty: it is."""
         if size > LIMITS.guardrail_body_bytes:
             reached("guardrail_body_bytes")
             return "too_large"
-        if len(self.calls) >= LIMITS.guardrail_calls:
+        count, held = self._shares.get(payer, (0, 0)) if payer else (0, 0)
+        # With half of all a payer has its part, so that there is room for whoever comes next.
+        if count >= LIMITS.guardrail_calls - len(self.calls):
             reached("guardrail_calls")
             return "too_many"
-        if self.bytes + size > LIMITS.guardrail_bytes:
+        if self.bytes + size + held > LIMITS.guardrail_bytes:
             reached("guardrail_bytes")
             return "too_many"
         return ""
@@ -83,6 +91,9 @@ class Hook:
         if call in self.calls:
             self.calls.remove(call)
             self.bytes -= call.size
+            count, size = self._shares.pop(call.payer)
+            if count > 1:
+                self._shares[call.payer] = count - 1, size - call.size
 
     def failed(self, phase: str, how: str) -> GuardrailVerdict | Failure:
         """What follows when there is no verdict."""
@@ -148,16 +159,19 @@ ANSWER_TOO_LARGE = Failure(
 class HookCall:
     """One question in flight, about `size` bytes."""
 
-    __slots__ = ("_call", "_hook", "_max_bytes", "_phase", "_tell", "_timer", "size")
+    __slots__ = ("_call", "_hook", "_max_bytes", "_phase", "_tell", "_timer", "payer", "size")
 
     _call: Call
 
-    def __init__(self, hook: Hook, phase: str, tell: OnOpinion, max_bytes: int, size: int) -> None:
+    def __init__(
+        self, hook: Hook, phase: str, tell: OnOpinion, max_bytes: int, size: int, payer: str
+    ) -> None:
         self._hook = hook
         self._phase = phase
         self._tell = tell
         self._max_bytes = max_bytes
         self.size = size
+        self.payer = payer
         self._timer = hook.after(partial(self._fail, "timeout"))
 
     def begin(self, pool: Pool, head: bytes, asked: bytes) -> None:

@@ -17,6 +17,7 @@ from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.process.signals import Signature, signature
+from cellgate.proxy.request.one_meaning import models_in_query
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
 from cellgate.proxy.request.services import OPEN_ROUTES, KeyedRequest
 from cellgate.router.nouns import Ask, Outcome
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.router.unit_state import Lease
 from cellgate.proxy.admission.token_estimator import FORGET_S, NOVICE, TokenEstimators
-from cellgate.proxy.request.token_usage import CappedUsage
 from cellgate.router.cost_model import Usage
 
 _SCHEME = b"Bearer "
@@ -333,8 +333,13 @@ class KeyAdmission:
         """The ask with its tenant; or why the key does not allow it."""
         key = self.key
         models = key.models
-        if models is not None and (ask.model not in models or place is IN_PATH):
-            refusal = self._barred(ask.model, models, place)
+        if models is not None and (
+            ask.model not in models
+            or ask.models_beside
+            or place is IN_PATH
+            or b"?" in self.visitor.request.target
+        ):
+            refusal = self._barred(ask, models, place)
             if refusal is not None:
                 return refusal
         low, high = key.priority
@@ -354,9 +359,11 @@ class KeyAdmission:
             ),
         )
 
-    def _barred(self, model: str | None, models: frozenset[str], place: ModelPlace) -> Failure | None:
-        """Why a key for some models is not for this one, or for a request that names none."""
-        named = {model, model_in(self.visitor.request.path) if place is IN_PATH else None} - {None}
+    def _barred(self, ask: Ask, models: frozenset[str], place: ModelPlace) -> Failure | None:
+        """Why a key for some models is not for all that a request names, or for one that names none."""
+        request = self.visitor.request
+        in_path = model_in(request.path) if place is IN_PATH else None
+        named = {ask.model, in_path, *ask.models_beside, *models_in_query(request.target)} - {None}
         if named <= models and (named or place is NOWHERE):
             return None
         asked = f"model {', '.join(map(repr, named - models))}" if named else "a request that names no model"
@@ -429,14 +436,11 @@ class KeyAdmission:
         if usage is not None:
             prompt = usage.prompt_tokens
             completion = usage.answer_tokens
-            if type(usage) is CappedUsage:
-                usage = None
-            else:
-                known = self._known
-                if known is NOVICE:
-                    known = self._door.estimators.make((key.name, asked.tenant, self._charged_as))
-                known.until = self._at + FORGET_S
-                known.learn(asked.prompt_tokens, prompt, completion // asked.answers)
+            known = self._known
+            if known is NOVICE:
+                known = self._door.estimators.make((key.name, asked.tenant, self._charged_as))
+            known.until = self._at + FORGET_S
+            known.learn(asked.prompt_tokens, prompt, completion // asked.answers)
         elif record.events or record.outcome is _OK or (record.outcome is _LEFT and record.attempts):
             # Its engine has computed, and did not say how much, or not all.
             prompt, completion, usage = self._estimate(record, charged)
@@ -448,7 +452,7 @@ class KeyAdmission:
         bill = (
             record.request_id,
             key.name,
-            key.tenant.name,
+            asked.tenant,
             record.model,
             self._charged_as,
             record.route,

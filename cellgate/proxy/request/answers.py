@@ -9,7 +9,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX
-from cellgate.proxy.request.doubts import cap_usage, outcome_of_doubt
+from cellgate.proxy.request.doubts import outcome_of_doubt, possible_usage
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.failures import give_up, try_again
 from cellgate.proxy.request.response import failure_of, outcome_of
@@ -17,7 +17,7 @@ from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.second_opinion import served
 from cellgate.proxy.request.start import OF_LINKS, arrived, find_unit
 from cellgate.proxy.request.stored_objects import object_id, response_id
-from cellgate.proxy.request.token_usage import TEMPLATE_TOKENS, CappedUsage
+from cellgate.proxy.request.token_usage import TEMPLATE_TOKENS
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.router.nouns import Outcome, Refusal
@@ -163,11 +163,9 @@ def finish(exchange: Exchange) -> None:
             usage[0] - TEMPLATE_TOKENS > ask.prompt_bytes
             or usage[1] > (ask.max_tokens or ANSWER_TOKENS_MAX) * ask.answers
         ):
-            usage = cap_usage(exchange, attempt.lease.unit)
+            usage = possible_usage(exchange, attempt.lease.unit)
         for observer in response.observers:
             observer.completed(usage)
-        if type(usage) is CappedUsage:
-            usage = None
         if not attempt.doubt:
             shown = response.events - attempt.events_before
             exchange.gate.dispatcher.completed(attempt.lease, shown, usage)

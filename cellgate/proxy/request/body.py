@@ -15,6 +15,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_limits import limits_of
 from cellgate.proxy.request.body_shape import BodyShape, new_shape, shapes
+from cellgate.proxy.request.one_meaning import models_beside, weighty_in, why_twofold
 from cellgate.proxy.request.prompt import prompt_in
 from cellgate.proxy.request.stored_objects import named_object
 from cellgate.proxy.resume.streams import WAYS
@@ -28,7 +29,7 @@ _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
 _NAME_CHARS = LIMITS.name_chars
-_NOBODY: tuple[str | None, str, int, str | None] = (None, "", 0, None)
+_NOBODY: tuple[str | None, str, int, str | None, tuple[str, ...]] = (None, "", 0, None, ())
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_NUMBERS = (b"NaN", b"Infinity")
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
@@ -77,6 +78,10 @@ def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
         data = _as_python(body)
         if data is _NOT_READ:
             return _unreadable(error)
+        if isinstance(data, dict):
+            text = body.decode(json.detect_encoding(body)).encode("utf-8", "surrogatepass")
+            if (failure := why_twofold(tuple(data), text)) is not None:
+                return failure
     if not isinstance(data, dict):
         return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
@@ -84,6 +89,11 @@ def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
         return _no_model(model)
     names = tuple(data)
     shape = shapes.get(names) or new_shape(names)
+    # More of a kind than stand at its top, or one in other letters: it is looked at again.
+    if len(weighty_in(body)) > shape.weighty:
+        failure = why_twofold(names, body)
+        if failure is not None:
+            return failure
     return ask_of(model, data, shape, prompt_in(data, shape, body), route, payer)
 
 
@@ -97,7 +107,7 @@ def ask_of(
 ) -> Ask:
     """What a parsed body asks for, whose prompt is known."""
     blocks, size, fingerprint = prompt
-    follows, user, priority, wanted_id = _personal(data) if shape.is_personal else _NOBODY
+    follows, user, priority, wanted_id, beside = _personal(data) if shape.is_personal else _NOBODY
     limit: Any = 0
     answers = 1
     if name := shape.limit:
@@ -124,6 +134,7 @@ def ask_of(
         route in SPLIT_ROUTES,
         answers,
         wanted_id,
+        beside,
         route,
         payer,
     )
@@ -158,14 +169,15 @@ def _no_model(model: object) -> Failure:
     return Failure(FailureKind.BAD_JSON, reason, param="model")
 
 
-def _personal(data: dict[str, Any]) -> tuple[str | None, str, int, str | None]:
-    """The response that it follows, its user, its priority, and what its client calls it."""
+def _personal(data: dict[str, Any]) -> tuple[str | None, str, int, str | None, tuple[str, ...]]:
+    """The response that it follows, its user, its priority, what its client calls it, and other models."""
     user, priority, wanted_id = data.get("user"), data.get("priority"), data.get("request_id")
     return (
         _followed(data),
         user[: LIMITS.name_chars] if isinstance(user, str) else "",
         0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
         wanted_id if isinstance(wanted_id, str) and len(wanted_id) <= LIMITS.name_chars else None,
+        models_beside(data),
     )
 
 

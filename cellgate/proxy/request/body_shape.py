@@ -10,6 +10,7 @@ from typing import Any
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.answer_limits import LIMIT_NAMES, MULTIPLIES, ONLY_LIMIT
+from cellgate.proxy.request.one_meaning import BESIDE, count_weighty
 
 KEPT = 512
 """Shapes that are kept. If there are more, all are forgotten."""
@@ -23,7 +24,7 @@ NAMES = frozenset((*_PREAMBLE, *_PROMPTS, *_RENDERING))
 """All fields of a body that its prompt depends on."""
 _MULTIPLIES = MULTIPLIES | (LIMIT_NAMES - ONLY_LIMIT.keys())
 _PERSONAL = frozenset(
-    ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority")
+    ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority", *BESIDE)
 )
 VARIES = frozenset(
     (
@@ -41,17 +42,20 @@ _NO_PART = NAMES | VARIES | {"model"}
 class BodyShape:
     """The names of one kind of body, by what they mean: the prompt is made of `preamble` and `prompts`, in
     this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
-    `limit` is the one field that bounds the answer on `limit_routes`, empty if there is none; `multiplies`:
-    others may as well, or ask for several. `is_personal`: it tells its user, a priority, its name, or the
-    response that it follows.
+    `weighty` counts the fields that say who answers, and how long (see one_meaning.py). `limit` is the one
+    field that bounds the answer on `limit_routes`, empty if there is none; `multiplies`: others may as well,
+    or ask for several. `is_personal`: it tells its user, a priority, its name, the response that it follows,
+    or other models.
     """
 
     __slots__ = (
         *("is_personal", "limit", "limit_routes", "more", "multiplies", "preamble", "prompts", "rendering"),
+        "weighty",
     )
 
     def __init__(self, names: tuple[str, ...]) -> None:
         present = frozenset(names)
+        self.weighty = count_weighty(names)
         self.preamble = tuple(name for name in _PREAMBLE if name in present)
         self.prompts = tuple(name for name in _PROMPTS if name in present)
         # With only one of these names, that one is the prompt, or there is none.

@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.body import BYTES_PER_TOKEN, ask_of, is_large
 from cellgate.proxy.request.body_shape import NAMES, VARIES, shape_of_body
+from cellgate.proxy.request.one_meaning import weighty_in, why_twofold
 from cellgate.proxy.request.prompt import (
     MAX_BLOCKS,
     block_hashes,
@@ -203,6 +204,8 @@ def _read_frame(body: bytes, begin: int, end: int, route: str) -> Frame:
     if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
         raise UnusualError
     shape = shape_of_body(data)
+    if len(weighty_in(text)) > shape.weighty and why_twofold(tuple(data), text) is not None:
+        raise UnusualError
     if shape.prompts[0] != name or name in shape.more or data.get("continue_final_message"):
         raise UnusualError
     # Nothing else of an ask depends on what messages say.

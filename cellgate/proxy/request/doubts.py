@@ -130,22 +130,25 @@ def show_first(exchange: Exchange) -> bool:
     response.show_kept(first.head, first.own_lines, first.body)
     outcome = outcome_of_doubt(first.what, False, first.status)
     if outcome is Outcome.OK:
-        usage = cap_usage(exchange, first.unit)
+        usage = possible_usage(exchange, first.unit)
         for observer in response.observers:
             observer.completed(usage)
     response.end(outcome)
     return True
 
 
-def cap_usage(exchange: Exchange, unit: str) -> Usage | None:
-    """What a unit has told of its tokens, as far as that can be; that it told more is reported."""
+def possible_usage(exchange: Exchange, unit: str) -> Usage | None:
+    """What a unit has told of its tokens, if that can be. If it is more, that is reported: nothing is learnt,
+    and a bill estimates.
+    """
     response = exchange.response
     usage, told = response.usage_for(exchange.selection.ask), response.usage()
-    if usage is not None and told is not None and type(usage) is CappedUsage:
-        words = f"{told.prompt_tokens:,} + {told.answer_tokens:,}"
-        words += f" tokens; {usage.prompt_tokens:,} + {usage.answer_tokens:,} counted at most"
-        exchange.gate.reports.send(ImpossibleUsage(unit, words))
-    return usage
+    if type(usage) is not CappedUsage or told is None:
+        return usage
+    words = f"{told.prompt_tokens:,} + {told.answer_tokens:,}"
+    words += f" tokens; {usage.prompt_tokens:,} + {usage.answer_tokens:,} counted at most"
+    exchange.gate.reports.send(ImpossibleUsage(unit, words))
+    return None
 
 
 def drop(exchange: Exchange) -> None:

@@ -477,9 +477,9 @@ class Question:
         settings = GuardrailSettings("http://h:1/", fail=fail)
         self.hook = guardrail_client.Hook(settings, cast(Any, pool), cast(Any, loop))
 
-    def ask(self, size: int) -> Callable[[], None]:
+    def ask(self, size: int, payer: str = "") -> Callable[[], None]:
         """Ask about so many bytes."""
-        return self.hook.ask("request", {}, "body", b"1" * size, self.told.append)
+        return self.hook.ask("request", {}, "body", b"1" * size, self.told.append, payer=payer)
 
     def _take(self, _call: object, *, fresh: bool) -> None:
         self.taken += 1
@@ -511,3 +511,15 @@ def test_all_questions_together_are_bounded_until_they_are_over() -> None:
     for _ in range(6):
         here.ask(1)
     assert (here.told, here.taken) == ([FAILED], 5), "so is their number"
+
+
+def test_one_payer_leaves_room_for_the_questions_of_others() -> None:
+    here = Question()
+    for _ in range(1000):
+        here.ask(1, "greedy")
+    assert here.taken == LIMITS.guardrail_calls // 2
+    for payer in ("a", "b"):
+        told = len(here.told)
+        for _ in range(20):
+            here.ask(1, payer)
+        assert len(here.told) == told, "each of them is asked"

@@ -239,11 +239,14 @@ def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> Non
     assert read_ask(orjson.dumps(body)) == found
 
 
-def test_the_last_of_equal_keys_counts() -> None:
-    """As in Python's own parser, which engines use."""
-    ask = read_ask(b'{"model": "a", "model": "b"}')
+def test_equal_keys_that_matter_are_refused_in_any_encoding() -> None:
+    """Python's own parser takes the last, others the first."""
+    twice = '{"model": "a", "model": "b"}'
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        assert isinstance(read_ask(twice.encode(encoding)), Failure)
+    ask = read_ask(b'{"user": "a", "model": "b", "user": "c"}')
     assert isinstance(ask, Ask)
-    assert ask.model == "b"
+    assert ask.session == "c"
 
 
 PLAIN = '{"model": "tiny", "prompt": "hi", "stream": true}'

@@ -1,0 +1,100 @@
+"""Bodies that mean two things: the gate would read one of them, and an engine perhaps the other. Pure.
+
+1. A field that is there twice: parsers take the last (orjson, pydantic), the first (nlohmann's ordered_json,
+   which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom.
+2. Two fields whose names differ in case alone, or such a field in another case.
+3. Fields beside `model` that name another one: adapters, fallbacks, what a client library would have merged.
+   These are no mistake, but a key that is for some models must be for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.request.answer_limits import COUNT_NAMES, LIMIT_NAMES
+
+BESIDE = ("lora_path", "lora_name", "lora_request", "adapter_id", "models", "fallbacks", "extra_body")
+"""Fields that may name other models: SGLang, vLLM, TGI, and gateways that may stand before an engine."""
+WEIGHTY = frozenset(
+    (
+        *("model", "stream", "priority", "previous_response_id", "conversation", "request_id"),
+        *(*BESIDE, *COUNT_NAMES, *LIMIT_NAMES),
+    )
+)
+weighty_in = re.compile(
+    rb'"(?:%b)"[ \t\r\n]*:|\\u00[4-7]' % b"|".join(name.encode() for name in sorted(WEIGHTY))
+).findall
+"""What looks like such fields, at any depth of a body, and letters of ASCII that are escaped, as no program
+writes them.
+"""
+_NAMES_MAX = 16
+
+
+def count_weighty(names: tuple[str, ...]) -> int:
+    """How many of these fields matter; -1: one differs in case alone from another, or one that matters."""
+    lower = Counter(name.casefold() for name in names)
+    for name in names:
+        folded = name.casefold()
+        if lower[folded] > 1 or (folded in WEIGHTY and name not in WEIGHTY):
+            return -1
+    return sum(name in WEIGHTY for name in names)
+
+
+def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
+    """Why a body whose top has these names, and that seems to have more of those that matter, is refused."""
+    lower: dict[str, str] = {}
+    for name in names:
+        folded = name.casefold()
+        if folded in lower or (folded in WEIGHTY and name not in WEIGHTY):
+            return _refusal(name)
+        lower[folded] = name
+    latest: list[tuple[str, Any]] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> None:
+        # The object at the top ends last.
+        latest[:] = pairs
+
+    try:
+        json.loads(body, object_pairs_hook=keep)
+    except (ValueError, RecursionError):
+        return None
+    twice = [name for name, count in Counter(name for name, _ in latest).items() if count > 1]
+    return next((_refusal(name) for name in twice if name in WEIGHTY), None)
+
+
+def _refusal(name: str) -> Failure:
+    """The failure for the client."""
+    shown = name[:64]
+    reason = f"the body has {shown!r} twice, or in another case: engines read it differently; send it once"
+    return Failure(FailureKind.BAD_JSON, reason, param=shown)
+
+
+def models_beside(data: dict[str, Any]) -> tuple[str, ...]:
+    """Models, or adapters, that a body names beside `model`."""
+    found = [each for name in BESIDE if name in data for each in _models_in(data[name])]
+    return tuple(dict.fromkeys(found))[:_NAMES_MAX] if found else ()
+
+
+def _models_in(value: Any, depth: int = 3) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and depth:
+        for each in value[:_NAMES_MAX]:
+            yield from _models_in(each, depth - 1)
+    elif isinstance(value, dict) and depth:
+        for name in ("model", *BESIDE):
+            if name in value:
+                yield from _models_in(value[name], depth - 1)
+
+
+def models_in_query(target: bytes) -> set[str]:
+    """Models that the query of a path names."""
+    query = target.partition(b"?")[2].decode("latin-1")
+    names = {"model", *BESIDE}
+    return {value for name, value in parse_qsl(query, max_num_fields=None) if name.casefold() in names}
