@@ -193,7 +193,7 @@ async def test_a_page_of_a_listed_origin_reads_answers_and_errors_and_asks_befor
 
 ENGINES = (
     "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Credentials: true\r\n"
-    "Access-Control-Expose-Headers: x-a\r\nVary: Origin\r\nX-Kept: 1\r\n"
+    "Access-Control-Expose-Headers: x-a\r\nVary: Origin\r\nOpenAI-Model: 1\r\n"
 )
 
 
@@ -208,7 +208,7 @@ async def test_what_the_engine_says_of_pages_is_replaced(origins: tuple[str, ...
             assert reply.get("access-control-allow-credentials") is None
             assert "x-request-id" in (reply.get("access-control-expose-headers") or "")
             assert reply.all("vary") == (["origin"] if origins == (APP,) else [])
-            assert reply.get("x-kept") == "1"
+            assert reply.get("openai-model") == "1"
             other = await client.ask(chat(head="Origin: https://evil.example\r\n"))
             assert other.get("access-control-allow-origin") == (None if origins == (APP,) else "*")
         async with stage(script) as here, here.client() as client:

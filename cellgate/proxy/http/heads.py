@@ -152,6 +152,29 @@ REPLY_FIELDS = _HOP_BY_HOP | {
 """Fields of a reply that are not forwarded unchanged (those of the content are read, and put back)."""
 
 
+SHOWN_FIELDS = frozenset(
+    b"accept-ranges age allow cache-control content-disposition content-language content-location "
+    b"content-range date etag expires inference-header-content-length last-modified location pragma "
+    b"request-id retry-after retry-after-ms server vary www-authenticate x-content-type-options "
+    b"x-correlation-id x-process-time".split()
+)
+SHOWN_BEGINS = (
+    *(b"access-control-", b"openai-", b"anthropic-", b"triton-", b"nv-"),
+    # What engines measure: Text Embeddings and Text Generation Inference.
+    *(b"x-compute-", b"x-total-", b"x-validation-", b"x-queue-", b"x-inference-", b"x-time-"),
+    *(b"x-prompt-", b"x-generated-", b"x-tokenization-"),
+)
+"""All that a unit may say to clients in a head. Anything else speaks to browsers, to load balancers (files of
+an nginx, by x-accel-redirect), or as the gate does (x-cellgate-, x-ratelimit-, x-should-retry)."""
+
+
+def shown(lines: list[bytes]) -> list[bytes]:
+    """Of the lines of a unit's head those that its client gets."""
+    return [
+        line for line in lines if line.partition(b":")[0] in SHOWN_FIELDS or line.startswith(SHOWN_BEGINS)
+    ]
+
+
 class _StatusLines(dict[int, bytes]):
     def __missing__(self, status: int) -> bytes:
         return b"HTTP/1.1 %d \r\n" % status

@@ -28,6 +28,7 @@ from cellgate.proxy.http.heads import (
     client_head,
     crossing,
     head_size,
+    shown,
 )
 
 HEAD_BYTES = 64 * 1024
@@ -48,7 +49,7 @@ class ReplyHead:
     `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
     `content_lines` are those that say what the content is, for the client; `is_events`: it is a stream of
     events that can be read; `is_edited`: its client gets other lines than `lines`; `framing` is that of the
-    body, unless the client speaks HTTP/1.0.
+    body, unless the client speaks HTTP/1.0; `shown` is what of `lines` its client gets.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class ReplyHead:
         "is_events",
         "length",
         "lines",
+        "shown",
         "status",
     )
 
@@ -71,6 +73,7 @@ class ReplyHead:
         self.coding = self.content_lines = b""
         self.length: bytes | None = None
         self.is_edited = False
+        self.shown = b"".join(shown(lines))
         content_type, is_encoded = b"", False
         for name, value in fields:
             if name == b"content-length":
@@ -105,7 +108,7 @@ class ReplyHead:
         other.status, other.lines, other.fields = self.status, self.lines, self.fields
         other.coding, other.content_lines, other.length = self.coding, self.content_lines, self.length
         other.bodiless, other.is_edited, other.is_events = self.bodiless, self.is_edited, self.is_events
-        other.framing = self.framing
+        other.framing, other.shown = self.framing, self.shown
         return other
 
 
@@ -258,7 +261,7 @@ class ReplyReader:
                 self.misbehaved = f"{status} is not an HTTP status"
             elif status > 101:
                 # The gate itself says when a client is to go on (100).
-                self.hints += client_head(status, crossing(lines, fields), own=b"", close=False)
+                self.hints += client_head(status, shown(crossing(lines, fields)), own=b"", close=False)
             return
         if self._overhead > _FEW_BYTES:
             self._check_head(lines, fields)
@@ -493,40 +496,49 @@ CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 
 def last_chunk(trailers: bytes) -> bytes:
-    """What ends a body in chunks that these lines follow."""
-    return b"0\r\n%b\r\n" % trailers
+    """What ends a body in chunks that these lines follow, as far as a client gets them."""
+    return b"0\r\n%b\r\n" % b"".join(shown(trailers.splitlines(keepends=True)))
 
 
 def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
     """The head of a reply without the lines that begin like these."""
     other = head.copy()
     other.lines = [line for line in head.lines if not line.startswith(starts)]
+    other.shown = b"".join(shown(other.lines))
     return other
 
 
 def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> bytes:
     """The head of a reply as its client gets it, with our `own` lines."""
-    lines = _edited(head, own) if head.is_edited else head.lines
+    lines = b"".join(_edited(head, own)) if head.is_edited else head.shown
     ends = CLOSE_LINE if close else b""
     if framing is CHUNKED:
         ends = _CHUNKED + ends
     elif head.length is not None and not head.is_events:
         ends = b"content-length: %b\r\n%b" % (head.length, ends)
-    return b"%b%b%b%b%b\r\n" % (STATUS_LINES[head.status], b"".join(lines), own, head.content_lines, ends)
+    return b"%b%b%b%b%b\r\n" % (STATUS_LINES[head.status], lines, own, head.content_lines, ends)
 
 
 def _edited(head: ReplyHead, own: bytes) -> list[bytes]:
     """The lines without those that `Connection` names, and with the request id of the engine, if that is
     another one than in our `own`.
     """
-    lines = crossing(head.lines, head.fields)
+    lines = shown(crossing(head.lines, head.fields))
     ids = [value for name, value in head.fields if name == b"x-request-id"]
     return lines + [b"%b: %b\r\n" % (UNIT_ID_FIELD, each) for each in ids if b" %b\r\n" % each not in own]
 
 
+_PLACE = re.compile(rb"(?:content-)?location:", re.IGNORECASE)
+_OWN_PATH = re.compile(
+    rb"[a-z-]+: (?:/(?![/\\])|\?|[A-Za-z0-9._~%-]+(?:[/?#\r]))[^\\\t]*\r\n\Z", re.IGNORECASE
+)
+"""A path, or a query, at the place that was asked: no scheme, and no other authority."""
+
+
 def with_own_origin(head: ReplyHead, authority: bytes) -> None:
     """Have a redirect to the unit, at `authority`, lead to wherever its client has sent the request: a path
-    is relative to that (RFC 9110, 10.2.2).
+    is relative to that (RFC 9110, 10.2.2). One to anywhere else leads nowhere: a client would follow it with
+    its prompt and its key.
     """
     place = re.compile(
         rb"((?:content-)?location: )https?://%b(?=[/?#\r])" % re.escape(authority), re.IGNORECASE
@@ -536,6 +548,8 @@ def with_own_origin(head: ReplyHead, authority: bytes) -> None:
         if found is not None:
             path = line[found.end() :]
             head.lines[at] = found[1] + (b"" if path.startswith(b"/") else b"/") + path
+    head.lines = [line for line in head.lines if _PLACE.match(line) is None or _OWN_PATH.match(line)]
+    head.shown = b"".join(shown(head.lines))
 
 
 def unframed(chunks: bytes) -> tuple[bytes, bool]:
