@@ -6,9 +6,12 @@ tools, a stream). Rules:
    first. A unit that has served others says the same: it is the request, and all are cleared.
 2. Where it is known to be the request, few are asked again. What is spent on opinions that change nothing is
    a share of the requests; an opinion that gets the client a good answer is free.
-3. What a unit refuses is held against it for this kind of request, and for prompts longer than the longest
-   that it served. Those go to others. Once that is all that is asked for, the unit is out.
-4. Nobody watches while nothing is doubtful: good answers cost nothing then.
+3. What is held against a unit is weighed against its good answers, so that equals which answer badly by
+   chance, or because somebody asks for it, stay equal. What it refuses of a kind, or of prompts longer than
+   the longest that it served, goes to others.
+4. That takes no unit out. It only raises the question, which the gate answers by requests of its own
+   (control/refused_watch.py).
+5. Nobody watches while nothing is doubtful: good answers cost nothing then.
 """
 
 from __future__ import annotations
@@ -22,10 +25,14 @@ REFUSING_SOURCE = "second_opinion"
 """The source of evidence against a unit that refuses what others serve: an open fault until it serves it."""
 HANDFUL = 5
 """So many requests that others served make a unit one that refuses such."""
-NEARLY_ALL = 0.9
-"""A unit that refuses this share of what is asked for is out."""
-ARRIVALS_MIN = 8
-"""Of fewer requests it is not known what is asked for."""
+_REFUSED, _SERVED = 2.5, 0.5
+"""What the evidence against a unit is multiplied with, when another one serves what it refused, and with each
+other answer. Of equals which answer badly with any probability p the mean is below one: a first answer that
+is good, (1 - p) * 0.5; one that is not, nor that of the other, p * p * 0.5; one that is not while that of the
+other is, p * (1 - p) * 2.5."""
+_SURE = 0.9 * _REFUSED**HANDFUL
+_APART, _APART_MIN = 0.25, 4
+"""A unit seems worse if so much more of its answers are doubtful than of others, of at least so many."""
 WATCH_S = 30.0
 """So long after the last doubtful answer good ones are counted as well."""
 KNOWN_S = 300.0
@@ -44,11 +51,9 @@ IN_FLIGHT_MAX = 64
 """Opinions that are asked at once about one unit."""
 OPINIONS_MAX = 3
 """Units that are asked about one request."""
-REPEATS_MIN = 2
-"""So many prompts of which a unit's answer repeats one token, while those of its peers do not."""
 KINDS_MAX = 256
 """Kinds of which records are kept: clients may name any model."""
-_OUTCOMES, _ARRIVALS, _UNASKED = 16, 32, 10
+_OUTCOMES, _UNASKED, _COUNTED, _PROMPTS = 16, 10, 64, 16
 _RARE = 0.1
 """Peers refuse at most this share, where a unit that nobody can be asked about refuses all."""
 
@@ -65,7 +70,8 @@ class Opinions:
         self._known = 0
         """How many doubtful answers were believed to be at fault themselves."""
         self._purse = PURSE
-        self._arrivals: deque[tuple[Kind, int]] = deque(maxlen=_ARRIVALS)
+        self._arrived = 0
+        """Requests since the last thing that was found."""
 
     # -- requests that come --------------------------------------------------------------------------------
 
@@ -76,7 +82,7 @@ class Opinions:
             self._forget()
             return ()
         self._purse = min(PURSE, self._purse + SHARE)
-        self._arrivals.append((kind, size))
+        self._arrived += 1
         records = self._records.get(kind)
         if not records:
             return ()
@@ -84,35 +90,33 @@ class Opinions:
         return tuple(spared) if len(spared) < len(units) else ()
 
     def _is_spared(self, record: _Record, size: int, now: float) -> bool:
-        if size > record.refuses_above() or len(record.repeats) >= REPEATS_MIN:
+        if size > record.refuses_above():
             if now < record.trial_at:
                 return True
             record.trial_at = now + TRIAL_S
             return False
         return bool(record.pending) and not record.has_good
 
-    def good(self, unit: str, kind: Kind, size: int) -> Refusing | None:
-        """A unit has served a request, while watching: what that says of a peer which repeats itself."""
+    def good(self, unit: str, kind: Kind, size: int) -> None:
+        """A unit has served a request, or begun to, while watching."""
         record = self._record(unit, kind)
-        if record.repeats:
-            # It begins well: that says nothing here.
-            return None
         if size > record.refuses_above():
             # It is mended.
             record.outcomes.clear()
+            record.against_it = 1.0
         record.outcomes.append((size, True))
+        record.weigh(_SERVED)
+        record.count(is_bad=False)
         record.unasked = 0
-        return next(filter(None, (self._why_repeats(name, kind) for name in self._repeating(kind))), None)
 
     # -- answers in doubt ----------------------------------------------------------------------------------
 
-    def doubt(self, unit: str, kind: Kind, size: int, what: str, asked: int, now: float) -> Advice:
+    def doubt(self, unit: str, kind: Kind, what: str, asked: int, now: float) -> Advice:
         """A unit has answered `what`, and `asked` others have no good answer either."""
-        if not self.watching:
-            self._arrivals.append((kind, size))
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
         record.what, record.doubted_at = what, now
+        record.count(is_bad=True)
         if asked >= OPINIONS_MAX:
             return Advice.SHOW
         if record.against and not record.has_good:
@@ -147,7 +151,7 @@ class Opinions:
         record.pending = max(0, record.pending - 1)
         return record
 
-    def served(self, first: str, kind: Kind, size: int, what: str, *, is_fault: bool) -> Refusing | None:
+    def served(self, first: str, by: str, kind: Kind, size: int, what: str, *, is_fault: bool) -> Refusing:
         """Another unit has served what this one refused: what is now known of it. Not `is_fault`: a unit of a
         mixed fleet may, whatever it is asked for.
         """
@@ -156,7 +160,8 @@ class Opinions:
         self._own.pop((kind, what), None)
         record.what = what
         record.outcomes.append((size, False))
-        return self._judge(first, record, kind, may_be_out=is_fault)
+        record.weigh(_REFUSED)
+        return self._found(first, record, kind, by=by, is_fault=is_fault)
 
     def same(self, first: str, second: str, kind: Kind, what: str, others: int, now: float) -> bool:
         """The second unit says the same, and so many others were not asked. True: it is the request, which is
@@ -167,8 +172,11 @@ class Opinions:
         self._own[kind, what] = now + OWN_S
         if len(self._own) > KINDS_MAX:
             self._own = {key: until for key, until in self._own.items() if until > now}
-        for record in self._records.get(kind, {}).values():
+        records = self._records.get(kind, {})
+        for record in records.values():
             record.pending = 0
+        if first in records:
+            records[first].weigh(_SERVED)
         return True
 
     def unasked(self, unit: str, kind: Kind, what: str, now: float) -> Refusing | None:
@@ -182,37 +190,22 @@ class Opinions:
         bad = sum(each.unasked + each.against for each in others)
         if record.unasked < _UNASKED or record.has_good or good < _UNASKED or bad > _RARE * good:
             return None
-        record.outcomes.extend([(0, False)] * HANDFUL)
-        return self._judge(unit, record, kind)
+        return self._found(unit, record, kind)
 
-    def repeated(
-        self, unit: str, kind: Kind, size: int, what: str, prompt: int, now: float
-    ) -> Refusing | None:
-        """A stream that is being shown says the same again and again, which may be meant: only where most of
-        the unit do, of several prompts, and none of its peers, it is the unit.
+    def repeated(self, unit: str, kind: Kind, what: str, prompt: int, now: float) -> Refusing | None:
+        """A stream that is being shown says the same again and again, which may be meant: only where more
+        answers of the unit do than of others it is looked at.
         """
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
-        if len(record.repeats) < _OUTCOMES:
-            record.repeats.add(prompt)
-        record.what = what
-        record.size = size
-        found = self._why_repeats(unit, kind)
-        return found or _finding(unit, record, kind, is_out=True, is_sure=False)
-
-    def _repeating(self, kind: Kind) -> list[str]:
-        return [name for name, record in self._records[kind].items() if len(record.repeats) >= REPEATS_MIN]
-
-    def _why_repeats(self, unit: str, kind: Kind) -> Refusing | None:
-        records = self._records[kind]
-        record, others = records[unit], [each for name, each in records.items() if name != unit]
-        least = max(REPEATS_MIN, sum(good for _, good in record.outcomes) / 2)
-        is_usual = 2 * sum(bool(each.repeats) for each in others) > len(others)
-        if len(record.repeats) < least or is_usual or not any(each.has_good for each in others):
+        if prompt in record.repeats:
             return None
-        record.outcomes.clear()
-        record.outcomes.extend([(record.size, False)] * HANDFUL)
-        return self._judge(unit, record, kind, repeats=True)
+        record.repeats.append(prompt)
+        record.what = what
+        # It has begun well.
+        record.bad = min(record.bad + 1, record.total)
+        found = self._found(unit, record, kind)
+        return found if found.is_apart else None
 
     # -- units ---------------------------------------------------------------------------------------------
 
@@ -231,36 +224,27 @@ class Opinions:
             and not record.has_good
         ]
 
-    def forget(self, unit: str) -> None:
-        """It has left rotation: what it refused before says nothing about it when it is back."""
-        for records in self._records.values():
-            records.pop(unit, None)
-
-    def _judge(
-        self, unit: str, record: _Record, kind: Kind, *, may_be_out: bool = True, repeats: bool = False
-    ) -> Refusing | None:
-        if record.refuses_above() == _NOTHING:
-            if not may_be_out or self._has_served(unit):
-                return None
-            return _finding(unit, record, kind, is_out=True, is_sure=False)
-        covered = sum(self._refuses(unit, other, size) for other, size in self._arrivals)
-        is_known = repeats or len(self._arrivals) >= ARRIVALS_MIN
-        is_out = (
-            may_be_out and is_known and not self._serves(unit) and covered >= NEARLY_ALL * len(self._arrivals)
+    def _found(
+        self, unit: str, record: _Record, kind: Kind, *, by: str = "", is_fault: bool = True
+    ) -> Refusing:
+        arrived, self._arrived = self._arrived, 0
+        size = record.refuses_above() if record.has_good else 0
+        model, needs = kind.model and f" of {kind.model}", kind.needs and f" with {kind.needs}"
+        of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if 0 < size < _NOTHING else "")
+        is_sure = record.refuses_above() != _NOTHING
+        others = [each for name, each in self._records[kind].items() if name != unit]
+        return Refusing(
+            unit,
+            record.what,
+            of,
+            record.against,
+            len(record.outcomes),
+            is_sure=is_sure,
+            is_apart=record.is_apart(others),
+            is_fault=is_fault,
+            by=by,
+            arrived=arrived,
         )
-        if is_out and repeats:
-            # It begins well, so that no request would show that it is mended.
-            self.forget(unit)
-        return _finding(unit, record, kind, is_out=is_out)
-
-    def _refuses(self, unit: str, kind: Kind, size: int) -> bool:
-        record = self._records.get(kind, {}).get(unit)
-        return record is not None and size > record.refuses_above()
-
-    def _serves(self, unit: str) -> bool:
-        """Whether it has served anything lately that it does not refuse."""
-        records = (records[unit] for records in self._records.values() if unit in records)
-        return any(record.has_good and record.refuses_above() >= 0 for record in records)
 
     def _any_refuses(self) -> bool:
         return any(
@@ -284,7 +268,6 @@ class Opinions:
         self.watching = False
         self._records.clear()
         self._own.clear()
-        self._arrivals.clear()
 
 
 class Kind(NamedTuple):
@@ -306,8 +289,10 @@ class Advice(Enum):
 
 
 class Refusing(NamedTuple):
-    """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times, or
-    (`is_out`) to nearly all requests. Not `is_sure`: so it seems, and it is to be asked again.
+    """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times. Not
+    `is_sure`: so it seems, after a few. `is_apart`: doubtful answers are a larger share of its own than of
+    others'. Not `is_fault`: units of a mixed fleet may say so. `by` is the unit that has served the last one,
+    and so many requests have `arrived` since the last time.
     """
 
     unit: str
@@ -315,14 +300,16 @@ class Refusing(NamedTuple):
     of: str
     against: int
     total: int
-    is_out: bool
     is_sure: bool = True
+    is_apart: bool = False
+    is_fault: bool = True
+    by: str = ""
+    arrived: int = 0
 
     @property
     def reason(self) -> str:
         """In words."""
-        of = "" if self.is_out else self.of
-        return f"refuses what other units serve{of}: {self.what} ({self.against} of {self.total})"
+        return f"refuses what other units serve{self.of}: {self.what} ({self.against} of {self.total})"
 
 
 class _Record:
@@ -336,12 +323,32 @@ class _Record:
         self.doubted_at = -UNSURE_S
         self.unasked = 0
         """Doubtful answers about which nobody could be asked."""
-        self.repeats: set[int] = set()
-        """Prompts whose streams said the same again and again."""
-        self.size = 0
-        """Of the prompt of the last such stream."""
+        self.against_it = 1.0
+        """The evidence that it refuses what others serve; 1: none."""
+        self.total = self.bad = 0
+        """Answers, and those of them that were doubtful."""
+        self.repeats: deque[int] = deque(maxlen=_PROMPTS)
+        """Prompts whose answers said the same again and again."""
         self.trial_at = 0.0
         self.what = ""
+
+    def weigh(self, factor: float) -> None:
+        """One more answer of it."""
+        self.against_it = max(1.0, self.against_it * factor)
+
+    def count(self, *, is_bad: bool) -> None:
+        """One more answer; the old ones count less and less."""
+        if self.total >= _COUNTED:
+            self.total, self.bad = self.total // 2, self.bad // 2
+        self.total += 1
+        self.bad += is_bad
+
+    def is_apart(self, others: Collection[_Record]) -> bool:
+        """Whether it answers badly more often than others do, as far as anybody can see."""
+        total, bad = sum(each.total for each in others), sum(each.bad for each in others)
+        if min(self.total, total) < _APART_MIN:
+            return self.bad == self.total and not bad
+        return self.bad / self.total >= bad / total + _APART
 
     @property
     def has_good(self) -> bool:
@@ -361,15 +368,7 @@ class _Record:
         above = sum(not good and size > served for size, good in self.outcomes)
         if above >= HANDFUL:
             return served
-        against = self.against
-        return -1 if against >= HANDFUL and 2 * against >= len(self.outcomes) else _NOTHING
+        return -1 if self.against_it >= _SURE else _NOTHING
 
 
 _NOTHING = 1 << 62
-
-
-def _finding(unit: str, record: _Record, kind: Kind, *, is_out: bool, is_sure: bool = True) -> Refusing:
-    size = record.refuses_above() if record.has_good else 0
-    model, needs = kind.model and f" of {kind.model}", kind.needs and f" with {kind.needs}"
-    of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if size > 0 else "")
-    return Refusing(unit, record.what, of, record.against, len(record.outcomes), is_out, is_sure)

@@ -302,7 +302,7 @@ _NEXT: dict[Rotation, str] = {
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
 _ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
-_REFUSED = "a request that it refused is sent again every second; when it is served, a canary is sent."
+_REFUSED = "it gets plain requests every second; when it answers as others do, a canary is sent."
 _FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 

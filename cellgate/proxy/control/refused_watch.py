@@ -1,20 +1,22 @@
-"""Units that refuse what others serve: takes them out, and back once they serve such a request.
+"""Units that refuse what others serve: takes them out, and back once they answer as others do.
 
-router/opinions.py finds that a unit refuses, or seems to refuse, what it is asked for. It is asked again:
-for that request, and for a plain one of each kind in use. One good answer shows that it lacks something,
-and no more. If none is good it is DOWN with an open fault, which no canary can disprove: those may pass all
-the time. While it is out it gets these requests one after the other, for a few tokens; a good answer ends
-the fault. What a client has sent is sent to no other unit, and its headers are not kept. A unit that says
-one token again and again gets a plain request alone, and so does another one: that may be their model.
+router/opinions.py finds that a unit refuses, or seems to refuse, what it is asked for. What clients ask for
+proves nothing, for they may want a unit out, and units that are equals answer badly by the same chance. So
+the gate asks by itself: a plain request of the same kind, of the unit and of others, in pairs, until chance
+does not explain the difference (router/equals.py), or nothing is left of it. The first question is asked of
+the unit alone: mostly it is answered, and nothing more is spent. A unit that serves other kinds of requests
+lacks something, and stays. One that is worse is DOWN with an open fault, which no canary can disprove: those
+may pass all the time. While it is out it gets the same questions; answers as others give them end the fault.
+What clients have sent is sent to nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -24,39 +26,50 @@ from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board
-from cellgate.router.nouns import (
-    Evidence,
-    Sign,
-    Strength,
-    Use,
-)
+from cellgate.router.equals import Comparison, Recovery
+from cellgate.router.nouns import Evidence, Sign, Strength, Use
 from cellgate.router.opinions import REFUSING_SOURCE, Refusing
 from cellgate.router.unit_state import UnitState
 
 TRY_EVERY_S = 1.0
-"""How often a unit that is out is asked."""
-CHECK_S = 2.0
-"""So long the answers of a unit that is asked again are awaited."""
-OTHERS_MAX, PEER_S = 3, 4.0
-"""So many others are asked the same, where all may be alike, and that much longer."""
-CHECK_EVERY_S = 5.0
-"""How often a unit is asked again."""
-PLAIN_MAX = 3
-"""So many plain requests it is asked then."""
+"""How often a unit that is out is asked, if its last answer was bad."""
+ASK_AGAIN_S, ASK_AGAIN_MAX_S, SURE_S = 1.0, 60.0, 5.0
+"""How soon a unit is compared again: twice as late each time that nothing was found; where it is sure that it
+refuses some kind of requests, at least so often."""
+ANSWER_S = 3.0
+"""So long an answer is awaited."""
+ENDLESS_S = 1.0
+"""The same of a unit that sends streams without end."""
+LATER_TIMES, LATER_S = 2.5, 0.75
+"""Of a pair one may take so many times as long as the other, and at least so long."""
+ROUNDS, ENDLESS_ROUNDS = (6, 6, 8), (12, 8)
+"""Pairs that are asked at once; the last one again and again. More where an answer does not end, for each
+round takes long then."""
+ROUNDS_MAX = 16
+"""So many rounds at most: pairs of which one has no answer count for nothing."""
+OTHERS_MAX = 4
+"""So many others are asked in the first round; then the one that has answered best."""
+LACKS_MIN = 3
+"""A unit that answers so many plain requests of another kind lacks something, and no more."""
+KINDS_MAX = 2
+"""So many other kinds in use are looked at."""
+SHARE, PER_S, PURSE, CHEAP = 0.01, 0.1, 48.0, 10.0
+"""What questions may cost: a share of the requests, so many a second, and so many at once. Those to a unit
+that does not look worse than others may use half of it. A comparison that has begun is not broken off; with
+so much evidence, which equals seldom see, it costs nothing."""
+SUSPECT_S = 5.0
+"""So long after a doubt a unit is nobody's measure, if there is another one."""
 WITHOUT_S = 30.0
 """So long a unit is out which can be asked nothing."""
 REFUSALS_MAX = 4
 """Kinds of requests that are kept of each unit which refuses them: the last ones."""
 TOLD_EVERY_S = 60.0
 """What a unit refuses, while it serves other requests, is told at most so often."""
-TIMEOUT_S = 60.0
-SHORT_S = 3.0
-"""The timeout beside one that takes long: a unit that hangs may be mended meanwhile."""
-_TOKENS, _MORE_TOKENS = 24, 40
-"""So many are asked for; and where they might all be the same."""
+_TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 4.0
+"""So many are asked for; and where they might all be the same, which costs so much more."""
 _ANSWER_BYTES = 256 << 10
-_NEVER = -inf, False
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_CAPITALS_OF = ("France", "Japan", "Italy", "Kenya", "Peru", "Norway", "Egypt", "Chile")
 
 
 class RefusedWatch:
@@ -77,34 +90,31 @@ class RefusedWatch:
         self._now = now
         self._out: dict[str, _Refused] = {}
         self._told: dict[str, float] = {}
-        self._checked: dict[str, tuple[float, bool]] = {}
-        """When a unit was last asked again, and whether it showed that it serves others."""
-        self._checks: dict[str, asyncio.Task[None]] = {}
+        self._comparisons: dict[str, asyncio.Task[None]] = {}
+        self._records: dict[str, _Compared] = {}
+        self._purse, self._saved_at = PURSE, now()
+        self._asked = 0
 
-    def take(self, found: Refusing, target: str, body: bytes) -> None:
-        """A unit refuses what others serve; `body` is such a request, or empty."""
+    def take(self, found: Refusing, use: Use) -> None:
+        """A unit refuses what others serve, of this use."""
         state, now = self._board.units.get(found.unit), self._now()
+        saved = SHARE * found.arrived + PER_S * (now - self._saved_at)
+        self._purse, self._saved_at = min(PURSE, self._purse + saved), now
         if state is None or found.unit in self._out:
             return
-        if not found.is_out:
+        record = self._records.setdefault(found.unit, _Compared())
+        record.suspected_at = now
+        if found.is_sure:
             self._tell_of(state, found)
-        elif not self._others(state):
-            # The one that served it has left meanwhile: any answer is better than none.
+        if not found.is_fault or found.unit in self._comparisons or not self._others(state):
             return
-        elif state.meets or (found.is_sure and found.what == REPEATS):
-            # Half of a pair can be asked nothing alone.
-            if found.is_sure:
-                self._take_out(state, found, target, body)
-        elif found.unit in self._checks:
+        looks_worse = found.is_sure or found.is_apart
+        wait_s = min(record.wait_s, SURE_S) if looks_worse else record.wait_s
+        if now - record.compared_at < wait_s or self._purse < (1.0 if looks_worse else PURSE / 2.0):
             return
-        elif now - (checked := self._checked.get(found.unit, _NEVER))[0] >= CHECK_EVERY_S:
-            task = asyncio.get_running_loop().create_task(self._check(state, found, target, body))
-            self._checks[found.unit] = task
-            task.add_done_callback(lambda _: self._checks.pop(found.unit, None))
-        elif found.is_sure and checked[1]:
-            self._tell_of(state, found)
-        elif found.is_sure:
-            self._take_out(state, found, target, body)
+        task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))
+        self._comparisons[found.unit] = task
+        task.add_done_callback(lambda _: self._comparisons.pop(found.unit, None))
 
     def tick(self, now: float) -> None:
         """Try the units that are out."""
@@ -114,59 +124,126 @@ class RefusedWatch:
                 self._drop(name)
             elif not self._others(state):
                 self._clear(name, "no other unit is there that could serve what it refuses")
-            elif len(refused.tasks) < 2 and now >= refused.next_at:
+            elif refused.task is None and now >= refused.next_at:
                 refused.next_at = now + TRY_EVERY_S
-                self._try_soon(name, refused, now)
+                task = asyncio.get_running_loop().create_task(self._try(name, refused))
+                refused.task = task
+                task.add_done_callback(refused.ended)
 
     def close(self) -> None:
         """Forget all."""
-        for task in self._checks.values():
+        for task in self._comparisons.values():
             task.cancel()
         for name in list(self._out):
             self._drop(name)
 
-    # -- asked again ---------------------------------------------------------------------------------------
+    # -- compared with others ------------------------------------------------------------------------------
 
-    async def _check(self, state: UnitState, found: Refusing, target: str, body: bytes) -> None:
-        asked = self._asked(state, found.what, target, body)
-        # What it says again and again may be its model: then others do so as well.
-        others = self._others(state)[:OTHERS_MAX] if found.what == REPEATS else []
-        answers, theirs = await asyncio.gather(
-            asyncio.gather(*(self._ask(state, each, CHECK_S) for each in asked)),
-            asyncio.gather(*(self._ask(other, each, PEER_S) for other in others for each in asked)),
-        )
-        self._checked[found.unit] = self._now(), found.what == REPEATS or True in answers
-        if found.what == REPEATS and 2 * theirs.count(True) < max(1, len(theirs)):
-            return
-        if self._board.units.get(found.unit) is not state or not self._others(state):
-            return
-        if True in answers:
-            if found.is_sure:
-                self._tell_of(state, found)
-            return
-        # An answer that never ends is what it may be out for; but it may also be waiting.
-        is_endless = found.what in ENDLESS and not (state.load is not None and state.load.waiting)
-        bad = len(answers) if is_endless else answers.count(False)
-        if found.is_sure:
-            self._take_out(state, found, target, body)
-        elif bad and bad == len(answers):
-            self._take_out(state, found._replace(against=bad + 1, total=bad + 1), target, body)
+    async def _compare(self, state: UnitState, found: Refusing, use: Use, record: _Compared) -> None:
+        first = await self._ask_first(state, found, use)
+        if first is not None:
+            rounds = ENDLESS_ROUNDS if first.is_endless else ROUNDS
+            comparison = await self._ask_pairs(state, found, use, rounds)
+            if comparison.is_worse and self._board.units.get(found.unit) is state and self._others(state):
+                record.wait_s = ASK_AGAIN_S
+                self._take_out(state, found, use, comparison)
+                return
+        record.compared_at = self._now()
+        record.wait_s = min(2.0 * record.wait_s, ASK_AGAIN_MAX_S)
 
-    def _asked(self, state: UnitState, what: str, target: str, body: bytes) -> list[_Asked]:
-        """What shows whether a unit is well: the request that was kept, and plain ones of its kind and of the
-        last kinds in use that the unit serves.
+    async def _ask_first(self, state: UnitState, found: Refusing, use: Use) -> _First | None:
+        """A first answer that is bad, of a unit that serves no other kind; None: it is not worth while to
+        compare it.
         """
-        if state.meets:
-            return []
-        kept = read_object(body)
-        model = kept.get("model")
-        route = find_route(target.partition("?")[0].encode()).name
-        own = Use(route, kept.get("stream") is True, model if isinstance(model, str) else "")
-        if what == REPEATS:
-            return [] if (plain := plain_request(own, _MORE_TOKENS)) is None else [plain]
-        uses = [own, *(use for use in self._board.uses.of(state, self._now()) if use != own)]
-        found = [plain for use in uses[:PLAIN_MAX] if (plain := plain_request(use, _TOKENS)) is not None]
-        return [_Asked(target, shortened(kept)), *found] if kept else found
+        plain = self._question(use, found.what)
+        if plain is None or state.meets:
+            # Half of a pair can be asked nothing alone.
+            return None
+        self._spend(1, found.what)
+        answer = await self._ask(state, plain, ENDLESS_S if found.what in ENDLESS else ANSWER_S)
+        if self._is_bad(state, found.what, answer) is not True:
+            return None
+        uses = [other for other in self._board.uses.of(state, self._now()) if other.route != use.route]
+        for other in uses[:KINDS_MAX]:
+            questions = [self._question(other, "") for _ in range(LACKS_MIN)]
+            answers = await asyncio.gather(*(self._ask(state, each, ANSWER_S) for each in questions if each))
+            if answers and all(answers):
+                return None
+        return _First(is_endless=answer is None)
+
+    async def _ask_pairs(
+        self, state: UnitState, found: Refusing, use: Use, rounds: tuple[int, ...]
+    ) -> Comparison:
+        comparison, shares = Comparison(), dict[str, list[bool]]()
+        number = 0
+        while not comparison.is_over and number < ROUNDS_MAX:
+            size = rounds[min(number, len(rounds) - 1)]
+            number += 1
+            others = self._measures(state, found, shares, size)
+            if not others:
+                break
+            if comparison.evidence < CHEAP:
+                self._spend(2 * len(others), found.what)
+            questions = [self._question(use, found.what) for _ in others]
+            pairs = await asyncio.gather(
+                *(
+                    self._ask_both(state, other, each, found.what)
+                    for other, each in zip(others, questions, strict=True)
+                    if each is not None
+                )
+            )
+            for other, (bad, other_bad) in zip(others, pairs, strict=True):
+                if bad is not None and other_bad is not None:
+                    comparison.add(is_bad=bad, other_is_bad=other_bad)
+                    shares.setdefault(other.unit.name, []).append(other_bad)
+        return comparison
+
+    def _measures(
+        self, state: UnitState, found: Refusing, shares: dict[str, list[bool]], size: int
+    ) -> list[UnitState]:
+        """The other unit of each of so many pairs: first several, then the one that has answered best."""
+        now = self._now()
+
+        def rank(other: UnitState) -> tuple[float, bool, bool]:
+            name, bad = other.unit.name, shares.get(other.unit.name, [])
+            is_doubted = now - self._records.get(name, _NEVER).suspected_at < SUSPECT_S
+            return sum(bad) / max(1, len(bad)), is_doubted, name != found.by
+
+        others = sorted(self._others(state), key=rank)
+        some = others[: 1 if shares else OTHERS_MAX]
+        best = [other for other in some if rank(other)[:2] == rank(some[0])[:2]]
+        return [best[number % len(best)] for number in range(size)] if best else []
+
+    async def _ask_both(
+        self, state: UnitState, other: UnitState, asked: _Asked, what: str
+    ) -> tuple[bool | None, bool | None]:
+        """Whether the answers of two units to one question are bad; None: one has none that could be judged.
+        Neither has much more time than the other has needed.
+        """
+        begun = self._now()
+        both = [asyncio.ensure_future(self._ask(each, asked, ANSWER_S)) for each in (state, other)]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=max(LATER_S, LATER_TIMES * (self._now() - begun)))
+        finally:
+            for task in both:
+                task.cancel()
+        answers = [task.result() if task.done() and not task.cancelled() else None for task in both]
+        return self._is_bad(state, what, answers[0]), self._is_bad(other, what, answers[1])
+
+    def _is_bad(self, state: UnitState, what: str, answer: bool | None) -> bool | None:
+        """Whether an answer is bad. One that does not end may be what it is doubted for, if none waits."""
+        if answer is None and what in ENDLESS and not (state.load is not None and state.load.waiting):
+            return True
+        return None if answer is None else not answer
+
+    def _spend(self, questions: int, what: str) -> None:
+        cost = questions * (_MORE_COST if what == REPEATS else 1.0)
+        self._purse = max(0.0, self._purse - cost)
+
+    def _question(self, use: Use, what: str) -> _Asked | None:
+        self._asked += 1
+        return plain_request(use, _MORE_TOKENS if what == REPEATS else _TOKENS, self._asked)
 
     async def _ask(self, state: UnitState, asked: _Asked, timeout_s: float) -> bool | None:
         """Whether the answer of a unit is good; None: it has none that could be judged."""
@@ -181,36 +258,41 @@ class RefusedWatch:
     # -- out, and back -------------------------------------------------------------------------------------
 
     def _tell_of(self, state: UnitState, found: Refusing) -> None:
-        now, reason = self._now(), found._replace(is_out=False).reason
+        now = self._now()
         state.refusals.pop(found.of, None)
-        state.refusals[found.of] = reason, now
+        state.refusals[found.of] = found.reason, now
         if len(state.refusals) > REFUSALS_MAX:
             del state.refusals[next(iter(state.refusals))]
         if now - self._told.get(found.unit, -TOLD_EVERY_S) >= TOLD_EVERY_S:
             self._told[found.unit] = now
-            self._events.add(Action("refuses", "gate", found.unit, f"{reason}; others get these"))
+            self._events.add(Action("refuses", "gate", found.unit, f"{found.reason}; others get these"))
 
-    def _take_out(self, state: UnitState, found: Refusing, target: str, body: bytes) -> None:
+    def _take_out(self, state: UnitState, found: Refusing, use: Use, by: Comparison) -> None:
         now = self._now()
-        self._out[found.unit] = _Refused(state, found, target, body, now, now + TRY_EVERY_S)
-        self._tell(state, Sign.BAD, Strength.FATAL, found.reason)
+        self._out[found.unit] = _Refused(state, found, use, Recovery(by), now, now + TRY_EVERY_S)
+        reason = (
+            f"refuses what other units serve: {found.what} ({by.bad} of {by.pairs} plain requests of the "
+            f"gate, others {by.others_bad})"
+        )
+        self._tell(state, Sign.BAD, Strength.FATAL, reason)
 
-    def _try_soon(self, name: str, refused: _Refused, now: float) -> None:
-        asked = self._asked(refused.state, refused.found.what, refused.target, refused.body)
-        if asked:
-            timeout_s = SHORT_S if refused.tasks else TIMEOUT_S
-            work = self._try(name, refused, asked[refused.turn % len(asked)], timeout_s)
-            refused.turn += 1
-            task = asyncio.get_running_loop().create_task(work)
-            refused.tasks.add(task)
-            task.add_done_callback(refused.tasks.discard)
-        elif now - refused.since > WITHOUT_S:
-            self._clear(name, f"it is tried again after {WITHOUT_S:.0f} s")
-
-    async def _try(self, name: str, refused: _Refused, asked: _Asked, timeout_s: float) -> None:
-        is_served = await self._ask(refused.state, asked, timeout_s)
-        if is_served and self._out.get(name) is refused:
-            self._clear(name, "it serves what it refused")
+    async def _try(self, name: str, refused: _Refused) -> None:
+        """Ask a unit that is out as long as it answers well."""
+        while self._out.get(name) is refused:
+            plain = self._question(refused.use, refused.found.what)
+            if plain is None:
+                if self._now() - refused.since > WITHOUT_S:
+                    self._clear(name, f"it is tried again after {WITHOUT_S:.0f} s")
+                return
+            answer = await self._ask(refused.state, plain, ANSWER_S)
+            if self._out.get(name) is not refused:
+                return
+            if answer is not None:
+                refused.recovery.add(is_bad=not answer)
+            if refused.recovery.is_mended:
+                self._clear(name, "it answers as other units do")
+            elif not answer:
+                return
 
     def _clear(self, name: str, reason: str) -> None:
         state = self._out[name].state
@@ -218,9 +300,9 @@ class RefusedWatch:
         self._tell(state, Sign.GOOD, Strength.STRONG, reason)
 
     def _drop(self, name: str) -> None:
-        for task in self._out.pop(name).tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
+        task = self._out.pop(name).task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
 
     def _tell(self, state: UnitState, sign: Sign, strength: Strength, reason: str) -> None:
         self._observe(Evidence(state.unit.name, sign, strength, REFUSING_SOURCE, reason, self._now()))
@@ -244,41 +326,48 @@ class _Asked(NamedTuple):
     may_loop: bool = True
 
 
+class _First(NamedTuple):
+    """A first answer that is bad. `is_endless`: it did not end."""
+
+    is_endless: bool
+
+
+@dataclass(slots=True)
+class _Compared:
+    """When a unit was last suspected, and compared, and how long it is left alone then."""
+
+    suspected_at: float = -inf
+    compared_at: float = -inf
+    wait_s: float = ASK_AGAIN_S
+
+
+_NEVER = _Compared()
+
+
 @dataclass(slots=True)
 class _Refused:
     """A unit that is out, and what it is asked."""
 
     state: UnitState
     found: Refusing
-    target: str
-    body: bytes
+    use: Use
+    recovery: Recovery
     since: float
     next_at: float
-    turn: int = 0
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None
+
+    def ended(self, _task: asyncio.Task[None]) -> None:
+        """It was asked."""
+        self.task = None
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; empty: it is none."""
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def shortened(request: dict[str, Any]) -> bytes:
-    """The request for a few tokens."""
-    limits = {name: _TOKENS for name in _LIMITS if name in request}
-    return orjson.dumps({name: value for name, value in request.items() if name != "min_tokens"} | limits)
-
-
-def plain_request(use: Use, tokens: int) -> _Asked | None:
+def plain_request(use: Use, tokens: int, number: int = 0) -> _Asked | None:
     """A request of this kind that any unit serves; None: there is none."""
     api = APIS.get(use.route)
     if api is None or api.is_costly or api.is_form or api.about:
         return None
-    fields = api.body(use.model, "What is the capital of France?", None) or {}
+    text = f"What is the capital of {_CAPITALS_OF[number % len(_CAPITALS_OF)]}?"
+    fields = api.body(use.model, text, None) or {}
     limits = {name: tokens for name in _LIMITS if name in fields}
     stream = {"stream": True} if use.stream and api.streams else {}
     return _Asked(at(api.path, use.model), orjson.dumps(fields | limits | stream), tokens == _TOKENS)
@@ -294,7 +383,3 @@ def is_good(asked: _Asked, reply: Reply) -> bool:
     streams = orjson.loads(asked.body).get("stream") is True
     wrong = shape.why_doubtful(reply.body, is_events=is_events, streams=streams, content_type=content_type)
     return not wrong and (asked.may_loop or not loops(reply.body))
-
-
-OTHERS_MAX, PEER_S = 3, 4.0
-"""So many others are asked the same, where all may be alike, and that much longer."""

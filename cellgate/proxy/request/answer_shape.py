@@ -38,7 +38,7 @@ _SAID = re.compile(
 _REPEATED, _PERIOD, _MANY = 64, 24, 1024
 """So many bytes that come again after at most so many, in a text of so many, are looked at closely."""
 _REPEATED_SHARE = 0.75
-_LOOP = 32
+_LOOP = 16
 _ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
 _BEFOREGENERATED = frozenset(
     (
@@ -146,8 +146,12 @@ def repeats(text: bytes) -> bool:
 
 def loops(answer: bytes) -> bool:
     """Whether a short answer, or stream, ends with one short piece of text again and again."""
-    said = b"".join(_SAID.findall(answer))[-_LOOP:]
-    return len(said) == _LOOP and any(said[n:] == said[:-n] for n in range(1, _LOOP // 3))
+    said = b"".join(_SAID.findall(answer))
+    for period in range(1, _PERIOD + 1):
+        tail = said[-max(_LOOP, 3 * period) :]
+        if len(tail) >= max(_LOOP, 3 * period) and tail[period:] == tail[:-period]:
+            return True
+    return False
 
 
 def _errs(events: bytes) -> bool:

@@ -18,7 +18,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
 from cellgate.router.cost_model import Usage
-from cellgate.router.nouns import Ask, Outcome, Refusal, SplitStep
+from cellgate.router.nouns import Ask, Outcome, Refusal, SplitStep, Use
 from cellgate.router.opinions import Refusing
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -189,11 +189,10 @@ class Resumed(NamedTuple):
 
 
 class Refuses(NamedTuple):
-    """A unit refuses what others serve. `body` is such a request, to `target`; empty: it is not kept."""
+    """A unit refuses what others serve, of this use."""
 
     found: Refusing
-    target: str
-    body: bytes
+    use: Use
 
 
 class ImpossibleUsage(NamedTuple):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import REPEATS
 from cellgate.proxy.request.doubts import (
-    SAMPLE_BYTES,
     able,
     asked_kind,
     drop,
@@ -23,6 +22,7 @@ from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt
 from cellgate.proxy.request.start import find_unit, refuse
+from cellgate.router.board import use_of
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.opinions import Advice, Refusing
 from cellgate.router.unit_state import Lease
@@ -51,7 +51,7 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     if agrees is not None and opinions.same(agrees, unit, kind, what, others=len(others), now=now):
         attempt.is_clients = True
         return _end(exchange, what)
-    step = opinions.doubt(unit, kind, exchange.selection.ask.prompt_bytes, what, asked, now)
+    step = opinions.doubt(unit, kind, what, asked, now)
     if step is Advice.SHOW or not _asks(exchange, what, body, step, others):
         if step is not Advice.SHOW:
             opinions.dropped(unit, kind, is_spent=False)
@@ -91,18 +91,19 @@ def repeated(exchange: Exchange) -> None:
     attempt, opinions = exchange.in_flight(), exchange.gate.opinions
     attempt.doubt, attempt.is_clients = REPEATS, False
     ask, kind, now = exchange.selection.ask, asked_kind(exchange), exchange.gate.now()
-    found = opinions.repeated(attempt.lease.unit, kind, ask.prompt_bytes, REPEATS, ask.fingerprint, now)
+    found = opinions.repeated(attempt.lease.unit, kind, REPEATS, ask.fingerprint, now)
     _tell(exchange, found)
 
 
 def served(exchange: Exchange, lease: Lease) -> None:
     """A good answer begins, while doubts are about: whose word it proves wrong."""
     opinions, kind, size = exchange.gate.opinions, asked_kind(exchange), exchange.selection.ask.prompt_bytes
-    _tell(exchange, opinions.good(lease.unit, kind, size))
+    opinions.good(lease.unit, kind, size)
     doubts, exchange.doubtful = exchange.doubtful, ()
     for each in doubts:
         is_fault = each.what != NO_PATH
-        _tell(exchange, opinions.served(each.unit, kind, size, each.what, is_fault=is_fault))
+        found = opinions.served(each.unit, lease.unit, kind, size, each.what, is_fault=is_fault)
+        _tell(exchange, found)
 
 
 def _end(exchange: Exchange, what: str) -> bool:
@@ -119,6 +120,4 @@ def _end(exchange: Exchange, what: str) -> bool:
 
 def _tell(exchange: Exchange, found: Refusing | None) -> None:
     if found is not None:
-        request = exchange.request
-        body = request.body if exchange.route.json and len(request.body) < SAMPLE_BYTES else b""
-        exchange.gate.reports.send(Refuses(found, request.target.decode("latin-1"), body))
+        exchange.gate.reports.send(Refuses(found, use_of(exchange.selection.ask)))

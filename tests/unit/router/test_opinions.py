@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
+from random import Random
 
 import pytest
 
+from cellgate.router.equals import ERROR, Comparison, Recovery
 from cellgate.router.known_answers import (
     AnswerRecord,
     AnswerTokens,
@@ -38,21 +40,85 @@ def refuse(opinions: Opinions, times: int, kind: Kind = CHAT, size: int = 10) ->
     found = []
     for _ in range(times):
         arrive(opinions, 1, kind, size)
-        opinions.doubt("a", kind, size, "401", 0, 1.0)
-        found.append(opinions.served("a", kind, size, "401", is_fault=True))
+        opinions.doubt("a", kind, "401", 0, 1.0)
+        found.append(opinions.served("a", "b", kind, size, "401", is_fault=True))
         opinions.good("b", kind, size)
-    return [each for each in found if each]
+    return found
 
 
-def test_a_unit_that_refuses_what_others_serve_is_out_once_it_is_known_what_is_asked_for() -> None:
-    found = refuse(Opinions(), 2 * HANDFUL)
-    assert [(each.is_out, each.is_sure) for each in found[:HANDFUL]] == [
-        *[(True, False)] * (HANDFUL - 1),
-        (False, True),
-    ]
-    last = found[-1]
-    assert last == Refusing("a", "401", " of /chat of m", 2 * HANDFUL, 2 * HANDFUL, is_out=True)
-    assert last.reason.startswith("refuses what other units serve: 401 (")
+def test_a_unit_that_refuses_what_others_serve_is_spared_it_after_a_handful() -> None:
+    opinions = Opinions()
+    found = refuse(opinions, HANDFUL)
+    assert [each.is_sure for each in found] == [*[False] * (HANDFUL - 1), True]
+    assert found[-1] == Refusing(
+        "a", "401", " of /chat of m", HANDFUL, HANDFUL, is_apart=True, by="b", arrived=1
+    )
+    assert found[-1].reason == "refuses what other units serve of /chat of m: 401 (5 of 5)"
+    arrive(opinions, 1)  # A trial: it may be mended.
+    assert arrive(opinions, 1) == ("a",)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.3, 0.5, 0.7, 0.95])
+def test_equals_that_refuse_by_chance_are_never_spared_anything_for_long(chance: float) -> None:
+    """Whoever is asked first, whatever the chance is: a client may choose both."""
+    rng, opinions, sure = Random(1), Opinions(), 0
+    for _ in range(4000):
+        arrive(opinions, 1)
+        if rng.random() >= chance:
+            opinions.good("a", CHAT, 10)
+            continue
+        opinions.doubt("a", CHAT, "401", 0, 1.0)
+        if rng.random() < chance:
+            opinions.same("a", "b", CHAT, "401", others=0, now=1.0)
+        else:
+            sure += opinions.served("a", "b", CHAT, 10, "401", is_fault=True).is_sure
+            opinions.good("b", CHAT, 10)
+    assert sure < 40
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.01, 0.2, 0.4, 0.5, 0.6, 0.8, 0.99, 1.0])
+def test_the_mean_evidence_against_an_equal_is_at_most_one_whatever_the_chance_is(chance: float) -> None:
+    mean = 0.0
+    for bad in (False, True):
+        for other in (False, True):
+            comparison = Comparison()
+            comparison.add(is_bad=bad, other_is_bad=other)
+            share = (chance if bad else 1.0 - chance) * (chance if other else 1.0 - chance)
+            mean += share * comparison.evidence
+    assert mean <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize(("worse", "usual"), [(1.0, 0.0), (0.5, 0.0), (1.0, 0.5), (0.8, 0.3)])
+def test_a_unit_that_is_worse_by_half_is_found_and_comes_back_once_it_is_not(
+    worse: float, usual: float
+) -> None:
+    rng, found, pairs = Random(2), 0, 0
+    for _ in range(200):
+        comparison = Comparison()
+        while not comparison.is_over:
+            comparison.add(is_bad=rng.random() < worse, other_is_bad=rng.random() < usual)
+        found += comparison.is_worse
+        pairs += comparison.pairs
+        if comparison.is_worse:
+            recovery, answers = Recovery(comparison), 0
+            while not recovery.is_mended:
+                recovery.add(is_bad=rng.random() < usual)
+                answers += 1
+            assert answers < 100
+    assert found >= 80
+    assert pairs / 200 < 60
+
+
+def test_equals_are_let_go_after_a_few_pairs_and_are_never_found() -> None:
+    rng, pairs = Random(3), 0
+    for number in range(2000):
+        chance, comparison = number % 11 / 10, Comparison()
+        while not comparison.is_over:
+            comparison.add(is_bad=rng.random() < chance, other_is_bad=rng.random() < chance)
+        assert not comparison.is_worse
+        pairs += comparison.pairs
+    assert pairs / 2000 < 6
+    assert ERROR <= 1e-6
 
 
 def test_a_unit_that_lacks_a_feature_is_spared_it_alone_and_long_prompts_that_it_refuses() -> None:
@@ -61,8 +127,8 @@ def test_a_unit_that_lacks_a_feature_is_spared_it_alone_and_long_prompts_that_it
     refuse(opinions, 1, IMAGES)
     opinions.good("a", CHAT, 10)
     found = refuse(opinions, HANDFUL, IMAGES)
-    assert [(each.is_out, each.is_sure) for each in found] == [(False, True)] * 2
-    assert found[0].reason == "refuses what other units serve of /chat of m with images: 401 (5 of 5)"
+    assert found[-1].is_sure
+    assert found[-2].reason == "refuses what other units serve of /chat of m with images: 401 (5 of 5)"
     arrive(opinions, 1, IMAGES)  # A trial: it may be mended.
     assert arrive(opinions, 1, IMAGES) == ("a",)
     assert arrive(opinions, 1) == ()
@@ -76,18 +142,18 @@ def test_a_unit_that_lacks_a_feature_is_spared_it_alone_and_long_prompts_that_it
 
 def test_two_units_that_say_the_same_clear_each_other_and_few_are_asked_again() -> None:
     opinions = Opinions()
-    assert opinions.doubt("a", CHAT, 10, "400", 0, 1.0) is Advice.ASK
+    assert opinions.doubt("a", CHAT, "400", 0, 1.0) is Advice.ASK
     assert opinions.same("a", "b", CHAT, "400", others=0, now=1.0)
     arrive(opinions, 1000)
-    advice = [opinions.doubt("a", CHAT, 10, "400", 0, 2.0) for _ in range(3 * AGAIN)]
+    advice = [opinions.doubt("a", CHAT, "400", 0, 2.0) for _ in range(3 * AGAIN)]
     assert advice.count(Advice.ASK) == 3
     assert arrive(opinions, 1) == ()
 
 
 def test_so_many_units_are_asked_about_one_request_and_in_vain() -> None:
-    assert Opinions().doubt("a", CHAT, 10, "400", OPINIONS_MAX, 1.0) is Advice.SHOW
+    assert Opinions().doubt("a", CHAT, "400", OPINIONS_MAX, 1.0) is Advice.SHOW
     opinions = Opinions()
-    advice = [opinions.doubt("a", Kind("m", f"/{n}"), 10, "400", 0, 1.0) for n in range(20)]
+    advice = [opinions.doubt("a", Kind("m", f"/{n}"), "400", 0, 1.0) for n in range(20)]
     assert advice.count(Advice.ASK) == PURSE
 
 
@@ -102,22 +168,24 @@ def test_a_unit_about_which_nobody_can_be_asked_is_compared_with_its_peers() -> 
     # Units in doubt are not asked about each other until one has served.
     opinions = Opinions()
     for unit in "ab":
-        opinions.doubt(unit, CHAT, 10, "401", 0, 1.0)
+        opinions.doubt(unit, CHAT, "401", 0, 1.0)
     assert opinions.unsure(CHAT, "abc", 1.5) == ["a", "b"]
     opinions.good("b", CHAT, 10)
     assert [opinions.unsure(CHAT, "abc", now) for now in (1.5, 9.0)] == [["a"], []]
 
 
 @pytest.mark.parametrize("others_repeat", [False, True])
-def test_one_token_again_and_again_is_a_fault_where_peers_do_not(others_repeat: bool) -> None:
+def test_one_token_again_and_again_is_looked_at_where_others_do_not_say_so(others_repeat: bool) -> None:
     opinions = Opinions()
-    arrive(opinions, 10)
-    for unit in "cb":
-        opinions.good(unit, CHAT, 10)
-    for unit in "bc" * others_repeat:
-        opinions.repeated(unit, CHAT, 10, "one token", 7, 1.0)
-    found = [opinions.repeated("a", CHAT, 10, "one token", prompt, 1.0) for prompt in (1, 2)]
-    assert [each is not None and each.is_sure for each in found] == [False, not others_repeat]
+    opinions.watching = True
+    for prompt in range(10):
+        for unit in "abc":
+            opinions.good(unit, CHAT, 10)
+            if others_repeat and unit != "a":
+                opinions.repeated(unit, CHAT, "one token", prompt, 1.0)
+    found = [opinions.repeated("a", CHAT, "one token", prompt, 1.0) for prompt in range(10)]
+    assert any(found) is not others_repeat
+    assert opinions.repeated("a", CHAT, "one token", 9, 1.0) is None, "a prompt counts once"
 
 
 # Whose answer to the known prompt is wrong, and who only differs.
