@@ -140,12 +140,15 @@ class RefusedWatch:
     # -- compared with others ------------------------------------------------------------------------------
 
     async def _compare(self, state: UnitState, found: Refusing, use: Use, record: _Compared) -> None:
+        record.spent = 0.0
         first = await self._ask_first(state, found, use)
         if first is not None:
             rounds = ENDLESS_ROUNDS if first.is_endless else ROUNDS
             comparison = await self._ask_pairs(state, found, use, rounds)
             if comparison.is_worse and self._board.units.get(found.unit) is state and self._others(state):
                 record.wait_s = ASK_AGAIN_S
+                # What finds something was well spent, and the next one may be as bad.
+                self._purse = min(PURSE, self._purse + record.spent)
                 self._take_out(state, found, use, comparison)
                 return
         record.compared_at = self._now()
@@ -159,7 +162,7 @@ class RefusedWatch:
         if plain is None or state.meets:
             # Half of a pair can be asked nothing alone.
             return None
-        self._spend(1, found.what)
+        self._spend(1, found.what, self._records[found.unit])
         answer = await self._ask(state, plain, ENDLESS_S if found.what in ENDLESS else ANSWER_S)
         if self._is_bad(state, found.what, answer) is not True:
             return None
@@ -183,7 +186,7 @@ class RefusedWatch:
             if not others:
                 break
             if comparison.evidence < CHEAP:
-                self._spend(2 * len(others), found.what)
+                self._spend(2 * len(others), found.what, self._records[found.unit])
             questions = [self._question(use, found.what) for _ in others]
             pairs = await asyncio.gather(
                 *(
@@ -237,9 +240,10 @@ class RefusedWatch:
             return True
         return None if answer is None else not answer
 
-    def _spend(self, questions: int, what: str) -> None:
-        cost = questions * (_MORE_COST if what == REPEATS else 1.0)
-        self._purse = max(0.0, self._purse - cost)
+    def _spend(self, questions: int, what: str, record: _Compared) -> None:
+        cost = min(self._purse, questions * (_MORE_COST if what == REPEATS else 1.0))
+        self._purse -= cost
+        record.spent += cost
 
     def _question(self, use: Use, what: str) -> _Asked | None:
         self._asked += 1
@@ -334,11 +338,12 @@ class _First(NamedTuple):
 
 @dataclass(slots=True)
 class _Compared:
-    """When a unit was last suspected, and compared, and how long it is left alone then."""
+    """When a unit was last suspected and compared, how long it is left alone then, and what that cost."""
 
     suspected_at: float = -inf
     compared_at: float = -inf
     wait_s: float = ASK_AGAIN_S
+    spent: float = 0.0
 
 
 _NEVER = _Compared()
