@@ -1,4 +1,4 @@
-"""Whether two units are equals: both were asked the same, again and again. Pure.
+"""A comparison of two units that were asked the same, again and again: are they equals? Pure.
 
 Units are equals if their answers are the same function of the request and of chance. How often such an answer
 is bad nobody knows, and it may be another share for each request. An exact test for that, which may be looked
@@ -70,7 +70,7 @@ class Comparison:
         return self.is_worse or self.evidence < GIVE_UP or self.pairs >= PAIRS_MAX
 
 
-class Recovery:
+class Mending:
     """Whether a unit that was worse answers as others do: it comes back once that is far more likely."""
 
     def __init__(self, found: Comparison) -> None:

@@ -10,7 +10,7 @@ tools, a stream). Rules:
    chance, or because somebody asks for it, stay equal. What it refuses of a kind, or of prompts longer than
    the longest that it served, goes to others.
 4. That takes no unit out. It only raises the question, which the gate answers by requests of its own
-   (control/refused_watch.py).
+   (proxy/control/refused_watch.py).
 5. Nobody watches while nothing is doubtful: good answers cost nothing then.
 """
 

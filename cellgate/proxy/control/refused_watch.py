@@ -26,7 +26,7 @@ from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board
-from cellgate.router.equals import Comparison, Recovery
+from cellgate.router.equals import Comparison, Mending
 from cellgate.router.nouns import Evidence, Sign, Strength, Use
 from cellgate.router.opinions import REFUSING_SOURCE, Refusing
 from cellgate.router.unit_state import UnitState
@@ -273,7 +273,7 @@ class RefusedWatch:
 
     def _take_out(self, state: UnitState, found: Refusing, use: Use, by: Comparison) -> None:
         now = self._now()
-        self._out[found.unit] = _Refused(state, found, use, Recovery(by), now, now + TRY_EVERY_S)
+        self._out[found.unit] = _Refused(state, found, use, Mending(by), now, now + TRY_EVERY_S)
         reason = (
             f"refuses what other units serve: {found.what} ({by.bad} of {by.pairs} plain requests of the "
             f"gate, others {by.others_bad})"
@@ -292,8 +292,8 @@ class RefusedWatch:
             if self._out.get(name) is not refused:
                 return
             if answer is not None:
-                refused.recovery.add(is_bad=not answer)
-            if refused.recovery.is_mended:
+                refused.mending.add(is_bad=not answer)
+            if refused.mending.is_mended:
                 self._clear(name, "it answers as other units do")
             elif not answer:
                 return
@@ -356,7 +356,7 @@ class _Refused:
     state: UnitState
     found: Refusing
     use: Use
-    recovery: Recovery
+    mending: Mending
     since: float
     next_at: float
     task: asyncio.Task[None] | None = None

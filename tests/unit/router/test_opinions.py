@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from cellgate.router.equals import ERROR, Comparison, Recovery
+from cellgate.router.equals import ERROR, Comparison, Mending
 from cellgate.router.known_answers import (
     AnswerRecord,
     AnswerTokens,
@@ -100,7 +100,7 @@ def test_a_unit_that_is_worse_by_half_is_found_and_comes_back_once_it_is_not(
         found += comparison.is_worse
         pairs += comparison.pairs
         if comparison.is_worse:
-            recovery, answers = Recovery(comparison), 0
+            recovery, answers = Mending(comparison), 0
             while not recovery.is_mended:
                 recovery.add(is_bad=rng.random() < usual)
                 answers += 1
