@@ -203,7 +203,7 @@ class RealtimeSession:
         assert self._lease is not None
         assert self._unit is not None
         pool = self._gate.pool(self._lease.unit_state)
-        failure = connect_failure(task.exception(), f"{pool.host}:{pool.port}")
+        failure = connect_failure(task.exception(), f"{pool.host}:{pool.port}", pool.lookups)
         if failure is not None:
             self._failed(failure)
             return

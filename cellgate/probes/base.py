@@ -53,6 +53,8 @@ class Trouble(Enum):
     """The unit answered garbage, too much, or closed early."""
     OWN = "own"
     """The gate's own fault: descriptors, buffers, resolver."""
+    NAME = "name"
+    """Its name is not found, and those of others are: no connection can be made, which proves no more."""
 
 
 class FetchError(Exception):

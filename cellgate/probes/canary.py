@@ -573,7 +573,7 @@ def _usual_s(context: ProbeContext) -> float:
 def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     if trouble is Trouble.REFUSED:
         return Sign.BAD, Strength.FATAL
-    if trouble is Trouble.OWN or (trouble is Trouble.TIMEOUT and excused):
+    if trouble in (Trouble.OWN, Trouble.NAME) or (trouble is Trouble.TIMEOUT and excused):
         return Sign.NEUTRAL, Strength.WEAK
     return Sign.BAD, Strength.STRONG
 

@@ -38,6 +38,8 @@ _TROUBLES: dict[Trouble, _Weight] = {
     Trouble.TIMEOUT: (Sign.BAD, Strength.WEAK),
     Trouble.BROKEN: (Sign.BAD, Strength.WEAK),
     Trouble.OWN: _NOTHING,
+    # Suspect at once; a canary says nothing of it (probes/canary.py), so never more than that.
+    Trouble.NAME: (Sign.BAD, Strength.STRONG),
 }
 _NOT_THERE = frozenset({404, 405})
 _ASKS_MORE = _NOT_THERE | {503}
@@ -296,6 +298,7 @@ _GATE_TROUBLES: dict[Trouble, _Weight] = {
     Trouble.TIMEOUT: _BAD,
     Trouble.BROKEN: _BAD,
     Trouble.OWN: _NOTHING,
+    Trouble.NAME: _NOTHING,
 }
 _NOT_USABLE = frozenset({404, 503})
 

@@ -11,7 +11,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from cellgate.proxy.config.settings import (
     Reload,
     Settings,
     after_reload,
+    changes_of_reload,
 )
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.explain import RoutingExplain
@@ -62,10 +63,12 @@ from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
 from cellgate.proxy.observe.defects import DEFECTS, report_defect
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import AccessLogMetrics, AgentCheckMetrics
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import configure, log_line
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
+from cellgate.proxy.process.certificates import CertificateMetrics, Expiry, trouble_of
 from cellgate.proxy.process.listeners import gate_name
 from cellgate.proxy.process.memory import Garbage, calm_the_collector, return_large_blocks, slow_build
 from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
@@ -130,6 +133,9 @@ class App:
         self._gate = gate_name()
         self._parts: list[Part] = []
         self._operator = self._make_operator() if settings.has_operator else None
+        self._refused: tuple[str, ...] = ()
+        plane.helpers.watch(self._tls_and_configuration)
+        plane.metrics.include(CertificateMetrics(self._expiries))
         self._admin = AdminPort(self._view(), shared_status, tls.admin)
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
@@ -274,17 +280,37 @@ class App:
             try:
                 settings = await asyncio.to_thread(self._reload)
             except ConfigError as error:
+                self._refused = tuple(error.problems)
                 signals.refused("configuration", *error.problems)
+                self._plane.events.add(Action("reload_refused", by, detail=_first_of(self._refused)))
                 raise
+            self._refused = ()
+            others = changes_of_reload(self._settings, settings)
             self._settings = after_reload(self._settings, settings)
             self._secrets = WatchedFiles(settings.secret_files)
             self._tls.take(settings.tls)
             self._core.take_settings(self._settings)
-            changed = self._plane.reload(settings, by)
+            changed = self._plane.reload(settings, by, others)
             self._take_remedies(settings)
             self._starter.reloaded()
             signals.taken("configuration")
             return changed
+
+    def _expiries(self) -> list[Expiry]:
+        ends = self._plane.reach.certificate_ends()
+        return [*self._tls.expiries, *(Expiry(f"unit {unit}", "", end) for unit, end in ends.items())]
+
+    def _tls_and_configuration(self) -> dict[str, HelperTrouble | None]:
+        """What is wrong with certificates, those of units as well, and with the file as it is now."""
+        wall, refused = time.time(), None
+        if self._refused:
+            said = f"the file was refused, and what was in use stays: {_first_of(self._refused)}"
+            refused = HelperTrouble(said, has_event=True)
+        found = {**self._tls.troubles(), "configuration": refused}
+        ends = self._plane.reach.certificate_ends()
+        for unit, end in ends.items():
+            found[f"unit {unit}"] = trouble_of(Expiry(f"unit {unit}", "", end), wall)
+        return found
 
     def _take_remedies(self, settings: Settings) -> None:
         if self._operator is None and settings.remedies:
@@ -331,6 +357,7 @@ class App:
         return AdminView(
             board=plane.board,
             events=plane.events,
+            troubles=plane.helpers.shown,
             metrics=plane.metrics,
             now=plane.now,
             stopping=plane.is_stopping,
@@ -375,6 +402,12 @@ class OperatorPart(Protocol):
     async def close(self) -> None: ...
     def roll(self) -> dict[str, Any] | None: ...
     def pages(self) -> Mapping[str, PageHandler]: ...
+
+
+def _first_of(problems: Sequence[str]) -> str:
+    """The first problem, and how many more there are."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}"
 
 
 class Core(Protocol):

@@ -62,7 +62,7 @@ from prometheus_client import Metric as Family
 from cellgate import VERSION
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import ContinuationResult, Metrics
+from cellgate.proxy.observe.counters import EXPORTS, ContinuationResult, Metrics, tally
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.log import Level, log_line
 from cellgate.proxy.request.ports import TracedRequest
@@ -418,6 +418,7 @@ class CollectorLink:
         except Exception as error:
             _WORDS.said.text = repr(error)
             accepted = False
+        tally(EXPORTS, self._what, "sent" if accepted else "dropped")
         if accepted:
             if self._lost:
                 again = f"accepts {self._what} again; at least {self._lost} were lost"

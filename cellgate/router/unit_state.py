@@ -57,6 +57,8 @@ class InRotation:
         self._case, self._models = case, models
         self.is_healthy_unchanged = ignores_good_evidence(case)
         self._drained = self.retired = False
+        self.drained_at = self.slow_since = 0.0
+        """When it was drained, and found to be slow; 0: before this process."""
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
         self._risen_at = 0.0

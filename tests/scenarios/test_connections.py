@@ -112,16 +112,30 @@ async def test_nobody_waits_for_the_gate_for_long(stage: Stage) -> None:
 
 @played(Stage)
 async def test_a_resolver_that_fails_is_not_held_against_the_unit(stage: Stage) -> None:
-    stage.world.net.fail_resolver("a")
+    for name in ("a", "b"):
+        stage.world.net.fail_resolver(name)
+    await asyncio.sleep(10.0)
     for _ in range(10):
+        refused = [visit for visit in await stage.crowd(20) if not visit.is_answered]
+        assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
+        await asyncio.sleep(3.0)
+    assert refused
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+@played(Stage)
+async def test_a_unit_whose_name_alone_is_not_found_is_suspect_and_never_more(stage: Stage) -> None:
+    """Neither is it a fault of its engine that a restart could heal."""
+    stage.world.net.fail_resolver("a")
+    for _ in range(20):
         assert all(visit.is_answered for visit in await stage.crowd(20))
         await asyncio.sleep(3.0)
-    stage.world.net.fail_resolver("b")
-    await asyncio.sleep(10.0)
-    refused = [visit for visit in await stage.crowd(20) if not visit.is_answered]
-    assert refused
-    assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
-    assert stage.flips("a") == stage.flips("b") == ["up"]
+    assert stage.flips("a") == ["up", "suspect"]
+    assert "DNS does not find a " in stage.told("flip")[-1]["reason"]
+    stage.world.net.heal()
+    await asyncio.sleep(5.0)
+    assert stage.flips("a") == ["up", "suspect", "up"]
+    assert stage.flips("b") == ["up"]
 
 
 @played(Stage, units=1)

@@ -106,6 +106,7 @@ SHOWN = {
     "odd_answers": False,
     "build": {"fingerprint": "", "version": "", "other_builds": []},
     "since_s": 2.0,
+    "standing_s": 2.0,
     "reason": "connection refused (source request)",
     "evidence": [
         {

@@ -31,7 +31,9 @@ from cellgate.proxy.observe.exposition import (
     PoolMetrics,
     Traffic,
 )
+from cellgate.proxy.observe.helpers import Helpers
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
+from cellgate.proxy.process.certificates import CertificateMetrics, Expiry
 from cellgate.proxy.redis.link import RedisLink, RedisMetrics
 from cellgate.proxy.workers.control_process import WorkerMetrics, Workers, WorkerTotals
 from cellgate.router.board import Board
@@ -88,6 +90,11 @@ def exposed() -> list[Family]:
     metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
     board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
     metrics.include(NodeFactsMetrics(board))
+    helpers = Helpers(events, float)
+    helpers.watch(lambda: {"Redis": None})
+    helpers.look()
+    metrics.include(helpers)
+    metrics.include(CertificateMetrics(lambda: [Expiry("tls.cert", "a.pem", 1.0)]))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): True}))
     agent = HaproxyAgent(board, float, lambda: False, lambda _: True, Balancers())
     capacity, starts = Capacity(board, lambda _: None, float), Starts(board, lambda _: None)

@@ -203,7 +203,8 @@ class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
     seconds a probe looks again, None when it does not; `queue_size` is how many requests wait for a unit;
     `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct;
-    `history` is History.shown; `reload` reads the configuration again for a caller, returns what changed and
+    `history` is History.shown; `troubles` is Helpers.shown;
+    `reload` reads the configuration again for a caller, returns what changed and
     raises ConfigError; `needs_tls`: callers of other machines have to use TLS;
     `roll` is the one under way, or the last one; `pages` are what extras answer, by path.
     """
@@ -223,6 +224,7 @@ class AdminView:
     full: Callable[[], bool] = bool
     conduct: Conduct | None = None
     history: Callable[[], dict[str, Any]] = dict
+    troubles: Callable[[], list[dict[str, Any]]] = list
     reload: Callable[[str], Awaitable[str]] | None = None
     needs_tls: Callable[[], bool] = bool
     roll: Callable[[], dict[str, Any] | None] = lambda: None
@@ -507,7 +509,8 @@ class _Admin:
         glance = status(
             view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping(), roll=view.roll()
         )
-        return reply(orjson.dumps(glance | {"models": reduced(view.capacity())}))
+        more = {"models": reduced(view.capacity()), "troubles": view.troubles()}
+        return reply(orjson.dumps(glance | more))
 
     async def models(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """How many units serve each model, who is missing, and why."""

@@ -19,6 +19,7 @@ from cellgate.proxy.ingress.reasons import (
     present_reason,
     rotation_of,
     shortcomings,
+    standing_since,
     unseen_nodes,
     why,
 )
@@ -27,7 +28,7 @@ from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
-from cellgate.router.nouns import Case, Evidence, Hold, Load, Rules, Sign, Verdict
+from cellgate.router.nouns import AGENT, Case, Evidence, Hold, Load, Rules, Sign, Verdict
 from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
@@ -49,6 +50,7 @@ def unit_view(state: UnitState, now: float) -> dict[str, Any]:
         "odd_answers": state.has_odd_answers(),
         "build": build_view(state),
         "since_s": _age(state.case.since, now),
+        "standing_s": _age(standing_since(state), now),
         "reason": why(state),
         "evidence": [_evidence(e, now) for e in _behind(state.case)],
         "in_flight": state.in_flight,
@@ -248,13 +250,14 @@ def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str
         "degraded": round(state.outlier.degraded, 3),
         "odd_answers": state.has_odd_answers(),
         "remarks": [*remarks(state), *avoided_links],
-        "since_s": round(moment.now - state.case.since, 1),
+        "since_s": round(moment.now - standing_since(state), 1),
         "reason": why(state),
         "advice": "" if is_well else next(advice(state, rotation), ""),
         "in_flight": state.in_flight,
         "max_in_flight": unit.max_in_flight,
         "load_s": round(load_s(state, moment.now), 3),
         "kv_use": None if load is None else round(load.kv_use, 3),
+        "load_age_s": None if load is None else round(moment.now - load.at, 1),
         "models": sorted(state.models)[:MODELS_SHOWN],
         "nodes": _nodes(state),
     }
@@ -467,7 +470,7 @@ def _heard(state: UnitState, moment: Moment) -> list[str]:
     ]
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
-        each = (f"{_source(w.node, w.source)} ({_when(w, state, moment)})" for w in good)
+        each = (f"{_source(w.node, w.source)} ({_good_since(w, state, moment)})" for w in good)
         lines.append(f"Last good evidence: {', '.join(each)}.")
     return lines
 
@@ -495,6 +498,13 @@ def _when(evidence: Evidence, state: UnitState, moment: Moment) -> str:
     restarted = state.case.restarted
     old = ", before its restart" if restarted is not None and evidence.at < restarted[1] else ""
     return f"{moment.ago(evidence.at)} ago{old}"
+
+
+def _good_since(evidence: Evidence, state: UnitState, moment: Moment) -> str:
+    """An agent sends its beats all the time, and evidence when something has changed."""
+    if evidence.source == AGENT:
+        return f"for {moment.ago(evidence.at)}"
+    return _when(evidence, state, moment)
 
 
 def _source(node: str | None, source: str) -> str:

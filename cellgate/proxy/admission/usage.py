@@ -19,6 +19,7 @@ from cellgate.proxy.admission.limits import DoorCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import KeyRing
 from cellgate.proxy.observe.access_log import LineLog
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line, utc
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class Accounting:
         self._follower = KeyFollower(keys.file, self._take, self._refused)
         self._path = keys.file
         self._has_keys = False
+        self._problems: tuple[str, ...] = ()
+
+    def troubles(self) -> Mapping[str, HelperTrouble | None]:
+        """Whether the file of keys was taken when it last changed."""
+        if not self._problems:
+            return {"keys": None}
+        more = f" and {len(self._problems) - 1} more" if len(self._problems) > 1 else ""
+        said = f"the file of keys has a mistake, and the keys stay as they were: {self._problems[0]}{more}"
+        return {"keys": HelperTrouble(said, has_event=True)}
 
     def begin(self) -> None:
         """Read the keys, and follow their file."""
@@ -86,14 +96,14 @@ class Accounting:
         self.ledger.take(ring)
         if self.door is not None:
             self.door.take(ring)
-        self.counts.is_stale = False
+        self.counts.is_stale, self._problems = False, ()
         if self._has_keys:
             detail = f"{self._path}: {len(ring.keys)} keys, {len(ring.tenants)} tenants"
             self._events.add(Action("keys_taken", self._path, detail=detail))
         self._has_keys = True
 
     def _refused(self, problems: tuple[str, ...]) -> None:
-        self.counts.is_stale = True
+        self.counts.is_stale, self._problems = True, problems
         for problem in problems:
             self._events.add(Action("keys_refused", self._path, detail=problem))
 

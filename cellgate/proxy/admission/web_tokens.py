@@ -19,6 +19,7 @@ from jwt.types import Options
 from cellgate.proxy.admission.keys import end_task
 from cellgate.proxy.config.key_file import Key, KeyRing
 from cellgate.proxy.config.settings import JwtSettings
+from cellgate.proxy.observe.counters import JWKS, tally
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.observe.text import one_line
 
@@ -127,6 +128,7 @@ class WebTokens:
         if self._is_lost:
             log_line("info", f"keys of JSON Web Tokens: {self._settings.jwks_url} answers again")
         self._is_lost = False
+        tally(JWKS, "fetched")
         if _material(keys) != _material(self._keys):
             # A key that was withdrawn must not live on in what it has signed.
             self._verified.clear()
@@ -140,6 +142,7 @@ class WebTokens:
                 "error", f"keys of JSON Web Tokens: {where} is no set of keys ({why}); the old ones hold"
             )
         self._is_lost = True
+        tally(JWKS, "failed")
 
 
 def _material(keys: PublicKeys) -> dict[str | None, object]:

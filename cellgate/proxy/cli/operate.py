@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -53,6 +54,9 @@ def run_units(args: argparse.Namespace) -> int:
             _watch(args.admin, args.output, units)
     else:
         print(units_table(units, wide=args.output == "wide"))
+        with suppress(CommandError):
+            for each in admin_client.status(args.admin).get("troubles", ()):
+                print(shown(f"{each['helper']}: {each['says']}"), file=sys.stderr)
     return 0
 
 

@@ -213,10 +213,19 @@ def _unit_row(unit: Mapping[str, Any]) -> list[str]:
         str(unit["name"]),
         str(unit["cell"]),
         verdict(unit),
-        duration(unit["since_s"]),
+        duration(unit["standing_s"]),
         f"{unit['in_flight']} of {unit['max_in_flight']}",
-        f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
+        f"{load['running']}/{load['waiting']}{aged(load['age_s'])}" if (load := unit["load"]) else "-",
     ]
+
+
+OLD_S = 5.0
+"""What an engine said of itself is shown with its age from then on."""
+
+
+def aged(age_s: float) -> str:
+    """How old a figure is, where that matters."""
+    return f" ({duration(age_s)} old)" if age_s >= OLD_S else ""
 
 
 def _wide_row(unit: Mapping[str, Any]) -> list[str]:

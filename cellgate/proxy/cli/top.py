@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cellgate.proxy.cli import admin_client
-from cellgate.proxy.cli.terminal import CommandError, add_admin, shown
+from cellgate.proxy.cli.terminal import CommandError, add_admin, aged, shown
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.observe.text import duration
 
@@ -61,6 +61,7 @@ _NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "uns
 ROLLED_SHOWN = 6
 """Units of a roll that have a line."""
 _ROLL_STYLES = {"running": "blue", "paused": "bold yellow", "stopped": "bold red"}
+_WEIGHTS = {"grave": "bold red", "lost": "bold yellow", "soon": "yellow"}
 _AT_REST = ("waiting", "done", "skipped")
 
 Glance = Mapping[str, Any]
@@ -113,7 +114,7 @@ def frame(
     last = [_line(Text(shown(event["line"]))) for event in reversed(events[-EVENTS_SHOWN:])]
     units = sorted(glance["units"], key=_rank)
     blocks = _blocks(units)
-    rolled = _roll(glance.get("roll"))
+    rolled = [*helper_lines(glance), *_roll(glance.get("roll"))]
     room = height - _FRAME_LINES - len(last) - bool(trouble) - len(rolled)
     # The first block is the head of the table, which is there in any case.
     fits = max(1, sum(lines <= room for lines in accumulate(map(len, blocks))))
@@ -149,6 +150,14 @@ def _summary(glance: Glance, place: str) -> Text:
     if glance["stopping"]:
         text.append("  stopping", "bold red")
     return text
+
+
+def helper_lines(glance: Glance) -> list[Text]:
+    """What is wrong beside the units, a line each."""
+    return [
+        _line(Text(shown(f"{each['helper']}: {each['says']}"), _WEIGHTS[each["weight"]]))
+        for each in glance.get("troubles", ())
+    ]
 
 
 def _roll(roll: Glance | None) -> list[Text]:
@@ -187,7 +196,7 @@ def _cells(unit: Glance, scale_s: float) -> list[Text]:
         Text(duration(unit["since_s"])),
         _bar(unit["load_s"], scale_s),
         Text(f"{unit['in_flight']}/{unit['max_in_flight']}"),
-        Text("" if unit["kv_use"] is None else f"{unit['kv_use']:.0%}"),
+        Text("" if unit["kv_use"] is None else f"{unit['kv_use']:.0%}{aged(unit['load_age_s'])}"),
         Text(_cut(shown(unit["cell"]))),
         _nodes(unit["nodes"]),
     ]

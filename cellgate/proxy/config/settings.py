@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from cellgate.proxy.config.sources import Source
 from cellgate.router.known_answers import KnownAnswerRules
-from cellgate.router.nouns import FIXED, Fleet, Rules
+from cellgate.router.nouns import FIXED, Fleet, Rules, Unit
 from cellgate.router.queue import FairRules
 
 KIB = 1024
@@ -289,6 +289,34 @@ OF_REQUESTS = tuple(each.name for each in fields(Settings) if each.metadata == B
 def after_reload(running: Settings, fresh: Settings) -> Settings:
     """The settings of a running gate, with what a reload may replace from those that were read again."""
     return replace(running, **{name: getattr(fresh, name) for name in (*OF_UNITS, *OF_REQUESTS)})
+
+
+def changes_of_reload(running: Settings, fresh: Settings) -> str:
+    """What a reload changes beside units, and what it leaves until a new process; empty: nothing."""
+    others = [
+        each.name for each in fields(Settings) if getattr(running, each.name) != getattr(fresh, each.name)
+    ]
+    taken = [name for name in others if name in OF_REQUESTS]
+    left = [name for name in others if name not in (*OF_REQUESTS, *OF_UNITS)]
+    said = [f"{', '.join(taken)} changed"] if taken else []
+    if left:
+        said.append(
+            f"NOT taken: {', '.join(left)}: only a new process does that (kill -USR2; docs/restart.md)"
+        )
+    return "; ".join(said)
+
+
+def changes_of_unit(before: Unit, after: Unit) -> str:
+    """What of a unit is configured otherwise now, for a person; empty: nothing. Never a key."""
+    changed = [each.name for each in fields(Unit) if getattr(before, each.name) != getattr(after, each.name)]
+    shown = (
+        f"{name} {getattr(before, name)} -> {getattr(after, name)}" if name in _NUMBERS else name
+        for name in changed
+    )
+    return f"{after.name}: {', '.join(shown)}" if changed else ""
+
+
+_NUMBERS = ("max_in_flight", "weight", "cell", "role")
 
 
 Reload = Callable[[], Settings]

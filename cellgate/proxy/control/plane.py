@@ -21,7 +21,7 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
-from cellgate.proxy.config.settings import Peers, Settings, secret_of
+from cellgate.proxy.config.settings import Peers, Settings, changes_of_unit, secret_of
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
 from cellgate.proxy.control.comparisons import Comparisons
@@ -53,6 +53,7 @@ from cellgate.proxy.observe.exposition import (
     TallyMetrics,
     Traffic,
 )
+from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics, SplitMetrics
 from cellgate.proxy.process.signals import Ticker
@@ -62,6 +63,7 @@ from cellgate.router.pick import Router
 from cellgate.router.queue import Queue
 from cellgate.router.unit_state import Lease, UnitState
 
+UNCHANGED = "no unit added, removed or changed"
 MODELS_AGAIN_S = 2.0
 """Requests for unknown models make units list their models at most this often."""
 
@@ -95,7 +97,7 @@ class Plane:
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
-        self.reach = self._make_reach(unit_tls)
+        self.reach, self.helpers = self._make_reach(unit_tls), self._make_helpers()
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)
         self.answer_check = self._make_answer_check()
@@ -144,6 +146,12 @@ class Plane:
             on_broken=self.suspect_restart,
             on_gate_fault=self.gate_fault,
         )
+
+    def _make_helpers(self) -> Helpers:
+        helpers = Helpers(self.events, self.now)
+        for helper in counted_helpers(self.settings, self.metrics.workers_tallies):
+            helpers.watch(helper.ask)
+        return helpers
 
     def _make_hold_watch(self) -> HoldWatch:
         watch = HoldWatch(
@@ -204,6 +212,7 @@ class Plane:
             return None
         accounting = Accounting(settings.keys, settings.usage_log, self.events, self._configured_models)
         self.metrics.include(accounting.counts)
+        self.helpers.watch(accounting.troubles)
         self.ticker.looks.append(accounting.tick)
         return accounting
 
@@ -226,7 +235,7 @@ class Plane:
         self.metrics.include(AnswerMetrics(self.board, self.answer_check))
         self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing)
-        for collector in (self.scaling, self.capacity, self.starts):
+        for collector in (self.scaling, self.capacity, self.starts, self.helpers):
             self.metrics.include(collector)
         self.metrics.include(SplitMetrics(self.board, self.link_watch))
 
@@ -247,6 +256,7 @@ class Plane:
             self.capacity.tick,
             self.starts.tick,
             self._look_at_queue,
+            self.helpers.tick,
             self._page.tick,
         )
 
@@ -334,6 +344,7 @@ class Plane:
     def configure(self, fleet: Fleet) -> str:
         """Apply a fleet while requests in flight continue; returns what changed, as text."""
         old = {state.unit.name: state for state in self.board}
+        before = {name: state.unit for name, state in old.items()}
         fleet, (added, removed, probed_again) = self.replacement.configure(fleet, self.now())
         for unit in removed:
             self.prober.stop(unit.name)
@@ -350,11 +361,15 @@ class Plane:
         names += [f"{u.name} has other probes now" for u in probed_again]
         if kept := sum(state.kept is not None for state in self.board):
             names.append(f"{kept} no longer configured {'is' if kept == 1 else 'are'} kept")
-        return ", ".join(names) or "no unit added or removed"
+        same = ((before.get(u.name, u), u) for u in fleet.units if before.get(u.name, u).url == u.url)
+        changed = [words for one, other in same if (words := changes_of_unit(one, other))]
+        return "; ".join([", ".join(names), *changed] if names else changed) or UNCHANGED
 
     def set_drain(self, unit: str, drained: bool) -> bool:
         """Drain or undrain a unit for an operator; False when there is no such unit."""
         known = self.board.drain(unit, drained=drained)
+        if known:
+            self.board.units[unit].drained_at = self.now()
         self._publish_soon()
         self.room()
         self.on_units(True)
@@ -366,9 +381,12 @@ class Plane:
         if view.apply(self.board):
             self._units_changed()
 
-    def reload(self, settings: Settings, by: str) -> str:
-        """Apply the units of a configuration that `by` had read again; returns what changed, as text."""
+    def reload(self, settings: Settings, by: str, others: str = "") -> str:
+        """Apply the units of a configuration that `by` had read again; returns what changed, as text.
+        `others`: what changed beside units.
+        """
         changed = self.take_over(settings)
+        changed = f"{changed}; {others}" if others else changed
         self.events.add(Action("reload", by, detail=changed))
         return changed
 

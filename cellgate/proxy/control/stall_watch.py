@@ -171,6 +171,8 @@ class StallWatch:
 
     def _report_outlier(self, state: UnitState) -> None:
         degraded, name = state.outlier.degraded, state.unit.name
+        if not state.slow_since or not degraded:
+            state.slow_since = self._now() if degraded else 0.0
         if not degraded:
             self._report("recovered", name, "its tokens are as fast as those of the others")
             return

@@ -28,6 +28,7 @@ from cellgate.proxy.discovery.sources import FOLLOW
 from cellgate.proxy.discovery.varying import VaryingAnswers
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit, Verdict
 
 PAUSE_MAX_S = 5.0
@@ -74,6 +75,18 @@ class Discovery:
     def connected(self) -> dict[str, bool]:
         """Whether each source works now, by title."""
         return {one.source.title: one.up for one in self._followed}
+
+    def troubles(self) -> Mapping[str, HelperTrouble | None]:
+        """What is wrong with each source, by title. A source that has yet to answer is not there."""
+        return {
+            one.source.title: HelperTrouble(
+                f"{one.lost}; {_stays(one.found or self._before)}", has_event=True
+            )
+            if one.lost
+            else None
+            for one in self._followed
+            if one.lost or one.found is not None
+        }
 
     async def close(self) -> None:
         """Stop following; the units stay."""
@@ -124,9 +137,8 @@ class Discovery:
 
     def _lost(self, one: _Followed, reason: str) -> None:
         if not one.lost:
-            count = len((one.found or self._before).units)
-            stays = f"its last {count} units are kept" if count else "it has given no units yet"
-            self._tell("source_lost", f"{one.source.title}: {reason}; {stays}, and it is retried")
+            stays = _stays(one.found or self._before)
+            self._tell("source_lost", f"{one.source.title}: {reason}; {stays}")
         one.lost = reason
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -179,6 +191,13 @@ class Discovery:
 
     def _tell(self, kind: ActionKind, detail: str) -> None:
         self._world.tell(Action(kind, "discovery", detail=detail))
+
+
+def _stays(found: Found) -> str:
+    """What the gate does without a source that had found this."""
+    count = len(found.units)
+    stays = f"its last {count} units are kept" if count else "it has given no units yet"
+    return f"{stays}, and it is retried"
 
 
 class _Against(NamedTuple):
@@ -334,6 +353,7 @@ def discover(plane: Plane, feed: Feed) -> Part:
     follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
     discovery = Discovery(_PlaneWorld(plane), random.Random(), follow)
     plane.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
+    plane.helpers.watch(discovery.troubles)
     plane.take_over(plane.settings)
     plane.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
     return Part(discovery.close, metrics=DiscoveryMetrics(discovery))

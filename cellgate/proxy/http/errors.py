@@ -104,6 +104,7 @@ class FailureKind(Enum):
     NO_UNIT = "no_unit"
     NO_MEMORY = "no_memory"
     NO_RESOURCES = "no_resources"
+    UNKNOWN_NAME = "unknown_name"
     NO_CONTROL_PROCESS = "no_control_process"
     GUARDRAIL_FAILED = "guardrail_failed"
     EVICTED = "evicted"
@@ -183,6 +184,8 @@ TABLE: dict[FailureKind, FailureRow] = {
         Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1
     ),
     FailureKind.NO_RESOURCES: _gate(503, retryable=True),
+    # Nobody can say whether the unit works: readiness makes it suspect, and never more (probes/readiness.py).
+    FailureKind.UNKNOWN_NAME: _gate(503, retryable=True),
     FailureKind.NO_CONTROL_PROCESS: _gate(503),
     FailureKind.GUARDRAIL_FAILED: _gate(503),
     FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
@@ -222,6 +225,8 @@ TABLE: dict[FailureKind, FailureRow] = {
 }
 UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTROL_PROCESS)
 """A request that fails like this was charged nothing, so nothing is given back."""
+NOT_CONNECTED = (FailureKind.NO_RESOURCES, FailureKind.UNKNOWN_NAME)
+"""Without another unit the same one is tried again for a moment: the cause may pass."""
 
 
 @dataclass(frozen=True, slots=True)

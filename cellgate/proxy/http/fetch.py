@@ -20,6 +20,7 @@ from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Tro
 from cellgate.probes.runner import Agenda
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import RANK_FIELD
+from cellgate.proxy.http.names import Lookups
 from cellgate.proxy.http.reply import ReplyHead, UsualReply, usual_reply
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import (
@@ -44,6 +45,7 @@ _TROUBLES = {
     FailureKind.UNREACHABLE: Trouble.UNREACHABLE,
     FailureKind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
     FailureKind.NO_RESOURCES: Trouble.OWN,
+    FailureKind.UNKNOWN_NAME: Trouble.NAME,
     FailureKind.EVICTED: Trouble.OWN,
     FailureKind.INTERNAL: Trouble.OWN,
 }
@@ -461,6 +463,7 @@ class UnitNet:
         connect_timeout_s: float,
         tls: MakeTls | None,
         read_scheduler: ReadScheduler | None = None,
+        lookups: Lookups | None = None,
         deadlines: Agenda | None = None,
         on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -469,6 +472,7 @@ class UnitNet:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._read_scheduler = read_scheduler
+        self._lookups = lookups or Lookups(loop)
         self._deadlines = deadlines or Agenda(loop)
         self._on_gate_fault = on_gate_fault
         self._pools: dict[str, Pool] = {}
@@ -505,7 +509,7 @@ class UnitNet:
                 transport, protocol = await self._loop.create_connection(factory, host.strip("[]"), int(port))
         except Exception as error:
             late = isinstance(error, TimeoutError) and self._loop.time() > deadline + LATE_S
-            failure = connect_failure(GateStalledError() if late else error, address)
+            failure = connect_failure(GateStalledError() if late else error, address, self._lookups)
             assert failure is not None
             if failure.kind is FailureKind.REFUSED:
                 self._heard()
@@ -550,6 +554,7 @@ class UnitNet:
             connect_timeout_s=connect_timeout_s,
             tls=self._tls,
             read_scheduler=self._read_scheduler,
+            lookups=self._lookups,
             on_gate_fault=self._on_gate_fault,
         )
 
@@ -598,6 +603,7 @@ class Reach(UnitPools):
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self.tls,
                 read_scheduler=self._read_scheduler,
+                lookups=self.lookups,
                 deadlines=self._deadlines,
                 on_gate_fault=self._on_gate_fault,
             )

@@ -25,9 +25,10 @@ from urllib.parse import urlsplit
 from cellgate.probes.engines import CLOSING
 from cellgate.probes.readiness import VIA_GATE, name_there
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.config.settings import gates_token
+from cellgate.proxy.config.settings import gates_token, is_address
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import TOKEN_FIELD, UNIT_FIELD
+from cellgate.proxy.http.names import Lookups
 from cellgate.proxy.http.reply import ReplyReader, UsualReply
 from cellgate.proxy.http.sse import ABORT
 from cellgate.proxy.http.turns import PIECE_BYTES, ReadScheduler
@@ -391,6 +392,7 @@ class Pool:
         tls: MakeTls | None,
         unix_path: str | None = None,
         read_scheduler: ReadScheduler | None = None,
+        lookups: Lookups | None = None,
         on_broken: Callable[[], None] = lambda: None,
         on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -403,6 +405,8 @@ class Pool:
         self._on_broken = on_broken
         self._on_gate_fault = on_gate_fault
         self._unix_path = unix_path
+        self.lookups = lookups or Lookups(loop)
+        self._is_named = unix_path is None and not is_address(self.host)
         self._tls = tls if parts.scheme == "https" else None
         self._loop = loop
         self.read_scheduler = read_scheduler or ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
@@ -416,6 +420,8 @@ class Pool:
         self.closed_for_good = False
         self.closes_after_stream = False
         """The unit ends a connection with a streamed reply, whatever the head of that says."""
+        self.certificate_end: float | None = None
+        """When the certificate that was shown last ends, in seconds since 1970."""
 
     def take(self, taker: ConnectionWaiter, *, fresh: bool = False) -> None:
         """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
@@ -513,7 +519,10 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 if self._unix_path is not None:
                     return (await self._loop.create_unix_connection(factory, self._unix_path))[1]
-                return (await self._loop.create_connection(factory, self.host, self.port, ssl=tls))[1]
+                made = (await self._loop.create_connection(factory, self.host, self.port, ssl=tls))[1]
+                if self._is_named:
+                    self.lookups.found(self.host)
+                return made
         except TimeoutError:
             if self._loop.time() > deadline + LATE_S:
                 raise GateStalledError from None
@@ -521,6 +530,9 @@ class Pool:
 
     async def _connect(self) -> UnitConnection:
         conn = await self.open(lambda: UnitConnection(self))
+        if self._tls is not None and conn.transport is not None:
+            shown = conn.transport.get_extra_info("peercert") or {}
+            self.certificate_end = ssl.cert_time_to_seconds(shown["notAfter"]) if shown else None
         # Counted only now: connection_lost is never called for a connect that was cancelled.
         if conn.usable:
             self.connections[conn] = self._one_offs
@@ -542,7 +554,7 @@ class Pool:
             )
         else:
             error = task.exception()
-            failure = connect_failure(error, f"{self.host}:{self.port}")
+            failure = connect_failure(error, f"{self.host}:{self.port}", self.lookups)
             if failure is not None and failure.kind is FailureKind.INTERNAL and isinstance(error, Exception):
                 self.report(error)
         if failure is not None:
@@ -557,7 +569,7 @@ class Pool:
             taker.on_connected(task.result())
 
 
-def connect_failure(error: BaseException | None, where: str) -> Failure | None:
+def connect_failure(error: BaseException | None, where: str, lookups: Lookups) -> Failure | None:
     """The failure of a connection to `where` (HOST:PORT), by whose fault it is."""
     match error:
         case None:
@@ -571,9 +583,7 @@ def connect_failure(error: BaseException | None, where: str) -> Failure | None:
                 FailureKind.NO_RESOURCES, f"the gate's event loop was blocked while it connected to {where}"
             )
         case socket.gaierror():
-            return Failure(
-                FailureKind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}"
-            )
+            return lookups.failure(where.rpartition(":")[0], where, error)
         case ssl.SSLError():
             return Failure(FailureKind.UNREACHABLE, f"TLS with {where} failed: {error}")
         case OSError() if error.errno in _OWN_ERRNOS:
@@ -618,6 +628,7 @@ class UnitPools:
         self._on_gate_fault = on_gate_fault
         self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._purge_at = 0.0
+        self.lookups = Lookups(loop)
         self._pools: dict[UnitState, Pool] = {}
 
     def pool(self, state: UnitState) -> Pool:
@@ -630,6 +641,7 @@ class UnitPools:
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self.tls,
                 read_scheduler=self._read_scheduler,
+                lookups=self.lookups,
                 on_broken=lambda: self._on_broken(state),
                 on_gate_fault=self._on_gate_fault,
             )
@@ -654,6 +666,14 @@ class UnitPools:
         if self._own_keys and unit.api_key:
             lines += b"authorization: Bearer %b\r\n" % unit.api_key.encode()
         return lines
+
+    def certificate_ends(self) -> dict[str, float]:
+        """By unit, when the certificate that it showed ends."""
+        return {
+            state.unit.name: pool.certificate_end
+            for state, pool in self._pools.items()
+            if pool.certificate_end is not None and not state.retired
+        }
 
     def distrust(self, state: UnitState) -> None:
         """Close idle connections: their process is gone or cannot be trusted."""
@@ -681,6 +701,7 @@ class UnitPools:
 
     def close(self) -> None:
         """Close all that is idle or being opened."""
+        self.lookups.close()
         for pool in self._pools.values():
             pool.close()
 

@@ -72,6 +72,18 @@ def rotation_of(state: UnitState, now: float, panic_at: float | None) -> Rotatio
     return Rotation.FULL if state.in_flight >= state.unit.max_in_flight else Rotation.IN
 
 
+def standing_since(state: UnitState) -> float:
+    """Since when what is shown of it has been so: that it is drained, on hold or slow, or its verdict."""
+    since = state.case.since
+    if state.drained:
+        return state.drained_at or since
+    if state.hold is not None:
+        return state.hold.since
+    if state.is_usable() and state.is_restart_suspected():
+        return state.restart_suspected_at
+    return max(since, state.slow_since)
+
+
 _ADVICE: dict[Rotation, str] = {
     Rotation.ON_HOLD: "let its engine go on (cellgate engine resume {unit}, or cellgate engine wake {unit}); "
     "drain it (cellgate drain {unit}) if it needs longer.",
@@ -84,6 +96,12 @@ _ADVICE: dict[Rotation, str] = {
     "cellgate drain {unit} keeps it out meanwhile.",
 }
 _GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
+_CERTIFICATE = (
+    "renew the certificate that {url} shows, or correct tls.ca of this gate; a restart of the engine "
+    "changes nothing."
+)
+_TLS = "make sure that {url} speaks TLS, or write http:// for it; a restart of the engine changes nothing."
+_NAME = "correct the name in {url}, or its record in DNS; the unit itself may be well."
 _NODES = (
     "check node {nodes}: let a process that is stopped go on (kill -CONT); if one has ended, restart the "
 )
@@ -108,6 +126,8 @@ def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -
     because, is_out = present_reason(state), not state.is_usable()
     if rotation is Rotation.DRAINED and state.hold is not None:
         return _ADVICE[Rotation.ON_HOLD]
+    if because is not None and because.sign is not Sign.GOOD and (words := _of_its_address(because.reason)):
+        return words
     if is_out and is_node_at_fault:
         return _NODES
     if is_out and state.is_out_for_answers():
@@ -117,6 +137,15 @@ def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -
     if rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
         return _GONE
     return _ADVICE.get(rotation, "")
+
+
+def _of_its_address(reason: str) -> str:
+    """What helps where no connection can be made, and no engine is to blame (http/unit.py, http/names.py)."""
+    if "DNS " in reason:
+        return _NAME
+    if "TLS with " not in reason:
+        return ""
+    return _CERTIFICATE if "certificate" in reason else _TLS
 
 
 def _is_refusal(word: Evidence) -> bool:

@@ -447,6 +447,8 @@ RELOADS = "reloads"
 NAMED = "named_requests"
 FALLBACKS = "fallbacks"
 GUARDRAIL = "guardrail_verdicts"
+EXPORTS = "otlp_exports"
+JWKS = "jwks_fetches"
 
 FAMILIES = {
     RELOADS: TallyFamily(
@@ -465,6 +467,10 @@ FAMILIES = {
         "Requests that fell back to another name, because no unit could serve the one before.",
         ("name", "fallback"),
     ),
+    EXPORTS: TallyFamily(
+        "Batches for a collector (OTLP): sent, or dropped because it did not accept them.", ("what", "result")
+    ),
+    JWKS: TallyFamily("Fetches of the keys of JSON Web Tokens from their issuer.", ("result",)),
     GUARDRAIL: TallyFamily(
         "Questions to the guardrail by their result: a verdict, or why there was none.",
         ("phase", "result"),

@@ -22,6 +22,8 @@ EventRecord = dict[str, Any]
 
 KEPT = 256
 FOLLOWER_BACKLOG = 64
+LASTS_S = 60.0
+"""What is said again so soon has lasted meanwhile."""
 
 ActionKind = Literal[
     "drain",
@@ -33,6 +35,7 @@ ActionKind = Literal[
     "hold",
     "hold_over",
     "reload",
+    "reload_refused",
     "keys_refused",
     "keys_taken",
     "limits_alone",
@@ -80,6 +83,9 @@ ActionKind = Literal[
     "impossible_usage",
     "link_lost",
     "link_back",
+    "helper_lost",
+    "helper_back",
+    "helper_ages",
 ]
 _LEVELS: dict[Verdict | ActionKind, Level] = {
     Verdict.SUSPECT: "warning",
@@ -101,6 +107,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "recovery_unrecorded": "error",
     "roll_failed": "error",
     "handover_failed": "error",
+    "reload_refused": "error",
     "keys_refused": "error",
     "limits_alone": "warning",
     "poison": "error",
@@ -113,7 +120,11 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "refuses": "warning",
     "impossible_usage": "warning",
     "link_lost": "warning",
+    "helper_lost": "error",
+    "helper_ages": "warning",
 }
+_LASTING: frozenset[ActionKind] = frozenset({"gate_fault", "lag"})
+"""Said again and again for as long as they last."""
 _LINES: dict[ActionKind, str] = {
     "keys_refused": "the file of keys has a mistake, and the keys stay as they were",
     "keys_taken": "keys read again",
@@ -136,6 +147,9 @@ _LINES: dict[ActionKind, str] = {
     "alb_weight": "the weight of this gate's target group at the load balancer",
     "link_lost": "transfers of KV blocks fail",
     "link_back": "KV blocks arrive again",
+    "helper_lost": "a helper of the gate fails",
+    "helper_back": "a helper of the gate works again",
+    "helper_ages": "a certificate ends soon",
 }
 """What is said of an action that concerns no unit, cell or person."""
 
@@ -155,9 +169,13 @@ class EventLog:
         self._events: deque[EventRecord] = deque(maxlen=KEPT)
         self._followers: set[Follower] = set()
         self._count = 0
+        self._lasting: dict[ActionKind, tuple[EventRecord, float]] = {}
+        """The last event of each kind, and when it was said last."""
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
         """Record a flip (with the leases that it evicted) or an action."""
+        if isinstance(happened, Action) and happened.kind in _LASTING and self._is_repeated(happened):
+            return
         self._count += 1
         head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
@@ -166,7 +184,26 @@ class EventLog:
         else:
             event = head | _action_event(happened)
             self._log(_LEVELS.get(happened.kind, "info"), event["line"])
+            self._lasting[happened.kind] = (event, self._wall())
         self._events.append(event)
+        self._tell(event)
+
+    def _is_repeated(self, again: Action) -> bool:
+        """Whether it lasts since its last event, which is then counted there: one each time would push all
+        others out of the list.
+        """
+        event, at = self._lasting.get(again.kind, ({"id": -KEPT}, 0.0))
+        now, fresh = self._wall(), _action_event(again)["line"]
+        if event["id"] <= self._count - KEPT or now - at > LASTS_S:
+            return False
+        self._log(_LEVELS.get(again.kind, "info"), fresh)
+        event["count"] = event.get("count", 1) + 1
+        event["line"] = f"{fresh} ({event['count']} times, last at {utc(now)})"
+        self._lasting[again.kind] = (event, now)
+        self._tell(event)
+        return True
+
+    def _tell(self, event: EventRecord) -> None:
         for follower in tuple(self._followers):
             follower.put(event)
             if follower.ended:
@@ -272,8 +309,9 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
         f"unit {flip.unit} (cell {flip.cell}) {flip.before.value} -> {flip.after.value}: "
         f"{flip.evidence.reason} (source {source})"
     ]
-    if moved or cut or flip.after is Verdict.DOWN:
-        parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} broken")
+    # What had broken before, as where a process ends, is in the event of its broken streams.
+    if moved or cut:
+        parts.append(f"{_count(moved, 'request')} tried elsewhere, {_count(cut, 'stream')} broken")
     node = flip.evidence.node
     if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
         parts.append(f"it returns once node {node} is healthy again and {_canaries(passes)}")
@@ -312,6 +350,7 @@ def _action_event(action: Action) -> EventRecord:
             "hold": f"unit {action.unit} is on hold",
             "hold_over": f"the hold of unit {action.unit} is over",
             "reload": f"configuration reloaded by {action.by}",
+            "reload_refused": f"configuration not reloaded (by {action.by}), what was in use stays",
             "degraded": f"unit {action.unit} is slow",
             "recovered": f"unit {action.unit} is no longer slow",
             "broken_streams": f"streams that unit {action.unit} broke in the middle",

@@ -8,12 +8,16 @@ created on first use, because these take 2 MB.
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cellgate.proxy.config.checks import InvalidValueError, check_certificates, files_of
 from cellgate.proxy.config.settings import Tls
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process import signals
+from cellgate.proxy.process.certificates import Expiry, expiries, trouble_of
 from cellgate.proxy.process.signals import WatchedFiles
 
 WHAT = "certificates"
@@ -30,6 +34,8 @@ class LiveTls:
         self._tls = tls
         self._files = WatchedFiles(files_of(tls))
         self._contexts = _made(tls)
+        self.expiries: list[Expiry] = expiries(tls)
+        self._refused = ""
         self._to_clients = self._contexts.clients
         self._webhooks: ssl.SSLContext | None = None
         if self._to_clients is not None:
@@ -81,13 +87,24 @@ class LiveTls:
         try:
             self._contexts = _made(self._tls)
         except (ValueError, OSError) as error:
+            self._refused = _in_words(error)
             if not self.is_quiet:
-                signals.refused(WHAT, _in_words(error))
+                signals.refused(WHAT, self._refused)
             return
+        self.expiries, self._refused = expiries(self._tls), ""
         self._webhooks = None
         if not self.is_quiet:
             signals.taken(WHAT)
             log_line("info", f"{WHAT} reloaded: new connections use them")
+
+    def troubles(self) -> Mapping[str, HelperTrouble | None]:
+        """What is wrong with the files, by certificate."""
+        wall = time.time()
+        found: dict[str, HelperTrouble | None] = {one.of: trouble_of(one, wall) for one in self.expiries}
+        if found or self._refused:
+            refused = f"new files are not used, those before stay: {self._refused}"
+            found[WHAT] = HelperTrouble(refused) if self._refused else None
+        return found
 
     def _use_newest(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         if self._contexts.clients is not None:

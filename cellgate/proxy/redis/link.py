@@ -26,6 +26,7 @@ from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url
 from cellgate.proxy.redis.commands import (
@@ -164,6 +165,7 @@ class RedisLink:
         self.state = LinkState.AWAY
         self._told: LinkState | None = None
         self._outage = Outage()
+        self._trouble: HelperTrouble | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
         self._turn = 0
         """Heartbeats on this connection."""
@@ -201,6 +203,10 @@ class RedisLink:
             self._ban_news.append(row)
         self._wake.set()
 
+    def troubles(self) -> Mapping[str, HelperTrouble | None]:
+        """Whether Redis answers; nothing before that is known."""
+        return {} if self._told is None else {"Redis": self._trouble}
+
     def peers(self) -> int:
         """How many other gates report."""
         return len(self._roster.gates(self._now()))
@@ -234,9 +240,11 @@ class RedisLink:
         is_news = self._outage.tells(why) if state is LinkState.AWAY else False
         if state is LinkState.WELL:
             self._outage = Outage()
+        line = _WORDS[state] % why if why else _WORDS[state]
+        self._trouble = None if state is LinkState.WELL else HelperTrouble(line.removeprefix("Redis "))
         if state is not self._told or is_news:
             self._told = state
-            self._tell(_WORDS[state] % why if why else _WORDS[state])
+            self._tell(line)
 
     # -- beats ---------------------------------------------------------------------------------------------
 
@@ -548,6 +556,7 @@ def _link(
         bans=bans,
         prefixes=prefixes,
     )
+    plane.helpers.watch(link.troubles)
     plane.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
     return link
 

@@ -12,7 +12,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.config.settings import secret_of
-from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.errors import NOT_CONNECTED, Failure, FailureKind
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
@@ -331,7 +331,7 @@ class Selection:
         A few times one may that aborted its requests, or whose pair failed, or to which the gate itself could
         not connect while no other is there.
         """
-        is_alone = failure.kind is FailureKind.NO_RESOURCES and not self._has_other(unit)
+        is_alone = failure.kind in NOT_CONNECTED and not self._has_other(unit)
         has_tries = self._turned_away < self._gate.board.rules.attempts - 1
         may_return = has_tries and (is_alone or failure.kind in _MAY_RETURN)
         if may_return:

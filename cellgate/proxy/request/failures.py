@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.settings import TICK_S
-from cellgate.proxy.http.errors import Failure, FailureKind, as_told
+from cellgate.proxy.http.errors import NOT_CONNECTED, Failure, FailureKind, as_told
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import Continuation, find_way
@@ -77,7 +77,7 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
     may_return = selection.failed(lease.unit, step, told)
     if not step.again:
         refuse(exchange, told)
-    elif may_return and failure.kind is FailureKind.NO_RESOURCES:
+    elif may_return and failure.kind in NOT_CONNECTED:
         # The gate needs a moment: the next tick tries again.
         exchange.state = ExchangeState.WAITING
     else:

@@ -139,7 +139,7 @@ WELL = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, n
             210.0,
             "a1…No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago).…"
             "Also bad: GET /health: timeout (readiness, 5.0 s ago).…"
-            "Last good evidence: agent of node a1-0 (3.0 s ago), canary (1m 50s ago).",
+            "Last good evidence: agent of node a1-0 (for 3.0 s), canary (1m 50s ago).",
         ),
         ([PASSED, replace(OLD, at=101.0)], 210.0, "a1…the connection broke"),
         ([PASSED, READ, READ_AGAIN], 210.0, "a1…started at 6 (engine_metrics, 10.0 s ago)."),

@@ -35,6 +35,7 @@ UNIT_A1 = {
     "degraded": 0.0,
     "odd_answers": False,
     "since_s": 7384.2,
+    "standing_s": 7384.2,
     "reason": "one token",
     "in_flight": 3,
     "max_in_flight": 64,
@@ -49,6 +50,7 @@ UNIT_B1 = {
     "verdict": "down",
     "drained": True,
     "since_s": 0.4,
+    "standing_s": 0.4,
     "reason": "refused\x1b[2J",
     "in_flight": 0,
     "load": None,
@@ -135,7 +137,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 def test_units_are_a_table(ask: Ask) -> None:
     told = ask("units", [UNIT_A1, UNIT_B1])
-    assert (told.code, told.calls) == (0, ["GET /units None"])
+    assert (told.code, told.calls) == (0, ["GET /units None", "GET /status None"])
     assert told.out.splitlines() == [
         "UNIT  CELL  VERDICT        FOR    IN FLIGHT  RUNNING/WAITING  REASON",
         "a1    a     up             2h 3m  3 of 64    3/1              one token",

@@ -330,7 +330,8 @@ class Round:
         return self.unit_state().case.verdict
 
     def told(self) -> list[str]:
-        return [event["kind"] for event in self.events.last()]
+        # What lasts is counted in one event.
+        return [event["kind"] for event in self.events.last() for _ in range(event.get("count", 1))]
 
     def last_line(self) -> str:
         return str(self.events.last()[-1]["line"])
