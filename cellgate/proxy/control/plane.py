@@ -89,8 +89,7 @@ class Plane:
         publish: Publish = lambda _ready, _body, _lines: None,
         unit_tls: MakeTls | None = None,
     ) -> None:
-        self._loop = loop
-        self.settings = settings
+        self._loop, self.settings = loop, settings
         self.events = events
         self.now = loop.time
         self.ticker = ticker
