@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple, cast
 
 from cellgate.probes.base import (
@@ -72,6 +73,7 @@ class FakePatient:
     is_on_hold: bool = False
     is_hiding: bool = False
     is_seen_still: bool = False
+    borne_until: float = -inf
     seats_shown: int = 0
     occupied: list[float] = field(default_factory=list)
     engine: str = ""

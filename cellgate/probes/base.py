@@ -221,6 +221,13 @@ class ProbeContext(Protocol):
         """
         ...
 
+    @property
+    def borne_until(self) -> float:
+        """Until when no time-out speaks against a unit that has requests and shows nothing; -inf: it is not
+        silent.
+        """
+        ...
+
     def answered_beside(self, asked_at: float) -> None:
         """Record that a canary that was sent at `asked_at` was answered while requests went on."""
         ...

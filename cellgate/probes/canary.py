@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,7 +74,9 @@ _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
 _LACKS = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 _BUSY = frozenset({429, 503})
-_EXCERPT = 160
+_EXCERPT = 80
+_LOOKED_INTO = 4096
+_WORDS = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _DOUBLINGS_MAX = 16
 _LEFT_MAX_S = 8.0
 """The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line,
@@ -174,6 +177,7 @@ class Canary:
             # A unit that has restarted meanwhile may need longer than this timeout.
             excused = not isinstance(error, _AloneError) and (
                 context.progress_at > progress_at
+                or context.now() < context.borne_until
                 or context.hides_work(asked_at + _JOINS * timeout_s)
                 or canary_timeout_s(context) > timeout_s
             )
@@ -195,7 +199,16 @@ class Canary:
         if fate.sign is Sign.GOOD:
             context.answered_beside(asked_at)
         name, now = context.unit.name, context.now()
-        yield Evidence(name, fate.sign, fate.strength, self.name, fate.reason, now, is_unseen=is_unseen)
+        yield Evidence(
+            name,
+            fate.sign,
+            fate.strength,
+            self.name,
+            fate.reason,
+            now,
+            is_unseen=is_unseen,
+            is_reply=fate.is_refusal,
+        )
         if is_starting and fate.sign is Sign.GOOD:
             await self._learn_usual(context, model, now - asked_at)
 
@@ -254,9 +267,10 @@ def canary_timeout_s(context: ProbeContext) -> float:
         doublings = min(_timeouts(context), _DOUBLINGS_MAX)
         return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
     is_suspect = context.verdict is Verdict.SUSPECT
+    borne_s = context.borne_until - context.now()
     if is_suspect and context.is_seen_still:
         # It has stalled for the limit, and its own counters say so.
-        return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
+        return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context), borne_s)
     # Those in a row without an answer have waited together.
     is_next = _timeouts(context) > 0 and context.progress_at < context.notes[_ASKED]
     silent_s = min(context.stall_limit_s * (0.5 if is_suspect or is_next else 1.0), _WAITS_MAX_S)
@@ -267,7 +281,7 @@ def canary_timeout_s(context: ProbeContext) -> float:
     usual_s = _USUAL_TIMES * _usual_s(context)
     # Nothing kept it waiting, and the unit moved: the canary itself takes longer than that.
     outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
-    return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
+    return max(least_s, silent_s, borne_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
 
 
 def late_at(context: ProbeContext, doubted_at: float) -> float:
@@ -276,7 +290,7 @@ def late_at(context: ProbeContext, doubted_at: float) -> float:
     """
     still, notes = context.is_seen_still, context.notes
     since: float = notes.get(_UNANSWERED, -inf) if still else max(notes.get(_ASKED, -inf), doubted_at)
-    return max(since, context.progress_at) + canary_timeout_s(context)
+    return max(max(since, context.progress_at) + canary_timeout_s(context), context.borne_until)
 
 
 async def _what_it_is(context: ProbeContext) -> AsyncGenerator[Finding, None]:
@@ -607,6 +621,7 @@ def _advice(kind: _Kind, reply: Reply) -> str:
 
 
 def _say(kind: _Kind, reply: Reply) -> str:
-    """A reply on one line, for a person to read."""
-    excerpt = ascii(reply.body[:_EXCERPT].decode("utf-8", "replace"))
+    """A reply on one line, for a person to read: in the engine's own words, if its JSON has any."""
+    said = _WORDS.search(reply.body[:_LOOKED_INTO])
+    excerpt = ascii((said[1] if said is not None else reply.body)[:_EXCERPT].decode("utf-8", "replace"))
     return f"POST {at(APIS[kind.api].path, kind.model)}: HTTP {reply.status} {excerpt}"

@@ -20,8 +20,9 @@ from typing import NamedTuple
 from cellgate.router import outliers
 from cellgate.router.cost import COSTS, Expected, forecast
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
+from cellgate.router.departures import leavers
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
-from cellgate.router.learning import AnswerLengths, Peer, learn_of_peers
+from cellgate.router.learning import JOINED_S, AnswerLengths, Peer, learn_of_peers
 from cellgate.router.nouns import (
     UNKNOWN_BUILD,
     Ask,
@@ -90,6 +91,8 @@ class Board:
         """Since when the gate is in panic; None: it is not."""
         self.agents_doubted_at = -inf
         """When agents last said of too many units that they are gone (see health.py)."""
+        self._out: dict[str, UnitState] = {}
+        """Units that went DOWN with requests."""
         self._learning = Learning()
 
     def __iter__(self) -> Iterator[UnitState]:
@@ -167,6 +170,8 @@ class Board:
         if after.verdict is Verdict.UP:
             if before.verdict is not Verdict.SUSPECT:
                 state.up_since = evidence.at
+                for lease in state.leases:
+                    lease.evicted = False
                 state.costs.on_up()
             elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
@@ -181,8 +186,10 @@ class Board:
             if state.stalls:
                 # The unit did not recover from this stall by itself.
                 state.stalls.pop()
-        evicted = self._evict(state) if restarted or after.verdict is Verdict.DOWN else ()
-        return Consequence(flip, evicted, wants_canary)
+        if not (restarted or after.verdict is Verdict.DOWN):
+            return Consequence(flip, (), wants_canary)
+        evicted = self._evict(state, evidence.at)
+        return Consequence(flip, evicted, wants_canary, sum(not lease.evicted for lease in state.leases))
 
     def report(self, load: Load) -> None:
         """Apply an engine's report; growth of its counters is progress."""
@@ -270,13 +277,30 @@ class Board:
             return True
         return False if self.units and all(state.models for state in self) else None
 
-    def is_alone(self, state: UnitState) -> bool:
-        """Whether no other unit of its pool is in rotation."""
+    def peers(self, state: UnitState) -> Iterator[UnitState]:
+        """The other units of its pool that are in rotation."""
         pool = self.pools.of_unit(state.unit.name)
-        return not any(
-            other is not state and other.is_usable() and self.pools.has(pool, name)
-            for name, other in self.units.items()
-        )
+        for name, other in self.units.items():
+            if other is not state and other.is_usable() and self.pools.has(pool, name):
+                yield other
+
+    def is_alone(self, state: UnitState, now: float) -> bool:
+        """Whether no other unit of its pool does better than one that shows nothing: there is none in
+        rotation, or they show nothing either. One without requests must have answered a canary since.
+        """
+        for other in self.peers(state):
+            if other.progress_at <= state.quiet_since + JOINED_S:
+                continue
+            if not other.leases or now - other.quiet_since < self.rules.silent_min_s:
+                return False
+        return True
+
+    def learn_pause(self, state: UnitState, pause_s: float, at: float) -> None:
+        """A unit has gone on by itself after so long: it and its peers may do so again."""
+        pool = self.pools.of_unit(state.unit.name)
+        for name, other in self.units.items():
+            if other is state or self.pools.has(pool, name):
+                other.pauses.learn(pause_s, at)
 
     def is_awaited(self, state: UnitState) -> bool:
         """Whether requests wait for a slot that a unit could give."""
@@ -286,6 +310,17 @@ class Board:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
         units = self.units if ask.unit is not None else self.pairs.decoders
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
+
+    def can_take(self, lease: Lease, tried: Collection[str] = ()) -> bool:
+        """Whether another unit is in rotation that could serve the request of a lease."""
+        ask = lease.ask
+        if ask.unit == lease.unit:
+            return False
+        states = self.units if ask.unit is not None else self.pairs.decoders
+        return any(
+            state is not lease.unit_state and name not in tried and state.is_usable() and state.serves(ask)
+            for name, state in states.items()
+        )
 
     def cool_down(self, name: str, until: float) -> None:
         """Until then, use a unit that answered with an error only when there is no other: an error comes
@@ -426,10 +461,26 @@ class Board:
         if self.proven is not None:
             self.proven.forget(unit)
 
-    def _evict(self, state: UnitState) -> tuple[Lease, ...]:
+    def leavers(self, now: float) -> tuple[Lease, ...]:
+        """The requests that leave units which are out, as they are found to be lost, or others to be able to
+        take them. They are evicted once.
+        """
+        found = list[Lease]()
+        for name, state in list(self._out.items()):
+            if state.case.verdict is not Verdict.DOWN or not state.leases:
+                del self._out[name]
+            else:
+                found += leavers(self, state, now)
+        for lease in found:
+            lease.evicted = True
+        return tuple(found)
+
+    def _evict(self, state: UnitState, now: float) -> tuple[Lease, ...]:
         # What ended the unit, or its process, has ended a hold, too.
         state.hold = None
-        leases = tuple(lease for lease in state.leases if not lease.evicted)
+        self._out[state.unit.name] = state
+        shown = [lease for lease in state.leases if lease.committed and not lease.evicted]
+        leases = (*shown, *leavers(self, state, now))
         for lease in leases:
             lease.evicted = True
         return leases
@@ -479,6 +530,8 @@ class Consequence(NamedTuple):
     flip: Flip | None = None
     evicted: tuple[Lease, ...] = ()
     wants_canary: bool = False
+    staying: int = 0
+    """Requests that stay on a unit that is out, because nobody does better."""
 
 
 class Changes(NamedTuple):

@@ -9,6 +9,8 @@ Rules:
    its steps may have queued them; a canary has passed while they stalled.
 4. Busy is not sick: a canary that runs out of time proves nothing as long as requests that were there before
    it may keep the unit busy (`hides_work`).
+5. Nor does it while the unit has been silent for no longer than it, or a peer, has lately been before it went
+   on by itself (`borne_until`); nor, for a while, where no peer does better (`Board.is_alone`).
 
 In this order: `Stall`, `spoken`, `CommonCause`, `weighed`.
 """
@@ -21,7 +23,6 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellgate.router.board import Board
 from cellgate.router.learning import ANSWERS, JOINED_S, LARGE_TOKENS, SLOWEST_STEP_S
 from cellgate.router.nouns import (
     AGENT,
@@ -38,6 +39,7 @@ from cellgate.router.nouns import (
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
+    from cellgate.router.board import Board
     from cellgate.router.unit_state import Lease
 
 STEPS = 4.0
@@ -51,7 +53,11 @@ CLEARED_S = 30.0
 """A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
 UNSEEN_S = 8.0
 """A stall is believed to be work for this long where nothing but a time-out of ours speaks against it: of a
-stream on an engine that may serve one request at a time, and of a unit alone in its pool."""
+stream on an engine that may serve one request at a time; and of a unit while no other of its pool does
+better, even if its counters stand still."""
+FIRST_S = 0.5
+"""A unit under work is borne for so much longer than it takes to notice a stall and to wait for a canary: a
+pause of garbage collection, or of a kernel that is compiled, may be as long."""
 ENGINE_SEES_S = 5.0
 """A request that was sent so long before its engine says that it has none is not there."""
 
@@ -118,25 +124,35 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
     leases = [lease for lease in state.leases if lease.opened_at <= until and not lease.evicted]
     if not leases or _has_lost(state, leases, now):
         return False
-    return now - state.quiet_since < _believed_s(state, leases, now, rules)
+    return now - state.quiet_since < _believed_s(state, leases, rules)
 
 
-def _believed_s(state: UnitState, leases: list[Lease], now: float, rules: Rules) -> float:
+def _believed_s(state: UnitState, leases: list[Lease], rules: Rules) -> float:
     """How long these requests may keep the unit busy with nothing to show for it."""
     if is_told(state):
         return max(rules.silent_min_s, STALLS * state.step_times.slowest_s(None))
     believed_s = stall_limit_s(state, rules)
-    is_seen = now - state.counters_at < COUNTERS_FRESH_S
-    alone_s = UNSEEN_S if state.is_alone and not is_seen else 0.0
+    alone_s = UNSEEN_S if state.is_alone else 0.0
     if state.counters_at or len(leases) <= state.seats_shown:
         # Its steps are counted, or a canary has a place beside these requests.
         return max(believed_s, alone_s)
-    answers_s = max((_answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
+    answers_s = max((answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
     one_by_one_s = UNSEEN_S if state.costs.backlog.peak_batch < 2.0 else 0.0
     if not state.step_times.answer_token_s:
         # What was learnt has prompts in it, and the factors of both cover the sum.
         answers_s += believed_s
     return max(believed_s, answers_s, alone_s, one_by_one_s)
+
+
+def borne_until(state: UnitState, now: float, rules: Rules) -> float:
+    """Until when no time-out of ours speaks against a unit that has requests and shows nothing: pauses of
+    this length are usual, or were lately shown by the unit or a peer, and ended by themselves. -inf: it is
+    not silent.
+    """
+    if not state.leases or now - state.quiet_since < rules.silent_min_s or is_told(state):
+        return -inf
+    least_s = rules.silent_min_s + rules.canary_timeout_s + FIRST_S
+    return state.quiet_since + max(least_s, STALLS * state.pauses.longest_s(state.quiet_since))
 
 
 def is_told(state: UnitState) -> bool:
@@ -148,7 +164,7 @@ def is_told(state: UnitState) -> bool:
     return is_node and state.case.verdict is Verdict.SUSPECT
 
 
-def _answer_s(state: UnitState, lease: Lease) -> float:
+def answer_s(state: UnitState, lease: Lease) -> float:
     """How long the unit may decode a plain answer, of which nothing is seen before its end."""
     ask, step_times = lease.ask, state.step_times
     if not (ask.prompt_tokens or ask.fingerprint):

@@ -448,7 +448,7 @@ class StepTimes:
         self._stall_s = 0.0
         self._unused = (-1.0, 0.0)
         self._pace_s = self._shared_pace_s = self._alone_pace_s = self._bound_pace_s = 0.0
-        self._idle_pace_s = self._longest_wait_s = 0.0
+        self._idle_pace_s = self.longest_wait_s = 0.0
         self.answer_token_s = 0.0
         """Seconds for each token of the slowest recent plain answer, with its prompt; 0: none was seen."""
 
@@ -521,7 +521,7 @@ class StepTimes:
         if is_whole and tokens > self._largest:
             self._largest = tokens
         self._alone_pace_s = max(self._alone_pace_s, wait_s / max(tokens, 1))
-        self._longest_wait_s = max(_PACE_FADES * self._longest_wait_s, wait_s)
+        self.longest_wait_s = max(_PACE_FADES * self.longest_wait_s, wait_s)
         wait_s -= WAIT_LEAST_S
         self._pace_s = max(self._pace_s, wait_s / (tokens + _PACE_TOKENS))
         self._shared_pace_s = max(self._shared_pace_s, wait_s / (tokens + beside + _PACE_TOKENS))
@@ -549,7 +549,7 @@ class StepTimes:
         """It was given up for being too slow: nothing that it has shown is held against it next time."""
         self._largest = self._largest_step = self._largest_bound = 0
         self._pace_s = self._shared_pace_s = self._alone_pace_s = self._bound_pace_s = 0.0
-        self._idle_pace_s = self._longest_wait_s = 0.0
+        self._idle_pace_s = self.longest_wait_s = 0.0
         self.rates.prefill_tokens_s.reset()
         self.answer_token_s = 0.0
 
@@ -586,7 +586,7 @@ class StepTimes:
         beside_s = beside / rate.value if rate.seen else 0.0
         prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + beside_s
         # What a large prompt took in several steps, a small one may take in one.
-        step_s = min(self._idle_pace_s * tokens, self._longest_wait_s)
+        step_s = min(self._idle_pace_s * tokens, self.longest_wait_s)
         return max(prefill_s, step_s, self._pace_s * tokens, self._shared_pace_s * (tokens + beside))
 
 

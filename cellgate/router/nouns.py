@@ -250,7 +250,8 @@ class Strength(IntEnum):
 class Evidence:
     """One observation about a unit, by `source`; `reason` is for people.
 
-    `is_unseen`: a time-out of ours, and nothing else that was seen of the unit speaks against it.
+    `is_unseen`: a time-out of ours, and nothing else that was seen of the unit speaks against it. `is_reply`:
+    what the unit answered to a new request, which says nothing of those that it has.
     """
 
     unit: str
@@ -262,6 +263,7 @@ class Evidence:
     epoch: str | None = None
     node: str | None = None
     is_unseen: bool = False
+    is_reply: bool = False
 
 
 class Verdict(Enum):
@@ -425,6 +427,8 @@ class Refusal(Enum):
     """Units may have died of its prompt: another request must clear it first."""
     ON_HOLD = "on_hold"
     """The units that could take it are paused, asleep or scaling."""
+    STALLED = "stalled"
+    """The units that could take it show nothing, which nobody does better; or have just gone on."""
 
 
 class Outcome(Enum):

@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 from cellgate.router.board import Board
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.cost_model import BLOCK_BYTES
+from cellgate.router.departures import is_stalled
 from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
@@ -126,7 +127,7 @@ class Router:
                 ticket = entry.item
                 if ticket in self.queue:
                     self.queue.remove(ticket)
-                    ticket.on_result(Refusal.ON_HOLD if self._is_held_up(ticket, now) else Refusal.LATE)
+                    ticket.on_result(self._why_held_up(ticket, now) or Refusal.LATE)
         self.serve_waiting(now)
 
     def drain_s(self, model: str | None = None) -> float:
@@ -259,12 +260,13 @@ class Router:
 
     def _is_over(self, ticket: Ticket, why: Lease | Refusal, now: float) -> bool:
         """Whether one that lost its unit has waited long enough: as long as any other for units on hold."""
-        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why is Refusal.ON_HOLD else 0.0
+        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why in _STILL else 0.0
         return now >= ticket.expires_at + more_s
 
-    def _is_held_up(self, ticket: Ticket, now: float) -> bool:
-        """Whether it still waits only because all its units are on hold."""
-        return self._best(ticket.ask, now, ticket.tried) is Refusal.ON_HOLD
+    def _why_held_up(self, ticket: Ticket, now: float) -> Refusal | None:
+        """Why it still waits, if that is only because all its units stand still."""
+        found = self._best(ticket.ask, now, ticket.tried)
+        return found if isinstance(found, Refusal) and found in _STILL else None
 
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
@@ -424,8 +426,9 @@ LOAN_PART = 0.25
 those whose last answer was short."""
 SPARED_UNITS = 3
 """So many units that have enough to read of somebody are passed over for the next one."""
-_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.FULL)
+_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.STALLED, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
+_STILL = (Refusal.ON_HOLD, Refusal.STALLED)
 OnResult = Callable[[Lease | Refusal], None]
 Best = tuple[Candidate, Candidates]
 """The unit that ranks first, and the candidates."""
@@ -591,9 +594,12 @@ def _why_none(board: Board, ask: Ask, tried: Collection[str], among: Iterable[st
     found = _NO_UNIT
     for name in states if among is None else among:
         state = states.get(name)
-        if state is None or state.drained or name in tried or state.case.verdict not in USABLE:
+        if state is None or state.drained or name in tried:
             continue
-        if state.serves(ask):
+        if state.case.verdict not in USABLE:
+            if found is _NO_UNIT and is_stalled(state) and state.serves(ask):
+                found = Refusal.STALLED
+        elif state.serves(ask):
             if state.is_restart_suspected():
                 return Refusal.UNSURE
             if state.hold is not None:

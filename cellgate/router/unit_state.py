@@ -45,6 +45,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier, Speed
+from cellgate.router.pauses import Pauses
 from cellgate.router.prefix import PrefixCache
 
 
@@ -186,6 +187,8 @@ class UnitState(InRotation):
     """When anything of it last answered."""
     stalls: deque[Stalled]
     """The last ones."""
+    pauses: Pauses
+    """Those that ended by themselves, here or at a peer."""
     stall_reported_at: float
     """When a stall was last reported as evidence."""
     cleared_at: float
@@ -201,7 +204,7 @@ class UnitState(InRotation):
     is_awaited: bool
     """Of a worker's replica: requests wait for its pool at the control process."""
     is_alone: bool
-    """No other unit of its pool is in rotation."""
+    """No other unit of its pool does better."""
     kept: Kept | None
     """It is not configured any more (see kept.py)."""
     fell_unseen: bool
@@ -245,7 +248,7 @@ class UnitState(InRotation):
         self.costs = CostModel(self.step_times.rates)
         self.last_evidence = {}
         self.answered_at = self.last_error_at = self.stall_reported_at = 0.0
-        self.stalls = deque(maxlen=STALLS_KEPT)
+        self.stalls, self.pauses = deque(maxlen=STALLS_KEPT), Pauses()
         self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
         self.asks_next, self.seats_shown, self.occupied_until = None, 0, 0.0
         self.answers, self.urgency = None, Urgency.ROUTINE

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cellgate.policies import POLICIES
-from cellgate.router.board import Board
+from cellgate.router.board import Board, Consequence
+from cellgate.router.departures import is_gone
 from cellgate.router.judge import ignores_good_evidence
 from cellgate.router.nouns import (
     Ask,
@@ -130,7 +131,7 @@ class BoardMachine(RuleBasedStateMachine):
         evidence = Evidence(name, sign, strength, source, "seen", self.now, epoch=epoch)
         consequence = self.board.observe(evidence)
         if state is None or before is None:
-            assert consequence == (None, (), False)
+            assert consequence == Consequence()
             return
         after = state.case
         restarted = after.restarted != before.restarted
@@ -139,8 +140,18 @@ class BoardMachine(RuleBasedStateMachine):
             flip = consequence.flip
             assert (flip.before, flip.after, flip.evidence) == (before.verdict, after.verdict, evidence)
         falls = after.verdict is Verdict.DOWN and before.verdict is not Verdict.DOWN
-        assert list(consequence.evicted) == (mine if falls or restarted else [])
+        leaving = set(consequence.evicted)
+        assert leaving <= set(mine if falls or restarted else [])
+        if restarted or (falls and is_gone(after)):
+            assert leaving == set(mine), "nothing comes of them there"
+        elif falls:
+            assert leaving >= {lease for lease in mine if lease.committed}
+            assert all(lease.committed or self.board.can_take(lease) for lease in leaving)
+            assert consequence.staying == len(mine) - len(leaving)
         assert restarted <= (after.verdict is Verdict.STARTING)
+        if after.verdict is Verdict.UP and before.verdict is not Verdict.SUSPECT:
+            # It is back, and keeps what it still has, until it goes again.
+            self.evicted = [lease for lease in self.evicted if lease not in state.leases]
         self.evicted += consequence.evicted
 
     # What chance alone would seldom put together.

@@ -16,12 +16,13 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from cellgate.router.board import Flip
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit
@@ -29,7 +30,7 @@ from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
 from tests.sim.engine import CANARY
 from tests.sim.http_server import Request
-from tests.sim.odd import BAD, KINDS, Asked, Odd
+from tests.sim.odd import BAD, KINDS, TIMING, Asked, Kind, Odd
 
 LASTING_S = 40.0
 UNITS = range(2, 9)
@@ -45,6 +46,8 @@ WORSE = 0.5
 OUT_S, OUT_ANSWERS = 5.0, 30
 """A unit that is worse is out by one of both."""
 BACK_S = 15.0
+SUSPECT_S = 2.75
+"""A unit is suspect for no longer than it takes to find out that it hangs."""
 BEGINNING = "You are one of the assistants. " * 40
 _MARK = re.compile(rb"odd ([01]\.\d+)")
 _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
@@ -109,13 +112,17 @@ class Played:
 
     def __init__(self, scene: Scene, *, mirror: bool = False) -> None:
         self.scene = scene
-        self.stage = stage = Stage(scene.seed, scene.units)
+        # Of odd timing engines without counters show the most.
+        is_blind = scene.kind in TIMING and scene.seed % 2 == 1
+        self.stage = stage = Stage(scene.seed, scene.units, is_blind=is_blind)
         self.visits: list[Visit] = []
         self.out_s: float | None = None
         self.out_answers: int | None = None
         self.back_s: float | None = None
         self._goes_on = True
         stage.liars.update(stage.engines)
+        self._flips: list[Flip] = []
+        stage.gate.plane.on_flip.append(self._flips.append)
         rng = Random(scene.seed + 7)
         self._units = {name: Unit(scene, rng) for name in stage.engines}
         for name, engine in stage.engines.items():
@@ -189,11 +196,23 @@ class Played:
 
     def problems(self) -> list[str]:
         """What must not be, of a scene of equals."""
-        found = list(self.shots)
+        found = self.shots if self.scene.kind not in TIMING else self._long_shots()
         if self.extra > EXTRA_MOST:
             found.append(f"extra load of {self.extra:.1%}")
         refused = Counter(visit.code for visit in self.visits if visit.unit is None and visit.code)
         return found + [f"{count} of {len(self.visits)} got {code}" for code, count in refused.items()]
+
+    def _long_shots(self) -> list[str]:
+        """What befell units, but for suspicions that were over as soon as a canary is: they cost nobody
+        anything.
+        """
+        found, since = [shot for shot in self.shots if "up -> suspect" not in shot], dict[str, float]()
+        for flip in self._flips:
+            if flip.after is Verdict.SUSPECT:
+                since[flip.unit] = flip.at
+            elif (suspect_s := flip.at - since.pop(flip.unit, flip.at)) > SUSPECT_S:
+                found.append(f"{flip.unit}: suspect for {suspect_s:.1f} s")
+        return found
 
     def mirror_problems(self) -> list[str]:
         """What must not be, of its mirror."""
@@ -215,9 +234,14 @@ def mirror_scene(seed: int) -> Scene:
     )
 
 
-def check(seed: int) -> tuple[Scene, list[str], float]:
+def check_timing(seed: int) -> tuple[Scene, list[str], float]:
+    """As `check`, of answers that only come in an odd way."""
+    return check(seed, TIMING)
+
+
+def check(seed: int, kinds: Mapping[str, Kind] = KINDS) -> tuple[Scene, list[str], float]:
     """Play one scene: it, what was wrong, and the extra load."""
-    scene = Scene.draw(seed, sorted(KINDS))
+    scene = Scene.draw(seed, sorted(kinds))
     played = Played(scene)
     return scene, played.problems(), played.extra
 
@@ -236,8 +260,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--mirror", action="store_true")
+    parser.add_argument("--timing", action="store_true", help="only answers that come in an odd way")
     args = parser.parse_args()
-    play: Callable[[int], tuple[Scene, list[str], float]] = check_mirror if args.mirror else check
+    play: Callable[[int], tuple[Scene, list[str], float]] = (
+        check_mirror if args.mirror else check_timing if args.timing else check
+    )
     wrong, figures = 0, []
     with ProcessPoolExecutor(args.lanes) as lanes:
         for scene, found, figure in lanes.map(play, range(args.first, args.first + args.seeds)):

@@ -115,7 +115,13 @@ class Engine:
         self._step: Event | None = None
         self._exit: Event | None = None
         self._frozen_metrics = b""
-        self._world.net.listen(lambda: Connection(self._loop, self._handle), self.host, PORT, is_outside=True)
+        self._connections = list[Connection]()
+        self._world.net.listen(self._connect, self.host, PORT, is_outside=True)
+
+    def _connect(self) -> Connection:
+        self._connections = [each for each in self._connections if not each.is_closed]
+        self._connections.append(made := Connection(self._loop, self._handle))
+        return made
 
     def die(self) -> None:
         """The leader is gone: connections are reset, the port refuses."""
@@ -130,6 +136,14 @@ class Engine:
         for sequence in [*self.running, *self.waiting]:
             self.forget(sequence, "died")
         self._world.net.kill(self.address)
+
+    def close_listener(self) -> None:
+        """It shuts down in good order: nothing new comes in, what it has goes on, and connections without a
+        request are closed.
+        """
+        del self._world.net.listeners[self.host, PORT]
+        for connection in self._connections:
+            connection.end_idle()
 
     def restart(self) -> None:
         """New, healthy processes in the place of all there were."""

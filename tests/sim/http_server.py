@@ -99,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._idle: Event | None = None
         self._request = Request()
         self._target = b""
+        self._is_last = False
 
     def write(self, data: bytes) -> None:
         if not self.transport.is_closing():
@@ -107,12 +108,24 @@ class Connection(asyncio.Protocol):
     def finish(self, exchange: Exchange) -> None:
         """The exchange is answered: on to the next request, if the connection is kept."""
         self._current = None
-        if not exchange.request.keep_alive:
+        if self._is_last or not exchange.request.keep_alive:
             self.transport.close()
         elif self._waiting:
             self._next()
         else:
             self._idle = self._loop.outside(KEEP_ALIVE_S, self.transport.close)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return hasattr(self, "transport") and self.transport.is_closing()
+
+    def end_idle(self) -> None:
+        """Close it now if it has no request, or after the one that it has."""
+        if self._current is None:
+            self.transport.close()
+        else:
+            self._is_last = True
 
     # The transport's callbacks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -105,6 +105,25 @@ def _error_event(asked: Asked) -> Odd:
     return Odd(((0.01, error, 0),))
 
 
+def _later(wait_s: float, again: int = 0, times: int = 1000, *, comments: bool = False) -> Kind:
+    """Words of which nothing comes for so long; and after each so many `again`, so many `times`."""
+
+    def make(asked: Asked) -> Odd:
+        odd = _text(_words)(asked)
+        first = 1 if asked.stream else 0
+        waits = {first + at for at in range(0, asked.tokens, again or asked.tokens)[:times]}
+        pieces = list[tuple[float, bytes, int]]()
+        for at, (pause_s, data, tokens) in enumerate(odd.pieces):
+            if at in waits and comments and asked.stream:
+                pieces += [(1.0, b": keep-alive\n\n", 0)] * int(wait_s)
+            elif at in waits:
+                pause_s += wait_s
+            pieces.append((0.0 if again == 60 and at not in waits else pause_s, data, tokens))
+        return replace(odd, pieces=tuple(pieces))
+
+    return make
+
+
 GOOD: Mapping[str, Kind] = {
     "short": lambda asked: said(asked, [{"content": " yes"}]),
     "long": _text(_words),
@@ -128,4 +147,12 @@ BAD: Mapping[str, Kind] = {
     "an error event": _error_event,
 }
 """Answers that are doubtful. Where all units give them alike, that is how it is."""
-KINDS: Mapping[str, Kind] = {**GOOD, **BAD}
+TIMING: Mapping[str, Kind] = {
+    "slow": _later(10.0),
+    "in bursts": _later(3.0, again=60),
+    "a pause": _later(2.5, again=20, times=2),
+    "comments first": _later(20.0, comments=True),
+    "head late": lambda asked: replace(_text(_words)(asked), head_s=3.0),
+}
+"""Good answers that come in an odd way."""
+KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **TIMING}

@@ -45,8 +45,9 @@ from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
+from cellgate.router.departures import is_draining, is_overdue
 from cellgate.router.health import shared_fates
-from cellgate.router.nouns import Evidence, Verdict
+from cellgate.router.nouns import Evidence, Rules, Verdict
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Recovery:
             return "the unit left the configuration"
         if state.drained:
             return "the unit was drained"
-        if in_hand := _in_hand(state):
+        if in_hand := _in_hand(state, self._ports.now(), self._board.rules):
             return in_hand
         if state.case.verdict is not Verdict.DOWN:
             return f"the unit is {state.case.verdict.value}"
@@ -263,7 +264,11 @@ class Recovery:
 
     def _rows(self) -> list[UnitRow]:
         unlucky = {unit for fate in shared_fates(self._board) for unit in fate.units}
-        return [_row(state, shares_fate=state.unit.name in unlucky) for state in self._board]
+        now, rules = self._ports.now(), self._board.rules
+        return [
+            _row(state, bool(_in_hand(state, now, rules)), shares_fate=state.unit.name in unlucky)
+            for state in self._board
+        ]
 
     def _incident(self, unit: str, state: RecoveryState, remedy: Remedy) -> Incident:
         now = self._ports.now()
@@ -313,7 +318,7 @@ def _claim(about: Incident, remedy: Remedy) -> Claim:
     return Claim(about["unit"], about["cell"], "", about["id"], about["attempt"], rest_s)
 
 
-def _row(state: UnitState, *, shares_fate: bool) -> UnitRow:
+def _row(state: UnitState, in_hand: bool, *, shares_fate: bool) -> UnitRow:
     case = state.case
     return UnitRow(
         state.unit.name,
@@ -323,17 +328,20 @@ def _row(state: UnitState, *, shares_fate: bool) -> UnitRow:
         state.up_since,
         born_at=case.restarted[1] if case.restarted is not None else 0.0,
         drained=state.drained,
-        in_hand=bool(_in_hand(state)),
+        in_hand=in_hand,
         shares_fate=shares_fate,
     )
 
 
-def _in_hand(state: UnitState) -> str:
+def _in_hand(state: UnitState, now: float, rules: Rules) -> str:
     """Who takes care of the unit, so that recovery must not: a source of units reports that it is being
-    removed, or that a node of it does not run; or its engine says that it stands still on purpose.
+    removed, or that a node of it does not run; its engine says that it stands still on purpose, or takes
+    nothing new and goes on with what it has.
     """
     if any(source in SOURCES for _, source in state.case.faults):
         return "the unit is in the hands of its orchestrator"
+    if is_draining(state) and not is_overdue(state, now, rules):
+        return f"the unit takes no new requests, and may be finishing the {state.in_flight} that it has"
     if state.kept is not None:
         return "the unit is not configured any more"
     return f"the unit is {state.hold.kind.value}" if state.hold is not None else ""

@@ -26,6 +26,7 @@ from cellgate.proxy.ingress.reasons import (
 from cellgate.proxy.observe.text import duration
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
+from cellgate.router.departures import is_draining
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.nouns import AGENT, Case, Evidence, Hold, Load, Rules, Sign, Verdict
@@ -44,6 +45,7 @@ def unit_view(state: UnitState, now: float) -> dict[str, Any]:
         "verdict": state.case.verdict.value,
         "usable": state.is_usable(),
         "drained": state.drained,
+        "draining": is_draining(state),
         "hold": _hold(state.hold, now),
         "restart_suspected": state.is_restart_suspected(),
         "degraded": round(state.outlier.degraded, 3),
@@ -302,6 +304,7 @@ _NEXT: dict[Rotation, str] = {
     Rotation.IN: "{canary}, unless the unit shows work before that.",
     Rotation.STARTING: "{canary}. When it passes, {then}",
     Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
+    Rotation.DRAINING: "its requests end there; {canary}. {passes} must pass in a row; {then}",
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
 _ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
@@ -377,9 +380,11 @@ _HEADLINES: dict[Rotation, str] = {
     Rotation.IN: "{unit} is in rotation, for {time}{but}.",
     Rotation.STARTING: "{unit} is starting, for {time}: {because}",
     Rotation.DOWN: "{unit} is down, for {time}: {because}",
+    Rotation.DRAINING: "{unit} takes no new requests, for {time}, and goes on with those that it has "
+    "({requests}): {because}",
     Rotation.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
 }
-_NAMES_CAUSE = (Rotation.SUSPECT, Rotation.STARTING, Rotation.DOWN)
+_NAMES_CAUSE = (Rotation.SUSPECT, Rotation.STARTING, Rotation.DOWN, Rotation.DRAINING)
 """What needs no line more."""
 _SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
 

@@ -33,10 +33,11 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
 from cellgate.proxy.config.settings import TICK_S, Settings
 from cellgate.proxy.observe.text import unsaid_ports
-from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STEPS, UNSEEN_S
+from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STALLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
 from cellgate.router.nouns import Fleet, Rules, Unit
 from cellgate.router.outliers import COMPARE_S, STREAK
+from cellgate.router.pauses import KEPT_S
 
 
 def _check_redis(settings: Settings) -> None:
@@ -240,8 +241,9 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         f"{PREFILLS:g} times the prefill of the largest prompt that waits there; a canary may take 4 times "
         "as long as usual there.",
         "Busy is not sick: requests that are there explain a silence for so long; where no steps are counted "
-        "and the engine serves one request at a time, or the unit is alone in its pool, for at least "
-        f"{UNSEEN_S:g} s. Then two canaries decide.",
+        "and the engine serves one request at a time, or where no other unit of the pool does better, for at "
+        f"least {UNSEEN_S:g} s; and after a pause that a unit of the pool has ended by itself, for "
+        f"{STALLS:g} times as long for {KEPT_S:g} s. Then two canaries decide.",
         f"Idle: an engine that counts its steps gets a canary after {rules.canary_idle_s:g} s, another one "
         f"after {rules.canary_idle_s * BLIND_IDLE:.1f} s; a request that comes sooner brings one with it.",
         f"Suspicion only: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are at "

@@ -291,6 +291,7 @@ def _seconds(value: float | None) -> str:
 
 _BESIDE = {
     "drained": "drained",
+    "draining": "draining",
     "restart_suspected": "restart suspected",
     "degraded": "slow",
     "odd_answers": "odd answers",

@@ -41,6 +41,7 @@ _ORDER = (
     "starting",
     "on_hold",
     "full",
+    "draining",
     "drained",
     "in",
 )
@@ -54,6 +55,7 @@ _STYLES = {
     "probation": "magenta",
     "down": "bold red",
     "on_hold": "cyan",
+    "draining": "cyan",
     "drained": "dim",
 }
 _NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "unseen": ("□", "○", "dim")}

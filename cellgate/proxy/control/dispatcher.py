@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cellgate.probes.canary import Canary
 from cellgate.proxy.control.containment import HeldRequest
 from cellgate.proxy.control.explain import header_line
 from cellgate.proxy.control.plane import Plane
@@ -36,6 +37,8 @@ from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
+ERRORS_IN_A_ROW = 3
+"""After so many errors in a row a canary shows whether a unit takes anything new."""
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 TAKEN = Failure(
     FailureKind.RESPONSE_TAKEN, "a stored response has this id; send another one, or none", param="request_id"
@@ -55,6 +58,8 @@ class LocalDispatcher:
         self._answered = plane.scaling.answered.append
         self._metrics = plane.metrics
         self._now = plane.now
+        self._errors: dict[str, tuple[float, int]] = {}
+        """Since when units have answered new requests with errors alone, and how many."""
 
     # -- units for requests --------------------------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class LocalDispatcher:
         # It lost its unit through no fault of its own, or the only unit waits for a canary, or all units for
         # another way to them.
         moved = request.moved or why is Refusal.UNSURE or self._board.is_changing
-        may_wait = why in (Refusal.FULL, Refusal.ON_HOLD)
+        may_wait = why in (Refusal.FULL, Refusal.ON_HOLD, Refusal.STALLED)
         if not may_wait and not (moved and self._board.could_serve(ask, tried)):
             return why
         place = self._router.wait(
@@ -311,10 +316,24 @@ class LocalDispatcher:
         if row.strength is not None:
             lease.unit_state.costs.errors.failed(now)
         strength = row.strength
+        if failure.kind is FailureKind.UNIT_ERROR:
+            self._look_into_errors(lease.unit_state, now)
         if failure.kind is FailureKind.UNIT_ERROR and lease.unit_state.has_only_errors(now):
             strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
+
+    def _look_into_errors(self, state: UnitState, now: float) -> None:
+        """Send a canary at once to a unit that has answered a request with an error and has nothing else to
+        do, or nothing but errors for several in a row: one that shuts down goes on with what it has.
+        """
+        since, count = self._errors.get(state.unit.name, (0.0, 0))
+        if state.unread.until > since:
+            # It has begun to answer a request that came later.
+            since, count = now, 0
+        self._errors[state.unit.name] = since, count + 1
+        if state.in_flight <= 1 or (count + 1) % ERRORS_IN_A_ROW == 0:
+            self._plane.prober.look_now(state.unit.name, Canary.name)
 
     def _observe(self, state: UnitState, sign: Sign, strength: Strength, reason: str) -> None:
         # A new unit under the same name is not responsible for the old one's requests.

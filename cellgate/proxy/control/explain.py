@@ -41,6 +41,7 @@ _REFUSED: dict[Refusal, str] = {
     Refusal.POISON: "502: units have died of its prompt",
     Refusal.HELD: "it waits until it is known whether its prompt ends units",
     Refusal.ON_HOLD: "it waits: the engines of the only units for it are paused, asleep or scaling",
+    Refusal.STALLED: "it waits: the only units for it show nothing, and may go on with what they have",
     Refusal.UNSURE: "it waits for a canary: the only units for it may have restarted",
 }
 _WHY_NOT = {
@@ -212,7 +213,7 @@ def _outcome(found: DryRun) -> dict[str, Any]:
         return {"decision": "sent", "unit": found.best, "reason": f"unit {found.best} ranks first"}
     if found.wait_s is None:
         return {"decision": "refused", "unit": None, "reason": _REFUSED[found.refusal]}
-    if found.refusal in (Refusal.UNSURE, Refusal.ON_HOLD):
+    if found.refusal in (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.STALLED):
         return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
     first = next(unit_cost for unit_cost in found.units if unit_cost.unit_state.unit.name == found.best)
     reason = (
@@ -305,7 +306,7 @@ def dry_run(
     if not rows:
         if ask.model is not None and refusal is Refusal.NO_UNIT and board.knows_model(ask.model) is False:
             refusal = Refusal.UNKNOWN_MODEL
-        waits = refusal in (Refusal.UNSURE, Refusal.ON_HOLD)
+        waits = refusal in (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.STALLED)
         return DryRun(None, refusal, 0.0 if waits else None, list(unit_costs.values()))
     if not policy.by_seconds:
         rows = [row for row in rows if row.has_room] or rows

@@ -244,6 +244,7 @@ class Plane:
             self.hold_watch.tick,
             self.replacement.look,
             self._look_for_stalls,
+            self._look_at_units_out,
             self.prober.sweep,
             self.containment.tick,
             self.refused_watch.tick,
@@ -394,7 +395,7 @@ class Plane:
     def _flipped(self, consequence: Consequence) -> None:
         flip = consequence.flip
         assert flip is not None
-        self.events.add(flip, consequence.evicted)
+        self.events.add(flip, consequence.evicted, consequence.staying)
         for told in self.on_flip:
             told(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
@@ -428,6 +429,10 @@ class Plane:
         lag_s = self.ticker.lag_s
         self.metrics.loop_lag(lag_s)
         self.stall_watch.tick(self.front.seen_until(now), lag_s)
+
+    def _look_at_units_out(self, now: float) -> None:
+        if leavers := self.board.leavers(now):
+            self._evict_soon(leavers)
 
     def _look_at_queue(self, now: float) -> None:
         if len(self.router.queue):

@@ -29,7 +29,7 @@ from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import health
 from cellgate.router.board import Board, Consequence, Uses
-from cellgate.router.health import hides_work, is_seen_still, stall_limit_s
+from cellgate.router.health import borne_until, hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
     Answered,
     Build,
@@ -416,6 +416,10 @@ class UnitContext:
 
     def hides_work(self, asked_at: float = inf) -> bool:
         return hides_work(self.unit_state, self.now(), self.rules, asked_at)
+
+    @property
+    def borne_until(self) -> float:
+        return borne_until(self.unit_state, self.now(), self.rules)
 
     def answered_beside(self, asked_at: float) -> None:
         self.unit_state.record_seats(asked_at)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from cellgate.probes.canary import AWAKE_S, Canary
 from cellgate.probes.engine_metrics import EngineMetrics
@@ -18,6 +19,7 @@ from cellgate.router.board import Board, compare_speeds, use_of
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import (
+    USABLE,
     Evidence,
     Sign,
     Strength,
@@ -31,6 +33,8 @@ LAG_S = 0.25
 DISTRUST_S = 1.0
 QUIET_S = 0.25
 """After this time without a token, the engine's counters are read this often."""
+PEERS_ASKED = 2
+"""So many units without requests get a canary when another one stalls, and none is seen to do better."""
 BESIDE_S = 5.0
 """A unit gets a canary for a request that hangs at most this often."""
 
@@ -51,6 +55,8 @@ class StallWatch:
         self._asked_at: dict[str, float] = {}
         """When a unit was last sent a canary beside its requests."""
         self._compare_at = 0.0
+        self._silent: dict[str, UnitState] = {}
+        """Units that show nothing, of which it is not known whether they pause."""
         self._panic_at: float | None = None
         self._lag_reported_at = -_REPORT_EVERY_S
         self._fault_reported_at = -_REPORT_EVERY_S
@@ -73,6 +79,8 @@ class StallWatch:
                 self._check_stall(state, now)
             elif state.leases and state.ranks.count:
                 self._check_ranks(state, now)
+        if self._silent:
+            self._learn_pauses()
         if self._board.panic_at != self._panic_at:
             self._report_panic(now)
         if now >= self._compare_at:
@@ -95,13 +103,40 @@ class StallWatch:
         # The counters show whether the engine works on requests of others.
         if state.counters_at:
             self._prober.look_now(state.unit.name, EngineMetrics.name)
-        state.is_alone = self._board.is_alone(state)
+        state.is_alone = self._board.is_alone(state, now)
         state.record_stall(still_s(state, now))
+        if now - state.quiet_since >= self._board.rules.silent_min_s:
+            self._watch_pause(state)
+            if state.is_alone:
+                self._ask_peers(state, now)
         found = find_stall(state, now, self._board.rules)
         if found is None:
             self._check_ranks(state, now)
         else:
             self._report_stall(state, found, "", now)
+
+    def _watch_pause(self, state: UnitState) -> None:
+        if state.pauses.since != state.quiet_since:
+            state.pauses.watch(state.quiet_since, state.case.restarted)
+            self._silent[state.unit.name] = state
+
+    def _learn_pauses(self) -> None:
+        """Learn from those that have gone on."""
+        for name, state in list(self._silent.items()):
+            if state.leases and state.quiet_since == state.pauses.since:
+                continue
+            del self._silent[name]
+            if pause_s := state.pauses.end(state.progress_at, state.case.restarted):
+                self._board.learn_pause(state, pause_s, state.progress_at)
+
+    def _ask_peers(self, state: UnitState, now: float) -> None:
+        """Nothing shows that others do better than a silent unit: those without requests can say so."""
+        idle = (other for other in self._board.peers(state) if not other.leases)
+        for other in islice(idle, PEERS_ASKED):
+            asked_at = self._asked_at.get(other.unit.name, -BESIDE_S)
+            if asked_at < state.quiet_since and now - asked_at >= BESIDE_S:
+                self._asked_at[other.unit.name] = now
+                self._prober.look_now(other.unit.name, Canary.name)
 
     def _check_ranks(self, state: UnitState, now: float) -> None:
         if state.ranks.count and (found := find_rank_stall(state, now, self._board.rules)) is not None:
@@ -131,7 +166,7 @@ class StallWatch:
             self._prober.look_now(name, Canary.name)
 
     def _report_stall(self, state: UnitState, found: Stall, whose: str, now: float) -> None:
-        if now - state.stall_reported_at < found.limit_s:
+        if now - state.stall_reported_at < found.limit_s or state.case.verdict not in USABLE:
             return
         state.stall_reported_at = now
         reason = (

@@ -23,6 +23,7 @@ from typing import cast
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.ingress.reasons import why
 from cellgate.router.board import Board
+from cellgate.router.departures import is_draining
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -135,7 +136,7 @@ class AgentReply:
 
 def unit_reply(state: UnitState, now: float, board: Board) -> AgentReply:
     """The word about one unit."""
-    if state.drained or state.hold is not None:
+    if state.drained or state.hold is not None or is_draining(state):
         return AgentReply(ServerState.DRAIN)
     if not state.is_usable():
         return AgentReply(ServerState.DOWN, reason=f"{state.case.verdict.value}: {why(state)}")

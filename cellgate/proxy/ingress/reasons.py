@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from cellgate.router.departures import is_draining, is_stalled
 from cellgate.router.health import spoken
 from cellgate.router.judge import CANARY_SOURCE, READINESS_SOURCE
 from cellgate.router.kept import kept_words
@@ -29,6 +30,7 @@ def why(state: UnitState) -> str:
     if said is None:
         return "no probe has answered yet"
     reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
+    reason += _of_its_requests(state)
     newest = state.last_evidence.get((said.node, said.source), said)
     if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
         reason += f"; since then: {newest.reason}"
@@ -36,6 +38,17 @@ def why(state: UnitState) -> str:
     if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
         reason += f"; but its readiness says: {ready.reason}"
     return reason
+
+
+def _of_its_requests(state: UnitState) -> str:
+    """What becomes of the requests of a unit that is out."""
+    if state.is_usable() or not state.leases:
+        return ""
+    if is_draining(state):
+        return f"; it takes no new requests, and keeps the {state.in_flight} that it has"
+    if is_stalled(state):
+        return f"; {state.in_flight} requests stay there until it goes on or another unit can take them"
+    return ""
 
 
 class Rotation(Enum):
@@ -51,6 +64,7 @@ class Rotation(Enum):
     STARTING = "starting"
     DOWN = "down"
     PROBATION = "probation"
+    DRAINING = "draining"
 
 
 def rotation_of(state: UnitState, now: float, panic_at: float | None) -> Rotation:
@@ -62,7 +76,7 @@ def rotation_of(state: UnitState, now: float, panic_at: float | None) -> Rotatio
     if state.hold is not None:
         return Rotation.ON_HOLD
     if not state.is_usable():
-        return Rotation(state.case.verdict.value)
+        return Rotation.DRAINING if is_draining(state) else Rotation(state.case.verdict.value)
     if panic_at is not None and state.is_unreachable(now):
         return Rotation.HELD
     if state.is_restart_suspected():
@@ -92,6 +106,7 @@ _ADVICE: dict[Rotation, str] = {
     Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
     Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
     Rotation.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
+    Rotation.DRAINING: "let it finish; if it is not meant to stop, check its engine's log ({url}).",
     Rotation.DOWN: "check its engine's log ({url}); if it hangs, restart it on all its nodes. "
     "cellgate drain {unit} keeps it out meanwhile.",
 }
@@ -134,6 +149,8 @@ def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -
         return _WRONG
     if is_out and rotation is not Rotation.DRAINED and because is not None and _is_refusal(because):
         return _REFUSES
+    if rotation is Rotation.DRAINING:
+        return _ADVICE[rotation]
     if rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
         return _GONE
     return _ADVICE.get(rotation, "")

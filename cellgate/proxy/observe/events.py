@@ -172,14 +172,14 @@ class EventLog:
         self._lasting: dict[ActionKind, tuple[EventRecord, float]] = {}
         """The last event of each kind, and when it was said last."""
 
-    def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
-        """Record a flip (with the leases that it evicted) or an action."""
+    def add(self, happened: Flip | Action, evicted: Sequence[Lease] = (), staying: int = 0) -> None:
+        """Record a flip (with the leases that it evicted, and how many it left there) or an action."""
         if isinstance(happened, Action) and happened.kind in _LASTING and self._is_repeated(happened):
             return
         self._count += 1
         head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
-            event = head | _flip_event(happened, evicted, self._passes)
+            event = head | _flip_event(happened, evicted, staying, self._passes)
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
         else:
             event = head | _action_event(happened)
@@ -283,9 +283,9 @@ class Follower:
         return event
 
 
-def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> EventRecord:
-    cut = sum(lease.committed for lease in evicted)
-    moved = len(evicted) - cut
+def _flip_event(flip: Flip, evicted: Sequence[Lease], staying: int, passes: int) -> EventRecord:
+    streams = sum(lease.committed for lease in evicted)
+    leaving = len(evicted) - streams
     why = flip.evidence
     return {
         "kind": "flip",
@@ -297,21 +297,37 @@ def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> EventRecor
         "source": why.source,
         "strength": why.strength.name.lower(),
         "reason": why.reason,
-        "moved": moved,
-        "cut": cut,
-        "line": _flip_line(flip, moved, cut, passes),
+        "leaving": leaving,
+        "staying": staying,
+        "streams": streams,
+        "line": _flip_line(flip, _requests(leaving, staying, streams), passes),
     }
 
 
-def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
+def _requests(leaving: int, staying: int, streams: int) -> str:
+    """What becomes of the requests of a unit that is out, as far as it is known then."""
+    parts = []
+    if leaving:
+        parts.append(f"{_count(leaving, 'request')} look{'s' if leaving == 1 else ''} for another unit")
+    if staying:
+        parts.append(
+            f"{_count(staying, 'request')} stay{'s' if staying == 1 else ''} until another unit does better"
+        )
+    if streams:
+        goes = "goes" if streams == 1 else "go"
+        parts.append(f"{_count(streams, 'stream')} {goes} on, or {goes} over to another unit")
+    return ", ".join(parts)
+
+
+def _flip_line(flip: Flip, requests: str, passes: int) -> str:
     source = flip.evidence.source + (f", node {flip.evidence.node}" if flip.evidence.node else "")
     parts = [
         f"unit {flip.unit} (cell {flip.cell}) {flip.before.value} -> {flip.after.value}: "
         f"{flip.evidence.reason} (source {source})"
     ]
     # What had broken before, as where a process ends, is in the event of its broken streams.
-    if moved or cut:
-        parts.append(f"{_count(moved, 'request')} tried elsewhere, {_count(cut, 'stream')} broken")
+    if requests:
+        parts.append(requests)
     node = flip.evidence.node
     if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
         parts.append(f"it returns once node {node} is healthy again and {_canaries(passes)}")

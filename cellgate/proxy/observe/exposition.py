@@ -38,6 +38,7 @@ from cellgate.proxy.observe.counters import (
 from cellgate.proxy.observe.defects import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 from cellgate.router.board import Board
+from cellgate.router.departures import is_draining
 from cellgate.router.nouns import Outcome, Sign, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -221,14 +222,16 @@ class Exposition(Collector):
 
 UNIT_STATES: Mapping[str, Callable[[UnitState], bool]] = {
     "drained": lambda state: state.drained,
+    "draining": is_draining,
     "on_hold": lambda state: state.hold is not None,
     "restart_suspected": UnitState.is_restart_suspected,
     "other_build": lambda state: bool(state.other_builds),
     "answers_differ": UnitState.has_odd_answers,
 }
-"""What may hold for a unit whatever its verdict: an operator took it out; its engine stands still on purpose,
-or has yet to show work after that; it gets no requests because it may have restarted; another unit of its
-cell and model is another build; its answers to the known prompt differ, whether or not it is out for them.
+"""What may hold for a unit whatever its verdict: an operator took it out; it takes nothing new, and may be
+finishing what it has; its engine stands still on purpose, or has yet to show work after that; it gets no
+requests because it may have restarted; another unit of its cell and model is another build; its answers to
+the known prompt differ, whether or not it is out for them.
 """
 
 

@@ -96,7 +96,7 @@ def _goes_elsewhere(
             exchange.release(Outcome.BUSY, failed_at)
             exchange.state = WAITING
             return True
-        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE, Refusal.ON_HOLD):
+        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE, Refusal.ON_HOLD, Refusal.STALLED):
             # There is nobody else.
             return False
     exchange.release(failure.kind.row.outcome, failed_at)

@@ -12,7 +12,7 @@ from cellgate.proxy.http.errors import NOT_CONNECTED, Failure, FailureKind, as_t
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import Continuation, find_way
-from cellgate.proxy.request.doubts import unsure
+from cellgate.proxy.request.doubts import able, unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.second_opinion import doubt, repeated
@@ -25,8 +25,9 @@ from cellgate.proxy.request.start import (
     link_failed,
     refuse,
 )
-from cellgate.router.health import is_on, stall_limit_s
-from cellgate.router.nouns import Outcome, Verdict
+from cellgate.router.departures import is_gone, take_over_s
+from cellgate.router.health import STALLS, is_on, stall_limit_s
+from cellgate.router.nouns import USABLE, Outcome, Verdict
 from cellgate.router.retry import Step
 from cellgate.router.unit_state import Lease
 
@@ -102,10 +103,15 @@ def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:
 
 
 def move(exchange: Exchange) -> None:
-    """The unit went DOWN, or is on hold, before the commit: the request moves to another unit."""
+    """The unit is out, or on hold, before the commit: the request moves to another unit, if one can take it,
+    or nothing comes of it here.
+    """
     lease = exchange.in_flight().lease
     if is_on(lease.unit_state.hold) and not _has_others(exchange, lease):
         # It is answered here once the hold has ended.
+        return
+    if not (is_gone(lease.unit_state.case) or is_on(lease.unit_state.hold) or _can_move(exchange, lease)):
+        lease.evicted = False
         return
     unit = lease.unit
     failure = Failure(
@@ -146,6 +152,13 @@ def _has_others(exchange: Exchange, lease: Lease) -> bool:
     selection = exchange.selection
     tried = (*selection.history.tried, lease.unit)
     return exchange.route.kind is not UNLISTED and exchange.gate.board.could_serve(selection.ask, tried)
+
+
+def _can_move(exchange: Exchange, lease: Lease) -> bool:
+    """Whether another unit could take the request now."""
+    if exchange.route.kind is UNLISTED:
+        return False
+    return exchange.gate.board.can_take(lease, exchange.selection.history.tried)
 
 
 def break_stream(exchange: Exchange, failure: Failure) -> None:
@@ -230,6 +243,10 @@ _HEADS_FIRST = frozenset({"vllm", "sglang"})
 """Engines that answer 200 to a stream at once, and compute then."""
 _IDLE_S = 1.0
 """At least so long a stream may show events without work before another unit is asked."""
+_FLOOD = 4.0
+"""So many in a second are no way to say that a request waits."""
+_EQUALS_S = 60.0
+"""So long it may where no other does better."""
 _IDLE_EVENTS = 8
 """So many events without work are more than what engines send before a request's turn has come."""
 
@@ -313,12 +330,27 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
         # Nothing but comments may be all that it can say while it computes.
         limit_s = max(limit_s, stall_limit_s(state, exchange.gate.board.rules))
         limit_s = limit_s if load is None else max(_LOST_S, limit_s)
-    if now - attempt.idle_at < limit_s:
+    since_s = now - attempt.idle_at
+    if since_s < limit_s:
+        return False
+    is_flood = events >= max(_IDLE_EVENTS, _FLOOD * since_s)
+    if not is_flood and since_s < _EQUALS_S and not _is_outdone(exchange, attempt.lease, now):
         return False
     attempt.wait_again(now)
     if exchange.continuation is not None:
         return doubt_end(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, b"")
     return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None)
+
+
+def _is_outdone(exchange: Exchange, lease: Lease, now: float) -> bool:
+    """Whether others do better than a unit that shows events without work: one has begun to answer a request
+    that came later, and this unit has not shown lately that some take longer, or that it pauses.
+    """
+    state = lease.unit_state
+    usual_s = max(state.step_times.longest_wait_s, state.pauses.longest_s(now))
+    if now - lease.opened_at < STALLS * usual_s:
+        return False
+    return any(other.unread.until > lease.opened_at for name, other in able(exchange) if name != lease.unit)
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:
@@ -337,7 +369,7 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
 def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
     """The failure of a stream that has stalled for too long; None while it has time."""
     unit, silent_s = lease.unit, now - exchange.response.last_at
-    if lease.evicted and silent_s > (_HALTED_S if lease.unit_state.is_halted() else _SILENT_S):
+    if lease.evicted and silent_s > _HALTED_S and _is_given_up(exchange, lease, silent_s):
         return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
     if silent_s > _LOST_S and _is_lost(exchange, lease, silent_s, now):
         reason = (
@@ -348,6 +380,18 @@ def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
         reason = f"unit {unit} sent nothing for {silent_s:.0f} s in the middle of its answer"
         return Failure(FailureKind.TRUNCATED, reason)
     return None
+
+
+def _is_given_up(exchange: Exchange, lease: Lease, silent_s: float) -> bool:
+    """Whether a stream of a unit that is out has been silent for long enough; where nothing proves that it is
+    lost, another unit must be able to resume it.
+    """
+    state, gate = lease.unit_state, exchange.gate
+    if state.is_halted():
+        return True
+    if state.case.verdict in USABLE or silent_s <= take_over_s(state, gate.board.rules, _SILENT_S):
+        return False
+    return is_gone(state.case) or _may_go_on(exchange, lease)
 
 
 def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
@@ -395,4 +439,4 @@ def _may_go_on(exchange: Exchange, lease: Lease) -> bool:
     if isinstance(find_way(gate, exchange.request, selection.ask, response), str):
         response.keep_tail()
         return False
-    return gate.board.could_serve(selection.ask, (*selection.history.tried, lease.unit))
+    return gate.board.can_take(lease, selection.history.tried)

@@ -36,12 +36,13 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
     leases[7].commit(2.0)
     consequence = board.observe(REFUSED)
     assert consequence.flip is not None
-    events.add(consequence.flip, consequence.evicted)
+    events.add(consequence.flip, consequence.evicted, consequence.staying)
     assert lines == [
         (
             "warning",
             "unit a1 (cell a) starting -> down: connection refused by 127.0.0.1:8101 (source request); "
-            "31 requests tried elsewhere, 1 stream broken; it returns after 2 canaries pass",
+            "31 requests stay until another unit does better, 1 stream goes on, or goes over to another "
+            "unit; it returns after 2 canaries pass",
         )
     ]
 
@@ -95,8 +96,9 @@ def test_an_event_is_ready_for_json() -> None:
             "source": "request",
             "strength": "fatal",
             "reason": "connection refused by 127.0.0.1:8101",
-            "moved": 0,
-            "cut": 0,
+            "leaving": 0,
+            "staying": 0,
+            "streams": 0,
             "line": lines[0][1],
         }
     ]

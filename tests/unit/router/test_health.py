@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.board import Board
+from cellgate.router.board import Board, Consequence
 from cellgate.router.health import (
     CLEARED_S,
     COUNTERS_FRESH_S,
@@ -195,21 +195,28 @@ def test_a_stream_that_stands_still_on_an_engine_for_one_request_is_believed_for
         assert hides_work(state, NOW + later_s, RULES) is hides
 
 
-def test_a_unit_alone_in_its_pool_is_believed_until_its_engine_says_that_it_stands_still() -> None:
+def test_a_unit_is_believed_for_longer_where_no_other_does_better_though_its_counters_stand_still() -> None:
     state, _, made = working(sighted=True)
     state.is_alone = True
-    assert hides_work(state, NOW + UNSEEN_S - 0.1, RULES)
     made.report(Load("a", NOW + 2.0, running=1, progress=7.0, sighted=True))
-    assert not hides_work(state, NOW + 2.1, RULES)
-    assert made.is_alone(state)
+    assert hides_work(state, NOW + UNSEEN_S - 0.1, RULES)
+    assert not hides_work(state, NOW + UNSEEN_S, RULES)
+    assert made.is_alone(state, NOW + 2.0)
     made.configure(
         Fleet(units=(Unit("a", "cell", "http://a", ("m",)), Unit("b", "cell", "http://b", ("m",)))), 0.0
     )
     for each in made:
         each.case = replace(each.case, verdict=Verdict.UP)
-    assert not made.is_alone(made.units["a"])
+    state, other = made.units["a"], made.units["b"]
+    assert made.is_alone(state, NOW + 2.0), "nothing shows that the other would do better"
+    other.progress_at = NOW + 1.0
+    assert not made.is_alone(state, NOW + 2.0), "it has answered a canary since"
+    made.open("b", STREAM, NOW + 1.0, retry=False).commit(NOW + 1.0)
+    assert not made.is_alone(state, NOW + 1.9)
+    assert made.is_alone(state, NOW + 2.1), "it stands still as well"
+    other.progress_at = NOW + 2.0
     made.drain("b", drained=True)
-    assert made.is_alone(made.units["a"]), "the only one in rotation"
+    assert made.is_alone(state, NOW + 2.1), "the only one in rotation"
 
 
 def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None:
@@ -376,7 +383,7 @@ def test_a_unit_that_is_held_is_asked_again_at_once_and_panic_ends_when_units_an
     fail(made, "a", NOW + 3.0)
     assert made.panic_at is not None
     again = Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW + 3.5)
-    assert made.observe(again) == (None, (), True)
+    assert made.observe(again) == Consequence(wants_canary=True)
     made.units["b"].answered_at = NOW + 4.0
     made.tick(NOW + 4.0)
     fail(made, "a", NOW + 4.0)

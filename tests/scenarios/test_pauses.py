@@ -1,0 +1,120 @@
+"""Units that stand still for a while and go on: nobody is out for what all do, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cellgate.proxy.admin.views import unit_view
+from cellgate.router.nouns import Verdict
+from tests.scenarios.harness import Stage
+from tests.scenarios.users import Users
+from tests.sim.engine import Engine
+from tests.sim.hurt import go_on, stop, stop_core
+from tests.sim.timing import Timing
+from tests.sim.world import played
+
+STEPS = Timing(step_s=0.05)
+SLOW = Timing(step_s=0.08, prefill_s=0.8)
+
+
+async def pause(engine: Engine, seconds: float, *, whole: bool = False) -> None:
+    """Stop its core, or (`whole`) the front end as well, and let it go on."""
+    stop(engine, 0) if whole else stop_core(engine)
+    await asyncio.sleep(seconds)
+    go_on(engine)
+
+
+@pytest.mark.parametrize("pause_s", [2.5, 4.0, 7.0])
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda options: Stage(units=1, timing=STEPS, **options), given=("options",))
+async def test_the_only_unit_may_stand_still_for_seconds(stage: Stage, pause_s: float) -> None:
+    streams = stage.crowd(5, max_tokens=100)
+    whole = stage.crowd(5, max_tokens=100, stream=False)
+    await asyncio.sleep(1.0)
+    pausing = asyncio.ensure_future(pause(stage.engines["a"], pause_s))
+    await asyncio.sleep(1.5)
+    late = stage.crowd(2, max_tokens=10)
+    await pausing
+    visits = [*await streams, *await whole, *await late]
+    assert all(visit.is_answered for visit in visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["core", "whole"])
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda options: Stage(units=3, timing=STEPS, **options), given=("options",))
+async def test_pauses_that_all_have_in_turn_are_nobodys_fault(stage: Stage, whole: bool) -> None:
+    users = Users(stage, 9)
+    await asyncio.sleep(5.0)
+    for _ in range(3):
+        for engine in stage.engines.values():
+            await pause(engine, 2.5, whole=whole)
+            await asyncio.sleep(4.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
+    assert extra(stage) <= 0.02 * len(users.visits)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 6.0])
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda options: Stage(units=3, timing=STEPS, **options), given=("options",))
+async def test_when_all_stand_still_at_once_nobody_does_better(stage: Stage, seconds: float) -> None:
+    users = Users(stage, 9)
+    await asyncio.sleep(5.0)
+    for _ in range(3):
+        await asyncio.gather(*(pause(engine, seconds) for engine in stage.engines.values()))
+        await asyncio.sleep(8.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
+    assert extra(stage) <= 0.02 * len(users.visits)
+
+
+def closes(engine: Engine) -> None:
+    engine.close_listener()
+
+
+def refuses(engine: Engine) -> None:
+    engine.behaviour.error_rate, engine.behaviour.error_status = 1.0, 500
+
+
+@pytest.mark.parametrize("drain", [closes, refuses])
+@pytest.mark.parametrize("units", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda units, options: Stage(units=units, timing=SLOW, **options), given=("units", "options"))
+async def test_an_engine_that_drains_keeps_what_it_has_and_gets_nothing_new(
+    stage: Stage, units: int, drain: Callable[[Engine], None]
+) -> None:
+    """Streams, whole answers, and prompts that are not computed yet."""
+    crowds = [stage.crowd(4, max_tokens=160), stage.crowd(4, max_tokens=160, stream=False)]
+    await asyncio.sleep(1.0)
+    crowds.append(stage.crowd(2, max_tokens=40))
+    await asyncio.sleep(0.1)
+    engine = stage.engines["a"]
+    drain(engine)
+    began_at = stage.now
+    while stage.now < began_at + 6.0:
+        await asyncio.sleep(0.3)
+        if units > 1:
+            assert (await stage.ask(max_tokens=2)).unit == "b"
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 3.0)
+    view = unit_view(stage.gate.board.units["a"], stage.now)
+    assert view["draining"], view
+    assert "it takes no new requests" in view["reason"]
+    assert not stage.picks("a", began_at + 2.0)
+    visits = [visit for crowd in crowds for visit in await crowd]
+    assert all(visit.is_answered for visit in visits)
+    computed = {
+        each.request_id: sum(len(e.served.get(each.request_id, ())) for e in stage.engines.values())
+        for each in visits
+    }
+    assert set(computed.values()) == {1}
+
+
+def extra(stage: Stage) -> int:
+    """How often a request came to one more unit."""
+    return sum(record.attempts - 1 for record in stage.gate.records)
