@@ -892,8 +892,18 @@ class Client(asyncio.Protocol):
         self.transport = transport
         self.since = time.monotonic()
         self._agent.clients.add(self)
-        if len(self._agent.clients) > CLIENTS_MAX:
+        if len(self._agent.clients) > CLIENTS_MAX and not self._takes_place():
             self._refuse(503, f"this agent has {CLIENTS_MAX} clients already")
+
+    def _takes_place(self) -> bool:
+        """Whether there was one that has asked for nothing that counts: the oldest of them goes."""
+        silent = [each for each in self._agent.clients if not each.is_served and each is not self]
+        if not silent:
+            return False
+        oldest = min(silent, key=lambda each: each.since)
+        self._agent.clients.discard(oldest)
+        oldest.transport.abort()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Remove the client."""

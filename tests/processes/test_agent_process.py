@@ -216,6 +216,20 @@ def test_many_may_watch_up_to_a_bound(port: int) -> None:
         watching.close()
 
 
+def test_strangers_who_say_nothing_leave_room_for_who_asks(port: int) -> None:
+    """The oldest silent one goes; 140 of them kept out 42 of 45."""
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(140)]
+    watchers = [Watching(port) for _ in range(45)]
+    assert [watching.line()["state"] for watching in watchers] == ["absent"] * 45
+    more = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(140)]
+    assert get(port, "/healthz")[0] == 503
+    assert [watching.line() for watching in watchers] == [{"cellgate_agent": 1}] * 45
+    for stranger in (*silent, *more):
+        stranger.close()
+    for watching in watchers:
+        watching.close()
+
+
 def test_other_requests_are_told_what_there_is_and_what_is_no_http_is_refused(port: int) -> None:
     others = [
         ("/healthz", "GET", 503),

@@ -168,7 +168,7 @@ SHOWN_BEGINS = (
 an nginx, by x-accel-redirect), or as the gate does (x-cellgate-, x-ratelimit-, x-should-retry)."""
 
 
-def shown(lines: list[bytes]) -> list[bytes]:
+def client_lines(lines: list[bytes]) -> list[bytes]:
     """Of the lines of a unit's head those that its client gets."""
     return [
         line for line in lines if line.partition(b":")[0] in SHOWN_FIELDS or line.startswith(SHOWN_BEGINS)

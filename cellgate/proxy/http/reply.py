@@ -26,9 +26,9 @@ from cellgate.proxy.http.heads import (
     Fields,
     KnownLines,
     client_head,
+    client_lines,
     crossing,
     head_size,
-    shown,
 )
 
 HEAD_BYTES = 64 * 1024
@@ -73,7 +73,7 @@ class ReplyHead:
         self.coding = self.content_lines = b""
         self.length: bytes | None = None
         self.is_edited = False
-        self.shown = b"".join(shown(lines))
+        self.shown = b"".join(client_lines(lines))
         content_type, is_encoded = b"", False
         for name, value in fields:
             if name == b"content-length":
@@ -261,7 +261,7 @@ class ReplyReader:
                 self.misbehaved = f"{status} is not an HTTP status"
             elif status > 101:
                 # The gate itself says when a client is to go on (100).
-                self.hints += client_head(status, shown(crossing(lines, fields)), own=b"", close=False)
+                self.hints += client_head(status, client_lines(crossing(lines, fields)), own=b"", close=False)
             return
         if self._overhead > _FEW_BYTES:
             self._check_head(lines, fields)
@@ -497,14 +497,14 @@ CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 def last_chunk(trailers: bytes) -> bytes:
     """What ends a body in chunks that these lines follow, as far as a client gets them."""
-    return b"0\r\n%b\r\n" % b"".join(shown(trailers.splitlines(keepends=True)))
+    return b"0\r\n%b\r\n" % b"".join(client_lines(trailers.splitlines(keepends=True)))
 
 
 def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
     """The head of a reply without the lines that begin like these."""
     other = head.copy()
     other.lines = [line for line in head.lines if not line.startswith(starts)]
-    other.shown = b"".join(shown(other.lines))
+    other.shown = b"".join(client_lines(other.lines))
     return other
 
 
@@ -523,7 +523,7 @@ def _edited(head: ReplyHead, own: bytes) -> list[bytes]:
     """The lines without those that `Connection` names, and with the request id of the engine, if that is
     another one than in our `own`.
     """
-    lines = shown(crossing(head.lines, head.fields))
+    lines = client_lines(crossing(head.lines, head.fields))
     ids = [value for name, value in head.fields if name == b"x-request-id"]
     return lines + [b"%b: %b\r\n" % (UNIT_ID_FIELD, each) for each in ids if b" %b\r\n" % each not in own]
 
@@ -549,7 +549,7 @@ def with_own_origin(head: ReplyHead, authority: bytes) -> None:
             path = line[found.end() :]
             head.lines[at] = found[1] + (b"" if path.startswith(b"/") else b"/") + path
     head.lines = [line for line in head.lines if _PLACE.match(line) is None or _OWN_PATH.match(line)]
-    head.shown = b"".join(shown(head.lines))
+    head.shown = b"".join(client_lines(head.lines))
 
 
 def unframed(chunks: bytes) -> tuple[bytes, bool]:

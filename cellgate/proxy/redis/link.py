@@ -62,6 +62,7 @@ from cellgate.proxy.redis.reports import (
 )
 from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading, SharedLimits, Sharing
 from cellgate.proxy.redis.signing import UNSIGNED, Signer, signer_of
+from cellgate.proxy.redis.stored import SharedResponses
 from cellgate.router.board import Board, Flip
 from cellgate.router.cost_model import NOTHING_ELSEWHERE
 
@@ -520,12 +521,20 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
     link_by = partial(_link, plane, connect, Names(access.prefix), signer)
     link = _route(plane, feed, gate, link_by) if routes else _share(plane, port, gate, link_by)
     link.start()
+    responses = SharedResponses(plane.stored, connect, Names(access.prefix), signer)
+    plane.search.gates = responses.find
+    responses.start()
+
+    async def close() -> None:
+        await responses.close()
+        await link.close()
+
     if (accounting := plane.accounting) is not None:
         names, gates = Names(access.prefix), lambda: link.peers() + 1
         accounting.share(
             SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
         )
-    return Part(link.close, metrics=RedisMetrics(link, plane.board))
+    return Part(close, metrics=RedisMetrics(link, plane.board))
 
 
 def _link(

@@ -116,6 +116,10 @@ class Names:
         """The key of a gate's hashes of cached prompts."""
         return f"{self.prefix}prefixes:{gate}"
 
+    def response(self, mark: str) -> str:
+        """The key of a stored response."""
+        return f"{self.prefix}response:{mark}"
+
     def limit(self, counter: str) -> str:
         """The key of the counter of one limit in one window of the clock."""
         return f"{self.prefix}limit:{counter}"
