@@ -73,6 +73,8 @@ _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
 _LACKS = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
+_NO_PATH = re.compile(rb"^\W*(?:detail\W*)?(?:not found|method not allowed|\d{3}:? not found)", re.IGNORECASE)
+"""What servers say of a path that they do not have."""
 _BUSY = frozenset({429, 503})
 _EXCERPT = 80
 _LOOKED_INTO = 4096
@@ -615,8 +617,10 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
 def _advice(kind: _Kind, reply: Reply) -> str:
     """What may be wrong where a canary is not served: the model, if the unit speaks of it, else the API."""
     model = kind.model
-    if model and model.encode() in reply.body[: 8 * _EXCERPT]:
+    if model and re.search(rb"[\s\"'`]%b[\s\"'`]" % re.escape(model.encode()), reply.body[: 8 * _EXCERPT]):
         return f"; it does not serve `{model}`: see what its engine was started with"
+    if reply.body and not _NO_PATH.search(reply.body):
+        return "; see its engine's log"
     return "; set `canary:` to an API that the unit serves, if its engine was started with the right model"
 
 

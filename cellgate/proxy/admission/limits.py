@@ -233,6 +233,7 @@ class Meter:
         "is_alone",
         "limit",
         "period",
+        "shared_by",
         "spent",
         "taken",
     )
@@ -246,14 +247,14 @@ class Meter:
         """A new window begins."""
         self.begins_at, self.ends_at = self.period.window(at)
         self.spent = self.taken = self._looked = 0
-        self.is_alone = not gates
+        self.is_alone, self.shared_by = not gates, gates
         self.held = self.limit // (2 * gates) if gates else self.limit
         self.free = self.limit - self.held
 
     def has_room(self, amount: int) -> bool:
-        """Whether so much more may be used."""
+        """Whether so much more may be used: of what no gate has taken, too, but for one for each of them."""
         room = self.held - self.spent
-        return amount <= room or (room >= 0 and amount <= room + self.free)
+        return amount <= room or (room >= 0 and amount <= room + self.free - self.shared_by)
 
     @property
     def left(self) -> int:
@@ -285,6 +286,7 @@ class Meter:
         It is what was used and is not taken yet, and a slice for the next requests: twice what was used since
         the last call, between a quarter and a half of an even share of what is left.
         """
+        self.shared_by = gates
         left, new = self.left, self.spent - self._looked
         self._looked = self.spent
         slice_ = max(1, left // (4 * gates), min(2 * new, left // (2 * gates)))

@@ -2,7 +2,7 @@
 missing, with the reason. A change is an event. And units whose start takes longer than usual.
 
 1. A unit is missing that has served a model and does not now, as long as it is configured and nobody has
-   drained it. One that has served something else for an hour is no longer missing.
+   drained it. One that serves something else is missing for an hour; what it serves then never misses it.
 2. A new capacity is looked at once a second at most, and only when units have changed.
 
 In this order: `Capacity`, `Starts`.
@@ -79,6 +79,8 @@ class Capacity(Collector):
         self._tell = tell
         self._now = now
         self._models: dict[str, _Model] = {}
+        self._strays: set[str] = set()
+        """Units that are missing somewhere because they serve something else."""
         self._changes = -1
         self._look_at = 0.0
 
@@ -93,6 +95,9 @@ class Capacity(Collector):
                 for model in state.base_models():
                     serving.setdefault(model, set()).add(name)
         said: dict[str, list[str]] = {}
+        self._strays = {
+            name for known in self._models.values() for name, each in known.missing.items() if each.other
+        }
         for model in [*serving, *(self._models.keys() - serving.keys())]:
             if model not in self._models and len(self._models) >= MODELS_MAX:
                 continue
@@ -155,7 +160,7 @@ class Capacity(Collector):
         for name in lost:
             cause, other = self._cause(name, model)
             words.append(f"{name} left: {cause}")
-            if cause != _GONE and not self._is_drained(name):
+            if cause != _GONE and not self._is_drained(name) and name not in self._strays:
                 known.missing[name] = _Missing(now, cause, other)
         back = [name for name in sorted(serving - before) if known.missing.pop(name, None) is not None]
         if back:

@@ -86,6 +86,10 @@ def test_an_engine_that_comes_up_with_another_model_is_not_silent() -> None:
     why = gate.model("tiny")["why"]
     assert why[-1] == "You can start the engine of c with tiny again, or drain the unit."
     assert (gate.model("large")["units"], gate.model("large")["missing"]) == (1, [])
+    # Its way back leaves nothing behind.
+    gate.serve("tiny", "c")
+    assert gate.model("large")["missing"] == gate.model("tiny")["missing"] == []
+    gate.serve("large", "c")
     # For an hour it is missing there; then it is a unit of the other model.
     gate.configure("a", "b", "c")
     gate.look(HOUR_S - 60.0)

@@ -127,6 +127,10 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
         "the canary was refused: POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that the unit "
         "serves, if its engine was started with the right model"
     )
+    own = fly(FakePatient(lambda _: reply(404, b'{"error": {"message": "no KV cache"}}')))
+    assert own.reason.endswith("; see its engine's log")
+    path = fly(FakePatient(lambda _: reply(404, b'{"detail":"Not Found"}')))
+    assert "set `canary:`" in path.reason
     # As vLLM says it.
     wrong = reply(404, b'{"error": {"message": "The model `m` does not exist."}}')
     other = fly(FakePatient(lambda _: wrong, unit=Unit("u", "c", "http://u", models=("m",))))
