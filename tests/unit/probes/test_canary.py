@@ -115,9 +115,8 @@ def test_a_timeout_while_the_unit_shows_life_or_restarts_proves_nothing() -> Non
 def test_the_reason_tells_the_operator_what_happened() -> None:
     """One line: the path, what was said there or was not, and what helps."""
     body = b'{"error": "EngineDeadError"}\n'
-    assert fly(FakePatient(lambda _: reply(500, body))).reason == (
-        'POST /v1/chat/completions: HTTP 500 \'{"error": "EngineDeadError"}\\n\''
-    )
+    said = fly(FakePatient(lambda _: reply(500, body))).reason
+    assert said == "POST /v1/chat/completions: HTTP 500 'EngineDeadError'", "its own words"
     late = fly(FakePatient(lambda _: Trouble.TIMEOUT))
     assert late.reason == "no token within 2.5 s: timeout, so it was said"
     keyless = fly(FakePatient(lambda _: reply(401)))
@@ -129,8 +128,9 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
     )
     own = fly(FakePatient(lambda _: reply(404, b'{"error": {"message": "no KV cache"}}')))
     assert own.reason.endswith("; see its engine's log")
-    path = fly(FakePatient(lambda _: reply(404, b'{"detail":"Not Found"}')))
-    assert "set `canary:`" in path.reason
+    chat = Unit("u", "c", "http://u", canary="chat")
+    path = fly(FakePatient(lambda _: reply(404, b'{"detail":"Not Found"}'), unit=chat))
+    assert "; set `canary:` to an API" in path.reason
     # As vLLM says it.
     wrong = reply(404, b'{"error": {"message": "The model `m` does not exist."}}')
     other = fly(FakePatient(lambda _: wrong, unit=Unit("u", "c", "http://u", models=("m",))))
