@@ -120,6 +120,48 @@ def test_beside_a_gate_nothing_else_is_reached(helm: str) -> None:
     assert "ports" not in engine
 
 
+def test_the_redis_of_a_fleet_is_for_gates_alone(helm: str) -> None:
+    """An engine of a cell bears the chart's label too, and may be hostile: it has no way in."""
+    named = '--set-json=networkPolicy.gates=["cell-a","cell-b"]'
+    for flags in ([], ["--set=redis.tls=fleet-tls", named]):
+        found = things(helm, "fleet-router", *flags)
+        for thing in found:
+            validate(thing)
+        policy = of_kind(found, "NetworkPolicy", "cellgate-redis")
+        [peer] = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+        [where] = peer["namespaceSelector"]["matchExpressions"]
+        assert where["values"] == (["cell-a", "cell-b"] if flags else ["default"])
+        wanted = peer["podSelector"]["matchLabels"].items()
+        assert (
+            wanted
+            <= of_kind(found, "Deployment", "cellgate")["spec"]["template"]["metadata"]["labels"].items()
+        )
+        group = of_kind(things(helm, "cell"), "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+        for template in ("leaderTemplate", "workerTemplate"):
+            assert not wanted <= group[template]["metadata"]["labels"].items()
+        [redis] = [each for each, _ in containers(found) if each["name"] == "redis"]
+        [gate] = [each for each, _ in containers(found) if each["name"] == "cellgate"]
+        assert redis["args"][redis["args"].index("--requirepass") + 1] == "$(REDIS_PASSWORD)"
+        assert ("--tls-port" in redis["args"]) == bool(flags)
+        secrets = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in gate["env"][1:]}
+        for name in ("CELLGATE_FLEET_SECRET", "CELLGATE_REDIS_PASSWORD"):
+            assert secrets[name]["optional"] is False
+        scheme = "rediss" if flags else "redis"
+        assert f"{scheme}://cellgate-redis:6379/0" in json.dumps(found)
+
+
+def test_an_engine_may_trace_no_other_process_of_its_pod(helm: str) -> None:
+    """It runs as root, and shares its processes with the gate of a sidecar, who is another user."""
+    for example in ("cell", "sidecar"):
+        for container, pod in containers(things(helm, example)):
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["allowPrivilegeEscalation"] is False
+            if container["name"] == "cellgate":
+                user = context.get("runAsUser", pod.get("securityContext", {}).get("runAsUser"))
+                assert user not in (None, 0)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

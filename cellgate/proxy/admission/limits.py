@@ -32,9 +32,9 @@ from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
-IN_FLIGHT = "in_flight"
 IMPOSSIBLE = 16
 """A counter of Redis at so many times its limit was not written by gates."""
+IN_FLIGHT = "in_flight"
 """The limit of requests at one time, in `Failure.used_up` and the label of refusals."""
 
 
@@ -305,8 +305,8 @@ class Meter:
         self.is_alone = False
         self.taken += amount
         self.held = self.taken - max(0, total - self.limit)
-        # Nobody gives back what this gate has used.
-        self.free = max(0, self.limit - max(total, self.spent))
+        # Nobody gives back what this gate has taken.
+        self.free = max(0, self.limit - max(total, self.taken))
 
     def stand_alone(self) -> None:
         """The counter is lost: only what this gate has used counts."""

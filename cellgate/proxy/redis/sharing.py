@@ -417,7 +417,7 @@ class SharedLimits:
             answers = await answered(client, commands, ANSWER_S)
             for each, taken in zip(part, answers[1::3], strict=True):
                 if each.meter.begins_at == each.begins_at:
-                    each.meter.took(each.amount, sum(map(int, taken)))
+                    each.meter.took(each.amount, sum(max(0, int(each_gate)) for each_gate in taken))
         if not due:
             # Whether it answers.
             await answered(client, [("PING",)], ANSWER_S)

@@ -73,6 +73,8 @@
     - {name: shm, mountPath: /dev/shm}
     - {name: models, mountPath: /models}
     {{- with $engine.extraVolumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
+  # Without ptrace: the memory, files and variables of a gate or an agent in this pod, of other users, stay theirs.
+  securityContext: {{- toYaml $engine.securityContext | nindent 4 }}
 - name: cellgate-agent
   image: {{ include "cellgate.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
@@ -127,12 +129,16 @@ preStop: {exec: {command: [sleep, {{ .root.Values.engine.drainSeconds | quote }}
 metadata:
   labels: {{- include "cellgate.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
+    {{- if and $sidecar (eq .role "leader") }}
+    cellgate/gate: "true"
+    {{- end }}
   {{- if and $sidecar (eq .role "leader") }}
   annotations: {prometheus.io/scrape: "true", prometheus.io/port: "9901"}
   {{- end }}
 spec:
   automountServiceAccountToken: false
-  shareProcessNamespace: true          # without it the agent sees only itself
+  # Without it the agent sees only itself. Each container is another user's, and none may trace others.
+  shareProcessNamespace: true
   {{- with .root.Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -105,13 +105,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $tls := dict }}
 {{- if .tls }}{{ $_ := merge $tls (dict "cert" "/etc/cellgate-files/tls/tls.crt" "key" "/etc/cellgate-files/tls/tls.key") }}{{ end }}
 {{- if .adminTls }}{{ $_ := merge $tls (dict "admin_cert" "/etc/cellgate-files/adminTls/tls.crt" "admin_key" "/etc/cellgate-files/adminTls/tls.key") }}{{ end }}
+{{- if and $.Values.redis.tls (eq $.Values.mode "fleet") }}{{ $_ := set $tls "ca" "/etc/cellgate-files/redis/ca.crt" }}{{ end }}
 {{- if $tls }}{{ $_ := set $made "tls" $tls }}{{ end }}
 {{- end }}
 {{- $unit := dict "engine" "vllm" "max_in_flight" $engine.maxInFlight }}
 {{- if .Values.files.unitApiKey }}{{ $_ := set $unit "api_key_file" "/etc/cellgate-files/unitApiKey/api-key" }}{{ end }}
 {{- if eq .Values.mode "fleet" }}
 {{- $_ := set $made "discovery" "redis" }}
-{{- $_ := set $made "redis" (printf "redis://%s-redis:6379/0" .Release.Name) }}
+{{- $_ := set $made "redis" (printf "%s://%s-redis:6379/0" (ternary "rediss" "redis" (ne .Values.redis.tls "")) .Release.Name) }}
 {{- else if and (eq .Values.mode "cell") $engine.create }}
 {{- $found := dict "from" "lws" "name" $engine.name "port" 8000 "agent_port" 9911 "unit" $unit }}
 {{- $_ := set $made "cells" (list (dict "name" $engine.cell "discover" $found)) }}
@@ -139,6 +140,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
       valueFrom: {fieldRef: {fieldPath: metadata.name}}
     - name: CELLGATE_ADMIN_TOKEN
       valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.adminTokenKey }}}}
+    {{- $optional := ne .Values.mode "fleet" }}
+    - name: CELLGATE_FLEET_SECRET
+      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.fleetSecretKey }}, optional: {{ $optional }}}}
+    - name: CELLGATE_REDIS_PASSWORD
+      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.redisPasswordKey }}, optional: {{ or $optional (not .Values.redis.create) }}}}
     {{- if ne .Values.mode "fleet" }}
     - name: CELLGATE_AGENT_TOKEN
       valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.agentTokenKey }}}}
@@ -176,6 +182,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   volumeMounts:
     - {name: config, mountPath: /etc/cellgate, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    {{- if and .Values.redis.tls (eq .Values.mode "fleet") }}
+    - {name: redis-ca, mountPath: /etc/cellgate-files/redis, readOnly: true}
+    {{- end }}
     {{- range $name, $of := .Values.files }}{{ if $of }}
     {{- if eq $name "usageLog" }}
     - {name: usage-log, mountPath: /var/log/cellgate}
@@ -191,6 +200,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   configMap: {name: {{ .Release.Name }}}
 - name: tmp
   emptyDir: {}
+{{- if and .Values.redis.tls (eq .Values.mode "fleet") }}
+- name: redis-ca
+  secret: {secretName: {{ .Values.redis.tls }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
 {{- range $name, $of := .Values.files }}{{ if $of }}
 - name: {{ kebabcase $name }}
   {{- if eq $name "usageLog" }}
