@@ -218,9 +218,14 @@ class Canary:
         """The first canary may have warmed the engine up: only the next one shows what is usual. It takes no
         longer than that.
         """
+        asked_at, least_s = context.now(), IN_LINE * context.rules.canary_timeout_s
         with suppress(FetchError):
-            deadline = context.now() + max(context.rules.canary_timeout_s, 2.0 * first_s)
-            await _fly(context, _Kind(model=model), deadline)
+            deadline = asked_at + max(context.rules.canary_timeout_s, 2.0 * first_s)
+            fate = await _fly(context, _Kind(model=model), deadline)
+            took_s, usual = min(context.now() - asked_at, first_s), context.notes.setdefault(_USUAL_S, {})
+            if fate.sign is Sign.GOOD and not usual and took_s > least_s:
+                # Clients came meanwhile; but it took as long before any did.
+                usual[context.notes[_API][0]] = took_s
 
 
 def is_half(context: ProbeContext) -> bool:

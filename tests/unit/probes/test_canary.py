@@ -117,6 +117,11 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
     body = b'{"error": "EngineDeadError"}\n'
     said = fly(FakePatient(lambda _: reply(500, body))).reason
     assert said == "POST /v1/chat/completions: HTTP 500 'EngineDeadError'", "its own words"
+    body = b'{"error": {"message": "No space left on device\r\n' + b"x" * 99 + b'", "code": 500}}'
+    said = fly(FakePatient(lambda _: reply(500, body))).reason
+    assert said.startswith("POST /v1/chat/completions: HTTP 500 'No space left on device\\r\\nxx")
+    assert len(said) < 140
+    assert "HTTP 502 '<html>" in fly(FakePatient(lambda _: reply(502, b"<html>bad gateway"))).reason
     late = fly(FakePatient(lambda _: Trouble.TIMEOUT))
     assert late.reason == "no token within 2.5 s: timeout, so it was said"
     keyless = fly(FakePatient(lambda _: reply(401)))
@@ -576,3 +581,14 @@ def test_a_suspicion_is_examined_on_a_new_connection(verdict: Verdict) -> None:
     for _ in range(2):
         fly(context)
     assert [asked.fresh for asked in context.asked] == [verdict is not Verdict.UP, True]
+
+
+def test_a_unit_whose_canaries_are_as_slow_though_clients_have_come_gets_the_time_from_then_on() -> None:
+    def answer(_: str) -> Answer:
+        context.now_s, context.in_flight = context.now_s + 30.0, 3
+        return TOKEN
+
+    context = FakePatient(answer, verdict=Verdict.STARTING)
+    assert fly(context).sign is Sign.GOOD
+    context.verdict = Verdict.UP
+    assert canary_timeout_s(context) >= 30.0
