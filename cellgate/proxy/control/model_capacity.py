@@ -153,9 +153,9 @@ class Capacity(Collector):
         """Take over who serves a model now; returns what is to be said of it."""
         before, known.serving = known.serving, serving
         known.note(now)
-        # Where others came in their place, units that are configured no more have left nothing behind.
+        # Where as many came in their place, units that are configured no more have left nothing behind.
         is_even = len(serving) >= len(before)
-        lost = [n for n in sorted(before - serving) if not is_even or n in self._board.units]
+        lost = [name for name in sorted(before - serving) if not (is_even and self._is_replaced(name))]
         words = []
         for name in lost:
             cause, other = self._cause(name, model)
@@ -186,6 +186,11 @@ class Capacity(Collector):
                     words.append(f"{name}: {cause}")
             each.cause = cause
         return words
+
+    def _is_replaced(self, name: str) -> bool:
+        """Whether a unit has gone, or one that has never served anything has its name."""
+        state = self._board.units.get(name)
+        return state is None or not state.progress_at
 
     def _is_drained(self, name: str) -> bool:
         state = self._board.units.get(name)
