@@ -28,6 +28,7 @@ from cellgate.proxy.cli.terminal import (
     overrides,
     table,
 )
+from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import json_schema
@@ -275,6 +276,25 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
+def open_claims(settings: Settings) -> list[str]:
+    """What to say where keys are for some models, and units may say themselves which they serve."""
+    if settings.keys is None:
+        return []
+    restricted = [key.name for key in read_keys(settings.keys.file).keys.values() if key.models is not None]
+    units = [unit.name for unit in settings.fleet.units if not unit.models]
+    if not restricted or not units:
+        return []
+    return [
+        f"keys are for some models ({_some(restricted)}), but units may list any model as theirs, and "
+        f"get its requests ({_some(units)}): give them `models`"
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
 def run_check(args: argparse.Namespace) -> int:
     """Print what the gate would make of it. Raises ConfigError, but with --json prints that too."""
     path = args.file or args.config
@@ -293,7 +313,8 @@ def run_check(args: argparse.Namespace) -> int:
     print(f"{path or 'flags'}: valid; {where}, policy {settings.policy}")
     if settings.sources:
         print("more units are discovered from:", ", ".join(source.title for source in settings.sources))
-    print("\n".join([fleet_table(settings.fleet), *unsaid_ports(settings.fleet)]), end="\n\n")
+    notes = [*unsaid_ports(settings.fleet), *open_claims(settings)]
+    print("\n".join([fleet_table(settings.fleet), *notes]), end="\n\n")
     print(times_text(settings.fleet, settings.rules))
     return 0
 

@@ -291,3 +291,18 @@ def test_usage_by_key_for_programs(log: Path, capsys: pytest.CaptureFixture[str]
     assert main(["keys", "usage", str(log / "none")]) == 1
     with pytest.raises(SystemExit):
         main(["keys", "usage", str(log), "--since", "July"])
+
+
+def test_check_says_which_units_may_claim_the_models_of_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, config = tmp_path / "keys.jsonl", tmp_path / "gate.yaml"
+    keys.write_text('{"key": "a", "sha256": "%s", "models": ["tiny"]}\n' % ("0" * 64))
+    units = (
+        "{units: [{name: free, url: http://a:1}, {name: bound, url: http://b:1, models: [tiny]}], name: c}"
+    )
+    config.write_text(f"keys: {{file: {keys}}}\ncells: [{units}]\n")
+    assert main(["check", "-c", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "keys are for some models (a), but units may list any model as theirs" in out
+    assert "get its requests (free): give them `models`" in out
