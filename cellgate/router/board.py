@@ -311,16 +311,27 @@ class Board:
         units = self.units if ask.unit is not None else self.pairs.decoders
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
 
-    def can_take(self, lease: Lease, tried: Collection[str] = ()) -> bool:
-        """Whether another unit is in rotation that could serve the request of a lease."""
+    def can_take(self, lease: Lease, now: float, tried: Collection[str] = ()) -> bool:
+        """Whether another unit is in rotation that could serve the request of a lease, and does not stand
+        still itself.
+        """
         ask = lease.ask
         if ask.unit == lease.unit:
             return False
         states = self.units if ask.unit is not None else self.pairs.decoders
         return any(
-            state is not lease.unit_state and name not in tried and state.is_usable() and state.serves(ask)
+            state is not lease.unit_state
+            and name not in tried
+            and state.is_usable()
+            and state.serves(ask)
+            and not self._stands_still(state, now)
             for name, state in states.items()
         )
+
+    def _stands_still(self, state: UnitState, now: float) -> bool:
+        """Whether a unit is suspected because it has work and shows nothing."""
+        is_suspect = state.case.verdict is Verdict.SUSPECT and bool(state.leases)
+        return is_suspect and now - state.quiet_since >= self.rules.silent_min_s
 
     def cool_down(self, name: str, until: float) -> None:
         """Until then, use a unit that answered with an error only when there is no other: an error comes

@@ -71,7 +71,7 @@ def leavers(board: Board, state: UnitState, now: float) -> Iterator[Lease]:
     if not is_lost and is_closed(state.case) and not is_overdue(state, now, board.rules):
         return
     for lease in state.leases:
-        if not (lease.committed or lease.evicted) and (is_lost or board.can_take(lease)):
+        if not (lease.committed or lease.evicted) and (is_lost or board.can_take(lease, now)):
             yield lease
 
 

@@ -146,7 +146,7 @@ class BoardMachine(RuleBasedStateMachine):
             assert leaving == set(mine), "nothing comes of them there"
         elif falls:
             assert leaving >= {lease for lease in mine if lease.committed}
-            assert all(lease.committed or self.board.can_take(lease) for lease in leaving)
+            assert all(lease.committed or self.board.can_take(lease, self.now) for lease in leaving)
             assert consequence.staying == len(mine) - len(leaving)
         assert restarted <= (after.verdict is Verdict.STARTING)
         if after.verdict is Verdict.UP and before.verdict is not Verdict.SUSPECT:

@@ -74,6 +74,24 @@ async def test_when_all_stand_still_at_once_nobody_does_better(stage: Stage, sec
     assert extra(stage) <= 0.02 * len(users.visits)
 
 
+@pytest.mark.parametrize("units", [1, 3])
+@played(lambda units: Stage(units=units, timing=STEPS), given=("units",))
+async def test_when_all_stand_still_for_so_long_that_they_are_out_their_requests_wait(stage: Stage) -> None:
+    """Nobody is sent to another unit that stands still as well; who comes meanwhile waits, too."""
+    streams = stage.crowd(6, max_tokens=100)
+    whole = stage.crowd(6, max_tokens=100, stream=False)
+    await asyncio.sleep(1.0)
+    pausing = asyncio.gather(*(pause(engine, 20.0) for engine in stage.engines.values()))
+    await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), 18.0)
+    assert "requests stay there" in unit_view(stage.gate.board.units["a"], stage.now)["reason"]
+    late = stage.crowd(2, max_tokens=10)
+    await pausing
+    visits = [*await streams, *await whole, *await late]
+    assert all(visit.is_answered for visit in visits)
+    assert extra(stage) == 0
+    assert not stage.gate.containment.counts["deaths"]
+
+
 def closes(engine: Engine) -> None:
     engine.close_listener()
 

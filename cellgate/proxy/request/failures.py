@@ -158,7 +158,7 @@ def _can_move(exchange: Exchange, lease: Lease) -> bool:
     """Whether another unit could take the request now."""
     if exchange.route.kind is UNLISTED:
         return False
-    return exchange.gate.board.can_take(lease, exchange.selection.history.tried)
+    return exchange.gate.board.can_take(lease, exchange.gate.now(), exchange.selection.history.tried)
 
 
 def break_stream(exchange: Exchange, failure: Failure) -> None:
@@ -439,4 +439,4 @@ def _may_go_on(exchange: Exchange, lease: Lease) -> bool:
     if isinstance(find_way(gate, exchange.request, selection.ask, response), str):
         response.keep_tail()
         return False
-    return gate.board.can_take(lease, selection.history.tried)
+    return gate.board.can_take(lease, gate.now(), selection.history.tried)
