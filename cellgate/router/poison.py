@@ -8,7 +8,8 @@ so that many clients with one prompt are one. Rules:
 2. After the second, a request that was alone there both times is ended. If there were several, each is a
    suspect and moves on, at most one to a unit.
 3. So the third death identifies the request, and there is no fourth.
-4. A death counts only until the request has passed the point at which it died, because a poisonous prompt
+4. It is refused to who asked for it, until units have died for two payers: a client bans its own prompts.
+5. A death counts only until the request has passed the point at which it died, because a poisonous prompt
    ends units at the same point each time. A prompt that is answered in full is innocent.
 """
 
@@ -43,6 +44,8 @@ SLACK_TOKENS = 8
 """A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
 STRIDE = 0.1
 """Deaths at the same number of tokens of an attempt, within this share, have one cause."""
+PAYERS = 2
+"""For so many payers units must have died, before a prompt is refused to all."""
 SPACE_S = 1.0
 """The pause of a suspect after a unit has died: more may die of the same cause."""
 SIBLING_S = 5.0
@@ -86,6 +89,8 @@ class Ledger:
         record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
+        if len(record.payers) < PAYERS:
+            record.payers |= {loss.payer}
         if record.meets_one_dying(loss, death):
             return Fate.MOVES
         death.died.add(loss.fingerprint)
@@ -244,7 +249,7 @@ class Loss:
     one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
     a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up;
-    `worked_at`: when the unit last showed that it works.
+    `worked_at`: when the unit last showed that it works; `payer`: who asked.
     """
 
     unit: str
@@ -259,6 +264,7 @@ class Loss:
     is_reply: bool = False
     is_silent: bool = False
     worked_at: float = inf
+    payer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +294,8 @@ class PoisonRecord:
     ended: bool = False
     met_one_dying: bool = False
     at: float = 0.0
+    payers: frozenset[str] = frozenset()
+    """For whom units have died; two are enough."""
 
     def meets_one_dying(self, loss: Loss, death: Death) -> bool:
         """Whether the unit was dying already, by a cause that it shares with the one before."""
@@ -384,6 +392,8 @@ class Ban:
     until: float
     units: tuple[str, ...] = ()
     gate: str = ""
+    payer: str = ""
+    """To whom alone it is refused; empty: to all."""
 
 
 class Bans:
@@ -398,9 +408,13 @@ class Bans:
         return len(self._bans)
 
     def add(self, ban: Ban) -> bool:
-        """Add a ban; False when one that lasts as long exists already."""
+        """Add a ban; False when one that lasts as long exists already. Those of two payers hold for all."""
         known = self._bans.get(ban.fingerprint)
-        if known is not None and known.until >= ban.until:
+        if known is not None and known.payer != ban.payer:
+            if not known.payer and known.until >= ban.until:
+                return False
+            ban = replace(ban, payer="", until=max(known.until, ban.until))
+        elif known is not None and known.until >= ban.until:
             return False
         self._bans.pop(ban.fingerprint, None)
         self._bans[ban.fingerprint] = ban
@@ -409,10 +423,12 @@ class Bans:
             del self._bans[min(self._bans, key=lambda each: self._bans[each].until)]
         return True
 
-    def find(self, fingerprint: int, now: float) -> Ban | None:
-        """The ban on a prompt."""
+    def find(self, fingerprint: int, now: float, payer: str | None = None) -> Ban | None:
+        """The ban on a prompt, for this payer; None: for any."""
         ban = self._bans.get(fingerprint)
-        return ban if ban is not None and now < ban.until else None
+        if ban is None or now >= ban.until:
+            return None
+        return ban if payer is None or ban.payer in ("", payer) else None
 
     def lift(self, fingerprint: int) -> Ban | None:
         """Lift a ban; returns it, if it was valid."""

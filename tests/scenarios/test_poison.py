@@ -165,6 +165,36 @@ async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_
     assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
+@played(Stage, units=4)
+async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it_for_nobody(
+    stage: Stage,
+) -> None:
+    """All that an evaluation asks is one prompt; nobody has told the gate of the restarts."""
+    clients: list[asyncio.Future[Visit]] = []
+
+    async def ask() -> None:
+        while not is_over:
+            clients.append(
+                asyncio.ensure_future(drink(stage, prompt="a question", stream=False, max_tokens=100))
+            )
+            await asyncio.sleep(0.04)
+
+    is_over = False
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(5.0)
+    for engine in stage.engines.values():
+        engine.die()
+        await asyncio.sleep(1.0)
+        engine.restart()
+        await asyncio.sleep(6.0)
+    is_over = True
+    await asking
+    visits = await asyncio.gather(*clients)
+    assert len(visits) >= 800
+    assert [visit.code for visit in visits if not visit.is_answered] == []
+    assert stage.gate.containment.counts["bans"] == 0
+
+
 @pytest.mark.parametrize("ban_s", [0.0, 5.0])
 @played(lambda ban_s: Stage(units=4, poison=PoisonSettings(ban_s)), given=("ban_s",))
 async def test_a_ban_lasts_as_long_as_is_configured(stage: Stage, ban_s: float) -> None:

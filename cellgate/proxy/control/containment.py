@@ -125,6 +125,7 @@ class Containment:
             is_reply=kind is FailureKind.UNIT_ERROR and state.case.verdict is Verdict.UP,
             is_silent=kind in _SILENT,
             worked_at=state.progress_at,
+            payer=ask.payer,
         )
         self.counts["deaths"] += is_loss
         self.watchful = True
@@ -188,7 +189,7 @@ class Containment:
 
     def bars(self, ask: Ask, tried: Collection[str]) -> bool:
         """Whether it must not be sent to any unit."""
-        if self.bans.find(ask.fingerprint, self._now()) is not None:
+        if self.bans.find(ask.fingerprint, self._now(), ask.payer) is not None:
             return True
         if self._is_given_up(ask, tried):
             return True
@@ -197,7 +198,8 @@ class Containment:
 
     def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
         """The failure for a client whose request must not be sent to any unit."""
-        ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
+        ban = self.bans.find(ask.fingerprint, self._now(), ask.payer)
+        mark = fingerprint_name(ask.fingerprint)
         if ban is None and self._is_given_up(ask, tried):
             reason = (
                 "units showed nothing for so long while they had this request that they were given up; it is "
@@ -278,14 +280,16 @@ class Containment:
     def _end(self, fingerprint: int) -> None:
         """This prompt ends units: report it, and refuse it if that is proven."""
         record, now = self.ledger.records[fingerprint], self._now()
-        if self.bans.find(fingerprint, now) is not None:
+        payer = next(iter(record.payers)) if len(record.payers) == 1 else ""
+        known = self.bans.find(fingerprint, now)
+        if known is not None and known.payer in ("", payer):
             return
         is_many = len(self._banned_at) == BANS_A_MINUTE and now - self._banned_at[0] < 60.0
         if not self.ban_s or is_many or not self.ledger.is_proven(fingerprint):
             self._tell(fingerprint, record, 0.0)
             return
         self._banned_at.append(now)
-        ban = Ban(fingerprint, record.model, now, now + self.ban_s, record.units())
+        ban = Ban(fingerprint, record.model, now, now + self.ban_s, record.units(), payer=payer)
         self.bans.add(ban)
         self.counts["bans"] += 1
         self._tell(fingerprint, record, self.ban_s)
@@ -296,8 +300,11 @@ class Containment:
             return
         self._told.add(fingerprint)
         mark, what = fingerprint_name(fingerprint), f"model {record.model}" if record.model else "no model"
+        whom = (
+            f"to {next(iter(record.payers))} " if len(record.payers) == 1 and "" not in record.payers else ""
+        )
         then = (
-            f"its requests are ended and refused for {ban_s:g} s (poison_suspected in the access log); "
+            f"its requests are ended and refused {whom}for {ban_s:g} s (poison_suspected in the access log); "
             f"to allow it again: `cellgate poison clear {mark}`"
             if ban_s
             else "its requests are ended; the prompt is not refused: bans are off, it is not proven, or "

@@ -271,6 +271,7 @@ class BanDocument(NamedTuple):
     model: str
     units: tuple[str, ...]
     left_ms: int
+    payer: str = ""
 
 
 class BanWrite(NamedTuple):
@@ -302,7 +303,9 @@ def read_ban(document: bytes) -> BanDocument | None:
         return None
     named = [str(unit) for unit in units if _fit(unit, _NAME)] if isinstance(units, list) else []
     model = model[:_MODEL_MAX] if isinstance(model, str) else ""
-    return BanDocument(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms)
+    payer = found.get("payer", "")
+    payer = payer[:_MODEL_MAX] if isinstance(payer, str) else ""
+    return BanDocument(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms, payer)
 
 
 class SharedBans:
@@ -327,6 +330,7 @@ class SharedBans:
             "model": ban.model[:_MODEL_MAX],
             "units": ban.units[:_UNITS_MAX],
             "left_ms": left_ms,
+            "payer": ban.payer[:_MODEL_MAX],
         }
         mark, expiry_ms = fingerprint_name(ban.fingerprint), left_ms or LIFTED_MS
         return BanWrite(mark, orjson.dumps(told), expiry_ms, lifted, self._gate)
@@ -353,7 +357,7 @@ class SharedBans:
         now = self._now()
         until = now + min(left_s, contained.ban_s)
         if until > now:
-            contained.take(Ban(mark, told.model, now, until, told.units, told.gate))
+            contained.take(Ban(mark, told.model, now, until, told.units, told.gate, told.payer))
         return True
 
 

@@ -29,12 +29,22 @@ _PERSONAL = frozenset(
 VARIES = frozenset(
     (
         *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
-        *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("safety_identifier", "prompt_cache_key"),
         *LIMIT_NAMES,
     )
 )
-"""Fields that clients change from one try to the next, and that do not end engines."""
+"""Fields that clients change from one try to the next, and that change nothing of what is computed, but how
+long.
+"""
+USUAL = (
+    VARIES
+    | LIMIT_NAMES
+    | {
+        *("seed", "temperature", "top_p", "top_k", "min_p", "stop"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    }
+)
+"""Fields that stand beside messages."""
 _NO_PART = NAMES | VARIES | {"model"}
 """Fields that the fingerprint has from the prompt, or leaves out."""
 

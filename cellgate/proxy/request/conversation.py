@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.body import BYTES_PER_TOKEN, ask_of, is_large
-from cellgate.proxy.request.body_shape import NAMES, VARIES, shape_of_body
+from cellgate.proxy.request.body_shape import NAMES, USUAL, shape_of_body
 from cellgate.proxy.request.one_meaning import weighty_in, why_twofold
 from cellgate.proxy.request.prompt import (
     MAX_BLOCKS,
@@ -60,7 +60,7 @@ _FIRST = (
 """Fields that messages begin with, and their parts do not."""
 _CUT = re.compile(rb'\},%b\{%b"(?:%b)"' % (_GAP, _GAP, _FIRST))
 """What looks like the end of a message that another one follows."""
-_FIELDS = "|".join(sorted(NAMES | VARIES | {"model", "tool_choice", "response_format"})).encode()
+_FIELDS = "|".join(sorted(NAMES | USUAL | {"model", "tool_choice", "response_format"})).encode()
 _END = re.compile(rb'\],%b"(?:%b)"%b:' % (_GAP, _FIELDS, _GAP))
 """What looks like the end of all messages, behind which other fields follow."""
 _LAST = re.compile(rb"\]%b\}%b\Z" % (_GAP, _GAP))

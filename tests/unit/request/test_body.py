@@ -413,9 +413,24 @@ def test_every_api_has_a_prompt(body: Body) -> None:
 
 def test_what_does_not_reach_the_model_changes_nothing() -> None:
     plain = user(LONG)
-    dressed = plain | {"stream": True, "temperature": 0.5, "user": "someone", "max_tokens": 7, "seed": 7}
+    dressed = plain | {
+        "stream": True,
+        "user": "someone",
+        "max_tokens": 7,
+        "metadata": {"a": "b"},
+        "priority": 1,
+    }
     assert read_prompt(plain) == read_prompt(dressed | {"tools": []})
     assert read_prompt(plain) == read_prompt(user([{"type": "text", "text": LONG}]))
+
+
+@pytest.mark.parametrize(
+    "more", [{"seed": 7}, {"temperature": 0.5}, {"stop": ["a"]}, {"lora_path": "a"}, {"top_k": 1}]
+)
+def test_what_changes_the_computation_is_another_request_with_the_same_prompt(more: Body) -> None:
+    one, other = read_prompt(user(LONG)), read_prompt(user(LONG) | more)
+    assert one.blocks == other.blocks
+    assert one.fingerprint != other.fingerprint
 
 
 def test_the_role_is_part_of_the_prompt_and_tools_come_before_the_messages() -> None:

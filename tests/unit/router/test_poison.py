@@ -16,6 +16,8 @@ from cellgate.router.poison import (
     SLACK_TOKENS,
     SPACE_S,
     UNSHOWN_S,
+    Ban,
+    Bans,
     Fate,
     Ledger,
     Loss,
@@ -272,3 +274,13 @@ def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_de
     for unit, fate in (("b", Fate.MOVES), ("c", Fate.ENDS)):
         scene.now -= 4.99
         assert scene.dies(unit, POISON, survive=(Y,), lived_s=0.005) == [fate]
+
+
+def test_a_ban_is_for_its_payer_until_there_are_two() -> None:
+    bans = Bans()
+    bans.add(Ban(1, "m", 0.0, 100.0, payer="a"))
+    assert bans.find(1, 1.0, "a") is not None
+    assert bans.find(1, 1.0, "b") is None
+    assert bans.add(Ban(1, "m", 1.0, 90.0, payer="b"))
+    assert all(bans.find(1, 99.0, payer) is not None for payer in ("a", "b", "c"))
+    assert not bans.add(Ban(1, "m", 1.0, 90.0, payer="a")), "it holds for all already"
