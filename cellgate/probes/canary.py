@@ -201,16 +201,7 @@ class Canary:
         if fate.sign is Sign.GOOD:
             context.answered_beside(asked_at)
         name, now = context.unit.name, context.now()
-        yield Evidence(
-            name,
-            fate.sign,
-            fate.strength,
-            self.name,
-            fate.reason,
-            now,
-            is_unseen=is_unseen,
-            is_reply=fate.is_refusal,
-        )
+        yield fate.evidence(name, now, is_unseen=is_unseen)
         if is_starting and fate.sign is Sign.GOOD:
             await self._learn_usual(context, model, now - asked_at)
 
@@ -259,6 +250,22 @@ class _Fate(NamedTuple):
     """What the unit says that it is."""
     is_refusal: bool = False
     """It answered with an error."""
+    is_refused: bool = False
+    """The error is one of the request."""
+
+    def evidence(self, unit: str, at: float, *, is_unseen: bool) -> Evidence:
+        """What it says of the unit."""
+        return Evidence(
+            unit,
+            self.sign,
+            self.strength,
+            Canary.name,
+            self.reason,
+            at,
+            is_unseen=is_unseen,
+            is_reply=self.is_refusal,
+            is_refusal=self.is_refused,
+        )
 
 
 def canary_timeout_s(context: ProbeContext) -> float:
@@ -616,7 +623,7 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
         reason += _advice(kind, reply)
     if context.verdict is Verdict.STARTING or reply.headers is _UNASKED:
         return _Fate(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
-    return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True)
+    return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True, is_refused=True)
 
 
 def _advice(kind: _Kind, reply: Reply) -> str:

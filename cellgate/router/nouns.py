@@ -251,7 +251,8 @@ class Evidence:
     """One observation about a unit, by `source`; `reason` is for people.
 
     `is_unseen`: a time-out of ours, and nothing else that was seen of the unit speaks against it. `is_reply`:
-    what the unit answered to a new request, which says nothing of those that it has.
+    what the unit answered to a new request, which says nothing of those that it has. `is_refusal`:
+    a canary was answered with 401, 403, 404 or the like, which may be the gate's own fault.
     """
 
     unit: str
@@ -264,6 +265,7 @@ class Evidence:
     node: str | None = None
     is_unseen: bool = False
     is_reply: bool = False
+    is_refusal: bool = False
 
 
 class Verdict(Enum):

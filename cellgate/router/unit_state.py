@@ -163,6 +163,8 @@ class UnitState(InRotation):
     """How many requests it has had recently, on average."""
     prefilling: float
     """The share of recent time in which it had prompts to compute."""
+    canary_refused: str
+    """Why its refused canaries do not count; empty: they do, or are not refused."""
     refusals: dict[str, tuple[str, float]]
     """Kinds of requests that it refused recently and others served: the words, and when that was found."""
     gaps_ms: list[int]
@@ -235,6 +237,7 @@ class UnitState(InRotation):
         self.leases, self.held_back = {}, {}
         self.unread = Unread()
         self.refusals = {}
+        self.canary_refused = ""
         self.usual_ends = NO_ENDS
         self.progress_at = self.work_at = self.last_lease_at = 0.0
         self.cool_until = self.full_until = self.batch = self.prefilling = 0.0

@@ -319,7 +319,8 @@ class Engine:
         if at:
             _, data, tokens = odd.pieces[at - 1]
             served.tokens += tokens
-            self.tokens, self.steps = self.tokens + tokens, self.steps + 1
+            # Nothing is computed for what is refused.
+            self.tokens, self.steps = self.tokens + tokens, self.steps + (odd.status == 200)
             if is_stream:
                 exchange.send(data)
         if at < len(odd.pieces):

@@ -32,6 +32,7 @@ from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
+from cellgate.proxy.control.refused_canaries import RefusedCanaries
 from cellgate.proxy.control.refused_watch import RefusedWatch
 from cellgate.proxy.control.replacement import Replacement
 from cellgate.proxy.control.response_search import ResponseSearch
@@ -186,7 +187,9 @@ class Plane:
     def _make_prober(self, rng: random.Random) -> Prober:
         settings = self.settings
         token, known_answer_s = settings.agent_token or "", settings.known_answer.every_s
-        return Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
+        prober = Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
+        prober.weigh_canary = RefusedCanaries(self.board, self.events, prober.look_now).weighed
+        return prober
 
     def _make_answer_check(self) -> AnswerCheck:
         prober, rules = self.prober, self.settings.known_answer

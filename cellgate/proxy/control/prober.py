@@ -105,6 +105,8 @@ class Prober:
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate lagged."""
+        self.weigh_canary: Callable[[UnitState, Evidence], Evidence] = lambda _state, evidence: evidence
+        """Says what a canary means that was refused."""
         self._agenda: Agenda | None = None
         self._sweep_at = 0.0
         self.on_quiescence: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
@@ -193,6 +195,8 @@ class Prober:
         if state is not None and state.hold is not None and health.explains(state.hold, evidence):
             reason = f"{evidence.reason}; not counted, because the unit is {state.hold.kind.value}"
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
+        if state is not None:
+            evidence = self.weigh_canary(state, evidence)
         weighed = health.weighed(self._board, evidence)
         if weighed is not evidence:
             for word in health.taken_back(self._board, evidence.at):

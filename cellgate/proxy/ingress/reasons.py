@@ -124,6 +124,9 @@ _NODES += "unit on all its nodes. This gate notices by itself."
 _UNWATCHED = "start the agent of node {nodes} again (cellgate agent); until then, probes alone watch it."
 _REFUSES = "compare its key, its model's name and its command line with those of another unit: "
 _REFUSES += "cellgate units -o wide; docs/4xx.md."
+_ITS_KEY = (
+    "set `api_key_file:` to a key that its engine accepts, or `models:` and `canary:` to what it serves."
+)
 _WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
 _KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
@@ -191,6 +194,8 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
     if unwatched := unseen_nodes(state):
         said, names = "; ".join(map(_sourced, unwatched.values())), " and ".join(sorted(unwatched))
         found.append(Shortcoming("node not watched", said, _UNWATCHED.format(nodes=names)))
+    if state.canary_refused:
+        found.append(Shortcoming("its key?", state.canary_refused, _ITS_KEY))
     if state.has_odd_answers():
         found.append(Shortcoming("odd answers", "its answers to the known prompt differ", _WRONG))
     return found

@@ -80,6 +80,7 @@ ActionKind = Literal[
     "answers_agree",
     "corrupted",
     "refuses",
+    "canary_refused",
     "impossible_usage",
     "link_lost",
     "link_back",
@@ -118,6 +119,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "answers_differ": "error",
     "corrupted": "warning",
     "refuses": "warning",
+    "canary_refused": "error",
     "impossible_usage": "warning",
     "link_lost": "warning",
     "helper_lost": "error",
@@ -389,6 +391,7 @@ def _action_event(action: Action) -> EventRecord:
             "impossible_usage": f"unit {action.unit} told more tokens than an answer can have",
             "corrupted": f"unit {action.unit} has corrupted requests (NaN)",
             "refuses": f"unit {action.unit}",
+            "canary_refused": f"unit {action.unit} refuses canaries",
             "poison_lifted": f"a prompt is no longer refused, by {action.by}",
         }[action.kind]
     )

@@ -227,6 +227,7 @@ UNIT_STATES: Mapping[str, Callable[[UnitState], bool]] = {
     "restart_suspected": UnitState.is_restart_suspected,
     "other_build": lambda state: bool(state.other_builds),
     "answers_differ": UnitState.has_odd_answers,
+    "canary_refused": lambda state: bool(state.canary_refused),
 }
 """What may hold for a unit whatever its verdict: an operator took it out; it takes nothing new, and may be
 finishing what it has; its engine stands still on purpose, or has yet to show work after that; it gets no
