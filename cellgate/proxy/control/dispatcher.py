@@ -37,7 +37,7 @@ from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
-ERRORS_IN_A_ROW = 3
+ERRORS_IN_A_ROW = 2
 """After so many errors in a row a canary shows whether a unit takes anything new."""
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 TAKEN = Failure(
