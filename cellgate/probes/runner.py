@@ -62,7 +62,10 @@ class Runner:
         take: Callable[[Finding], None],
         rng: random.Random,
         agenda: Agenda,
+        running: dict[Runner, None] | None = None,
     ) -> None:
+        self._running = {} if running is None else running
+        """Those that look, among which it is while it does."""
         self._probe = probe
         self._page_probe = probe if isinstance(probe, HttpPageProbe) else None
         self.context = context
@@ -185,6 +188,7 @@ class Runner:
             return
         self._nudged = self._overdue = self._was_late = False
         self._last_at = self.looks_since = self._now()
+        self._running[self] = None
         if self._page_probe is not None:
             self._ask(self._page_probe)
         else:
@@ -192,6 +196,7 @@ class Runner:
 
     def _end(self) -> None:
         self.looks_since = math.inf
+        self._running.pop(self, None)
         self._run = self._waits_for = self._pending = None
         if self._late is not None:
             self._agenda.cancel(self._late)

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from cellgate.router import outliers
-from cellgate.router.cost import COSTS, Expected, forecast
+from cellgate.router.attention import SMALL, STAYS_S, USUAL_S, Attention
+from cellgate.router.cost import COSTS, Expected, forecast, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.departures import leavers
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
@@ -45,7 +47,7 @@ from cellgate.router.outliers import Outlier, Speed, compare, fade
 from cellgate.router.prefill_decode import Pairs
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
 from cellgate.router.queue import Pools
-from cellgate.router.unit_state import Lease, UnitState, Usable
+from cellgate.router.unit_state import EventEnds, Lease, UnitState, Usable
 
 _NOTHING_EXPECTED = Expected()
 _NONE_KEPT: Mapping[str, Kept] = {}
@@ -75,14 +77,20 @@ class Board:
         self.pools = Pools()
         self.awaited: Container[str] = ()
         """The pools for which requests wait."""
+        self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
+        """How the events of streams end, by engine and models."""
         self.pairs = Pairs()
         self.uses = Uses()
         self.adapters: frozenset[str] = frozenset()
         """The LoRA adapters that some unit lists."""
         self.has_far = False
         """Whether some units are farther away than others."""
+        self.attention = Attention()
+        """The units that are looked at on a tick."""
         self.is_changing = False
         """Another fleet is about to be configured: who finds no unit waits for it."""
+        self.capacity: tuple[int, int] | None = None
+        """How many units are in rotation, and their places; None: this has changed."""
         self.cool_until = 0.0
         """When the last unit has cooled down."""
         self.retries_in_flight = 0
@@ -122,7 +130,8 @@ class Board:
             known = self.units.get(unit.name)
             if known is None:
                 state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
-                state.on_change = self._changed
+                state.on_change = partial(self._changed, state)
+                state.ends_known = self.ends_known
                 if (old := heirs.get(unit.name)) is not None:
                     state.succeed(old)
                     if unit.name not in kept:
@@ -142,6 +151,7 @@ class Board:
         self.units = {name: self.units[name] for name in wanted}
         self.pairs.configure(self.units)
         self._changed()
+        self.attention.configure(self.units, now)
         self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
@@ -153,6 +163,8 @@ class Board:
         if state is None:
             return _NOTHING
         state.last_evidence[evidence.node, evidence.source] = evidence
+        if evidence.sign is Sign.BAD:
+            self.attention.note(state, evidence.at + STAYS_S)
         # Weak good evidence (an answer to /health) is not progress: only work is.
         if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
             state.progress_at = max(state.progress_at, evidence.at)
@@ -206,6 +218,8 @@ class Board:
                 state.progress_at = load.at
         state.load = load
         state.foreign = load.foreign
+        if load.foreign:
+            self.attention.note(state)
         if load.ranks:
             state.ranks.report(load.ranks, state.costs.prefixes.limit, load.at)
         if state.adapters.bases:
@@ -225,8 +239,7 @@ class Board:
 
     def tick(self, now: float) -> None:
         """Apply changes that depend only on time; called a few times a second."""
-        unreachable = rotation = 0
-        for state in self.units.values():
+        for state in self.attention.tick(now):
             if state.leases:
                 state.step_times.mark(now)
                 state.show_plain(now)
@@ -239,10 +252,7 @@ class Board:
                 state.batch += BATCH_SHARE * (len(state.leases) + state.foreign - state.batch)
             if 0.0 <= state.restart_suspected_at < now - RESTART_SUSPECTED_S:
                 state.restart_suspected_at = -1.0
-            if state.is_usable():
-                rotation += 1
-                unreachable += state.is_unreachable(now)
-        if self.panic_at is not None and not outliers.is_cut_off(unreachable, rotation, self.rules):
+        if self.panic_at is not None and not self._is_cut_off(now):
             self.panic_at = None
         if self.remote:
             self.remote.expire(now)
@@ -251,7 +261,7 @@ class Board:
     def forecast(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
         self._learning.tick(self.units.values(), now)
-        foresee(self.units.values(), self.elsewhere, now)
+        foresee(self.attention, self.elsewhere, now)
 
     def set_models(self, models: Models) -> None:
         """Set the reported models of a unit that has none configured."""
@@ -301,6 +311,13 @@ class Board:
         for name, other in self.units.items():
             if other is state or self.pools.has(pool, name):
                 other.pauses.learn(pause_s, at)
+
+    def room(self) -> tuple[int, int]:
+        """How many units are in rotation, and how many requests they take at once."""
+        if self.capacity is None:
+            usable = [state for state in self if state.is_usable()]
+            self.capacity = len(usable), sum(state.unit.max_in_flight for state in usable)
+        return self.capacity
 
     def is_awaited(self, state: UnitState) -> bool:
         """Whether requests wait for a slot that a unit could give."""
@@ -375,6 +392,7 @@ class Board:
         lease.job = state.costs.add(lease, ask, expected, held, now)
         if not state.leases:
             state.work_at = now
+            self.attention.note(state)
         state.last_lease_at = now
         state.leases[lease] = None
         if self.adapters:
@@ -430,9 +448,13 @@ class Board:
         state.drained = drained
         return True
 
-    def _changed(self) -> None:
+    def _changed(self, state: UnitState | None = None) -> None:
+        """Something of a unit, or the fleet, has changed that requests ask for."""
         self.usable.clear()
         self.changes += 1
+        self.capacity = None
+        if state is not None:
+            self.attention.note(state)
 
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())
@@ -442,14 +464,17 @@ class Board:
         """Whether panic keeps this unit in rotation instead of DOWN."""
         if not state.is_unreachable(now):
             return False
-        rotation = [d for d in self if d.is_usable()]
-        unreachable = sum(d.is_unreachable(now) for d in rotation)
         panic_at = now if self.panic_at is None else self.panic_at
-        is_over = now - panic_at >= self.rules.panic_max_s
-        if is_over or not outliers.is_cut_off(unreachable, len(rotation), self.rules):
+        if now - panic_at >= self.rules.panic_max_s or not self._is_cut_off(now):
             return False
         self.panic_at = panic_at
         return True
+
+    def _is_cut_off(self, now: float) -> bool:
+        """Whether so many units do not answer that it may be the gate."""
+        rotation = [d for d in self if d.is_usable()]
+        unreachable = sum(d.is_unreachable(now) for d in rotation)
+        return outliers.is_cut_off(unreachable, len(rotation), self.rules)
 
     def _forget(self, state: UnitState) -> None:
         """Forget what was measured of the previous incarnation."""
@@ -672,8 +697,6 @@ AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for the next tick.
 """
-TURNS = 4
-"""A unit without requests in a larger fleet is priced once in so many ticks."""
 
 
 class Learning:
@@ -692,7 +715,8 @@ class Learning:
         guesses = self._guesses
         if len(states) <= AT_ONCE:
             guesses = sum(len(state.costs.guessed()) for state in states)
-        if now - self._at >= PEERS_S or guesses < self._guesses:
+        every_s = PEERS_S if len(states) <= SMALL else USUAL_S
+        if now - self._at >= every_s or guesses < self._guesses:
             _watch(states)
             learn_of_peers([_peer(state) for state in states], now - self._at)
             self._at = now
@@ -713,24 +737,23 @@ def _watch(states: Iterable[UnitState]) -> None:
             state.costs.rates.steps.learn(speed.gap_s, speed.batch)
 
 
-def foresee(states: Collection[UnitState], others: Mapping[str, RemoteLoad], now: float) -> None:
-    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there.
-
-    Of a large fleet, units without requests take turns.
+def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) -> None:
+    """Recompute the slow parts of the cost of the units that are looked at. `others`: requests of other gates
+    at each.
     """
-    share, turn = ALL_BLOCKS // max(len(states), 1), int(now * TURNS) % TURNS
-    others_s = _others_s(states, others, now) if others else {}
-    due, facts = [], []
-    for place, state in enumerate(states):
-        costs, there = state.costs, others.get(state.unit.name)
-        in_use = bool(state.leases) or (there is not None and there.in_flight > 0)
-        if in_use or len(states) <= AT_ONCE or place % TURNS == turn:
-            costs.size(state.load, share)
-            costs.learn_facts(state.load, there, others_s.get(state.unit.name, 0.0), state.far_s, now)
-            due.append((place, costs))
-        facts.append(costs.facts)
-    for (_, costs), one in zip(due, forecast(facts, COSTS, [place for place, _ in due]), strict=True):
-        costs.set_forecast(one)
+    units = watched.fleet.values()
+    is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
+    due = watched.units if watched.usual is not None or not watched.is_large else list(units)
+    others_s = _others_s(due, others, now) if others else {}
+    for state in due:
+        there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
+        state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
+        state.costs.learn_facts(state.load, there, other_s, state.far_s, now)
+    if is_due:
+        watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units], COSTS), now
+    facts = [state.costs.facts for state in due]
+    for state, one in zip(due, forecast(facts, COSTS, watched.usual), strict=True):
+        state.costs.set_forecast(one)
 
 
 def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:

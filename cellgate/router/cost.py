@@ -206,16 +206,31 @@ Terms = tuple[
 _IDLE = OtherLoad(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
 
-def forecast(units: Sequence[Facts], rules: CostRules, due: Sequence[int] | None = None) -> list[CostTerms]:
-    """The forecasts of units, or only those at the places `due`; they are made together because they stand in
-    for each other.
+class Usual(NamedTuple):
+    """What is usual of the units of a fleet. `written` is the mean of recent writes into their prefix caches,
+    relative to the sizes of these if all are known (`is_sized`).
     """
+
+    report: OtherLoad
+    is_sized: bool
+    written: float
+
+
+def usual_of(units: Sequence[Facts], rules: CostRules) -> Usual:
+    """What is usual of these units."""
     reports = [facts.report for facts in units if facts.report is not None]
     fresh = [report for report in reports if report.age_s <= rules.report_half_life_s]
-    usual = _usual(fresh or reports or [_IDLE], rules)
-    written = _written(units)
-    places = range(len(units)) if due is None else due
-    return [_forecast(units[place], usual, written[place], rules) for place in places]
+    is_sized = all(facts.kv_tokens for facts in units)
+    written = sum(facts.written_tokens / (facts.kv_tokens if is_sized else 1) for facts in units)
+    return Usual(_usual(fresh or reports or [_IDLE], rules), is_sized, written / max(len(units), 1))
+
+
+def forecast(units: Sequence[Facts], rules: CostRules, usual: Usual | None = None) -> list[CostTerms]:
+    """The forecasts of units, which stand in for each other; `usual` is that of their fleet, if they are not
+    all of it.
+    """
+    usual = usual or usual_of(units, rules)
+    return [_forecast(facts, usual.report, _written(facts, usual), rules) for facts in units]
 
 
 def terms(
@@ -299,12 +314,11 @@ def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
     )
 
 
-def _written(units: Sequence[Facts]) -> list[float]:
-    """Recent writes into each prefix cache relative to its size, as multiples of the mean."""
-    sized = all(facts.kv_tokens for facts in units)
-    written = [facts.written_tokens / (facts.kv_tokens if sized else 1) for facts in units]
-    mean = sum(written) / max(len(written), 1)
-    return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
+def _written(facts: Facts, usual: Usual) -> float:
+    """Recent writes into a prefix cache relative to its size, as a multiple of the mean."""
+    if usual.written <= 0.0:
+        return 0.0
+    return facts.written_tokens / (facts.kv_tokens or 1 if usual.is_sized else 1) / usual.written
 
 
 def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> CostTerms:

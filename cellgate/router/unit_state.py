@@ -238,7 +238,8 @@ class UnitState(InRotation):
         self.unread = Unread()
         self.refusals = {}
         self.canary_refused = ""
-        self.usual_ends = NO_ENDS
+        self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
+        """Those of all units, by engine and models: streams of equals have one form."""
         self.progress_at = self.work_at = self.last_lease_at = 0.0
         self.cool_until = self.full_until = self.batch = self.prefilling = 0.0
         self.engine, self.build, self.other_builds = unit.engine, UNKNOWN_BUILD, ()
@@ -283,6 +284,17 @@ class UnitState(InRotation):
 
     def _set_limit(self) -> None:
         self.limit = min(self.learnt_limit, self.unit.max_in_flight) + self.parked
+
+    @property
+    def usual_ends(self) -> EventEnds:
+        """How the events of its streams end."""
+        return self.ends_known.get((self.engine, self._models), NO_ENDS)
+
+    @usual_ends.setter
+    def usual_ends(self, ends: EventEnds) -> None:
+        if len(self.ends_known) >= FORMS_KEPT:
+            self.ends_known.clear()
+        self.ends_known[self.engine, self._models] = ends
 
     @property
     def in_flight(self) -> int:
@@ -509,6 +521,8 @@ class EventEnds(NamedTuple):
 
 
 NO_ENDS = EventEnds((), ())
+FORMS_KEPT = 256
+"""Engines and lists of models whose ends are known."""
 
 
 class Usable(NamedTuple):

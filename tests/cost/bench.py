@@ -70,10 +70,10 @@ class Bench:
     more fields of Settings.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, units: int = UNITS, **options: Any) -> None:
         loop.time = partial(next, map(TICK_S.__mul__, itertools.count()))  # type: ignore[method-assign]
         fleet = Fleet(
-            units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, UNITS + 1))
+            units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, units + 1))
         )
 
         async def read(body: bytes, *_: object) -> Ask | Failure:

@@ -92,6 +92,24 @@ async def test_it_costs_no_more_than_it_did(measure: Callable[[Bench], Cost]) ->
     assert cost.each <= MARGIN * MEASURES[measure], f"{cost.each:.0f} bytecodes, most of them here:\n{cost}"
 
 
+async def test_the_first_stream_of_a_unit_is_read_in_the_fast_way_once_an_equal_has_shown_its_form() -> None:
+    bench = Bench(asyncio.get_running_loop())
+    board, asked, costs = bench.plane.board, request(stream=True), []
+    for away in ("u2", "u2", "u1"):
+        for name in board.units:
+            board.drain(name, drained=name == away)
+        conn = bench.ask(asked)
+        conn.data_received(HEAD)
+        with counted() as counts:
+            conn.data_received(token(0))
+        conn.data_received(END)
+        costs.append(counts.total())
+    bench.close()
+    print("first tokens:", costs)
+    assert costs[0] - costs[2] > 200
+    assert abs(costs[1] - costs[2]) < 100
+
+
 # What keys and limits cost: nothing where they are off, and little where they are on.
 
 KEY_LIMITS = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "in_flight": 10**6}

@@ -46,6 +46,12 @@ class Comparisons:
 
 
 DRIFT_PERIOD_S = 1.0
+LARGE_PERIOD_S = 60.0
+"""All units of a large fleet are compared so often."""
+
+
+def _period_s(board: Board, usual_s: float) -> float:
+    return LARGE_PERIOD_S if board.attention.is_large else usual_s
 
 
 class DriftWatch:
@@ -62,7 +68,7 @@ class DriftWatch:
         """Compare the builds of all units, now and then."""
         if now < self._compare_at:
             return
-        self._compare_at = now + DRIFT_PERIOD_S
+        self._compare_at = now + _period_s(self._board, DRIFT_PERIOD_S)
         differing = other_builds(self._board)
         cells: dict[str, dict[str, str]] = {}
         for state in self._board:
@@ -116,7 +122,8 @@ class StackWatch:
         """Compare the stacks of all units, now and then, some of them in each turn."""
         self._now = now
         if self._comparing is None and now >= self._compare_at:
-            self._compare_at = now + STACK_PERIOD_S
+            is_large = len(self._board.units) > 10 * STEPS_A_TURN
+            self._compare_at = now + (LARGE_PERIOD_S if is_large else STACK_PERIOD_S)
             self._comparing = self._compare()
         if (
             self._comparing is not None
@@ -198,7 +205,7 @@ class RankWatch:
         if now < self._look_at:
             return
         self._look_at = now + RANK_PERIOD_S
-        for state in list(self._board):
+        for state in self._board.attention.units:
             if state.facts.nodes:
                 self._look(state, now)
         self._told_at = {state: at for state, at in self._told_at.items() if not state.retired}
@@ -278,7 +285,8 @@ class FateWatch:
         if now < self._look_at:
             return
         self._look_at = now + FATE_PERIOD_S
-        fates = shared_fates(self._board)
+        all_well = self._board.room()[0] == len(self._board.units)
+        fates = [] if all_well else shared_fates(self._board)
         keys = [(fate.place, fate.units) for fate in fates]
         self._since = {key: self._since.get(key, now) for key in keys}
         self._told &= {fate.place for fate in fates}

@@ -89,7 +89,7 @@ class HoldWatch:
 
     def tick(self, now: float) -> None:
         """Ask the units that get silent; apply what depends on time."""
-        for state in self._board:
+        for state in self._board.attention.noted():
             if state.hold is not None:
                 self._pass_time(state, now)
             elif (state.leases or state.prefilling > WAITING_SHARE) and _is_silent(state, now):

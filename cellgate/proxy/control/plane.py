@@ -482,6 +482,8 @@ def _evict(leases: tuple[Lease, ...]) -> None:
 Publish = Callable[[bool, bytes, bytes], None]
 
 RENDER_S = 1.0
+RENDER_LARGE_S = 60.0
+"""That of a large fleet. Whenever a unit changes it is published at once."""
 """So old are the remarks about units at most: with a thousand of them they take milliseconds to write."""
 
 
@@ -526,7 +528,7 @@ class ReadinessPage:
     def tick(self, now: float) -> None:
         """Publish it again."""
         if now >= self._render_at or self._facts() != self._made_for:
-            self._render_at = now + RENDER_S
+            self._render_at = now + (RENDER_LARGE_S if self._board.attention.is_large else RENDER_S)
             self.publish()
         else:
             self._publish(*self._made)

@@ -96,6 +96,8 @@ class Prober:
         """Called when an engine has counted more corrupted requests: the unit, and how many more."""
         self._gate_probes = [kind() for kind in GATE_PROBES.values()]
         self._all: dict[str, list[Runner]] = {}
+        self._running: dict[Runner, None] = {}
+        """Those that look just now."""
         self._runners: dict[str, dict[str, Runner]] = {}
         """The probes of the unit as a whole, by name."""
         self._reports: dict[str, list[Runner]] = {}
@@ -162,7 +164,7 @@ class Prober:
             self._agenda = Agenda(loop, TOGETHER_S)
         fetch, net, uses = transport.fetch, transport.net, self._board.uses
         context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses)
-        return Runner(probe, context, take, self._rng, self._agenda)
+        return Runner(probe, context, take, self._rng, self._agenda, self._running)
 
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
@@ -182,10 +184,8 @@ class Prober:
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_S
-        for runners in self._all.values():
-            for runner in runners:
-                if runner.looks_since <= now:
-                    runner.sweep(now)
+        for runner in list(self._running):
+            runner.sweep(now)
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Give evidence to the Board, and act on what follows from it."""
@@ -246,6 +246,12 @@ class Prober:
             for name, runners in self._runners.items()
             if (runner := runners.get(probe)) is not None and runner.looks_since <= began
         ]
+
+    def unheard(self, for_s: float, now: float) -> list[UnitState]:
+        """The units that have not answered a probe for so long."""
+        began = now - for_s
+        names = dict.fromkeys(r.context.unit.name for r in self._running if r.looks_since <= began)
+        return [state for name in names if (state := self._board.units.get(name)) is not None]
 
     def due_s(self, unit: str, probe: str, now: float) -> float | None:
         """In how many seconds a probe is due; None when there is no such probe."""

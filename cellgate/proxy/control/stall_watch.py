@@ -65,11 +65,13 @@ class StallWatch:
         """Check every unit; `lag_s` is how late this tick is."""
         if lag_s > LAG_S:
             self._report_lag(lag_s, now)
-        for state in self._board:
+        for state in self._board.attention.noted():
             if state.leases or state.costs.last_plain is not None:
                 self._board.uses.note(state, now)
+        for state in self._prober.unheard(QUIET_S, now):
+            self._board.attention.note(state, now)
         self._board.tick(now)
-        for state in self._board:
+        for state in self._board.attention.units:
             if state.case.verdict is Verdict.UP and not is_on(state.hold):
                 if state.leases:
                     self._ask_beside(state, now)
@@ -85,7 +87,7 @@ class StallWatch:
             self._report_panic(now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            for state in compare_speeds(self._board.units.values(), self._board.rules):
+            for state in compare_speeds(self._board.attention.units, self._board.rules):
                 self._report_outlier(state)
 
     def gate_fault(self, reason: str) -> None:

@@ -598,6 +598,8 @@ def connect_failure(error: BaseException | None, where: str, lookups: Lookups) -
 
 
 PURGE_S = 1.0
+PURGED_AT_ONCE = 100
+"""With more pools it is done less often: none of these connections is used again, however long it stays."""
 
 
 class UnitPools:
@@ -689,7 +691,7 @@ class UnitPools:
         """Close connections that have been idle for too long, forget unused pools; once a second."""
         if now < self._purge_at:
             return
-        self._purge_at = now + PURGE_S
+        self._purge_at = now + PURGE_S * max(1.0, len(self._pools) / PURGED_AT_ONCE)
         self.purge(now)
 
     def purge(self, now: float) -> None:

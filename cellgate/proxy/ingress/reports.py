@@ -155,20 +155,23 @@ def gate_utilization(board: Board, waiting: int) -> float | None:
     A gate is as full as its units: each counts with its max_in_flight, and with the requests there, others'
     as well, or with its KV cache where that is nearer to its end.
     """
-    usable = [state for state in board if state.is_usable()]
-    capacity = sum(state.unit.max_in_flight for state in usable)
+    capacity = board.room()[1]
+    # Of those that are not looked at, nothing is taken.
+    usable = [state for state in board.attention.units if state.is_usable()]
     return (sum(map(_taken, usable)) + waiting) / capacity if capacity else None
 
 
 def named_metrics(board: Board, waiting: int) -> dict[str, float]:
     """What else a balancer or a person may want to know. `kv_cache_usage` is the mean of the usable units."""
-    usable = [state for state in board if state.is_usable()]
+    ready = board.room()[0]
+    usable = [state for state in board.attention.units if state.is_usable()]
     kv_uses = [state.load.kv_use for state in usable if state.load is not None]
+    known = ready - (len(usable) - len(kv_uses))
     return {
         "in_flight": float(board.in_flight),
         "queued": float(waiting),
-        "kv_cache_usage": sum(kv_uses) / len(kv_uses) if kv_uses else 0.0,
-        "units_ready": float(len(usable)),
+        "kv_cache_usage": sum(kv_uses) / known if kv_uses else 0.0,
+        "units_ready": float(ready),
         "units_total": float(len(board.units)),
     }
 

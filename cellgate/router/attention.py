@@ -1,0 +1,96 @@
+"""Which units are looked at on a tick: in a large fleet only those where time changes something. Pure.
+
+Rules:
+1. A small fleet is looked at whole.
+2. In a large one these are units with requests, units whose means still fall, and those of which something
+   has just changed or been said: whoever changes a unit calls `note`.
+3. All others take turns, `ROUND_TICKS` long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cellgate.router.cost import Usual
+    from cellgate.router.unit_state import UnitState
+
+SMALL = 64
+"""So many units are looked at on each tick."""
+ROUND_TICKS = 1000
+"""Four minutes."""
+USUAL_S = 10.0
+"""What is usual of all units of a large fleet is looked at so often."""
+STAYS_S = 5.0
+"""So long a unit is looked at after something was said of it."""
+STILL = 0.01
+"""Means that are less change nothing any more."""
+
+
+class Attention:
+    """Of one Board. `fleet` are all its units, `units` those of the last tick. `usual` is what was usual of
+    all when that was last looked at.
+    """
+
+    def __init__(self) -> None:
+        self.fleet: Mapping[str, UnitState] = {}
+        self.units: list[UnitState] = []
+        self.is_large = False
+        self.usual: Usual | None = None
+        self.usual_at = -inf
+        self._until: dict[UnitState, float] = {}
+        self._turns: list[UnitState] = []
+
+    def configure(self, fleet: Mapping[str, UnitState], now: float) -> None:
+        """These are all units from now on."""
+        self.fleet, self.units, self._turns = fleet, list(fleet.values()), []
+        self.is_large, self.usual = len(fleet) > SMALL, None
+        self._until = dict.fromkeys(self.units, now) if self.is_large else {}
+
+    def note(self, state: UnitState, until: float = 0.0) -> None:
+        """Something has changed of a unit: it is looked at, at least until then."""
+        if self.is_large and self._until.get(state, -1.0) < until:
+            self._until[state] = until
+
+    def noted(self) -> list[UnitState]:
+        """The units that do not only take turns."""
+        return list(self._until) if self.is_large else self.units
+
+    def tick(self, now: float) -> list[UnitState]:
+        """The units to be looked at now."""
+        if not self.is_large:
+            return self.units
+        known = self._until
+        for state in [state for state, until in known.items() if now > until and is_still(state)]:
+            del known[state]
+        self.units = found = list(known)
+        found += [state for state in self._next() if state not in known]
+        return found
+
+    def _next(self) -> list[UnitState]:
+        """Those whose turn it is."""
+        if not self._turns:
+            self._turns = list(self.fleet.values())
+        share = ceil(len(self.fleet) / ROUND_TICKS)
+        turn = self._turns[-share:]
+        del self._turns[-share:]
+        return turn
+
+
+def is_still(state: UnitState) -> bool:
+    """Whether time changes nothing of a unit as long as nothing is said of it."""
+    if state.retired:
+        return True
+    return not (
+        state.leases
+        or state.hold is not None
+        or state.batch > STILL
+        or state.prefilling > STILL
+        or state.foreign
+        or state.learnt_limit < state.unit.max_in_flight
+        or state.restart_suspected_at >= 0.0
+        or state.outlier.degraded
+        or state.costs.errors.last_share > STILL
+    )
