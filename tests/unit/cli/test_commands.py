@@ -30,6 +30,8 @@ UNIT_A1 = {
     "cell": "a",
     "verdict": "up",
     "drained": False,
+    "draining": False,
+    "canary_refused": False,
     "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,
