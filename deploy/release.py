@@ -1,14 +1,18 @@
 """`python -m deploy.release vX.Y.Z --source URL --notes FILE`: prepares the sources for a release.
 
-The tag, `cellgate.VERSION` and the changelog must agree. The notes are the changelog's section. Where the
-repository is goes into the project's URLs, into the links of the README, which a package shows elsewhere, and
-into the runbooks' addresses in the alerts: nothing else knows it.
+The tag, `cellgate.VERSION` and the changelog must agree, and a wheel of the sources must start where no extra
+is installed (deploy/first_start.py). The notes are the changelog's section. Where the repository is goes into
+the project's URLs, into the links of the README, which a package shows elsewhere, and into the runbooks'
+addresses in the alerts: nothing else knows it.
 """
 
 import argparse
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from deploy.first_start import FirstStartError, start_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 _URLS = """
@@ -34,7 +38,9 @@ def main() -> int:
     parser.add_argument("--notes", required=True, type=Path, metavar="FILE", help="where the notes go")
     args = parser.parse_args()
     try:
-        args.notes.write_text(notes((ROOT / "CHANGELOG.md").read_text(), version(args.tag)))
+        told = notes((ROOT / "CHANGELOG.md").read_text(), version(args.tag))
+        started(start_wheel)
+        args.notes.write_text(told)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
@@ -42,6 +48,14 @@ def main() -> int:
         file = ROOT / name
         file.write_text(change(file.read_text(), args.source.rstrip("/"), args.tag))
     return 0
+
+
+def started(start: Callable[[], None]) -> None:
+    """Starts the wheel of the sources. Raises ReleaseError when a new user could not."""
+    try:
+        start()
+    except FirstStartError as error:
+        raise ReleaseError(f"this version does not start where it is new: {error}") from None
 
 
 def version(tag: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.observe.log import log_line
 
@@ -40,5 +41,5 @@ def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSende
 
 
 def _missing(what: str, error: ModuleNotFoundError) -> None:
-    why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
+    why = f"{error.name} is not installed: {how_to_install('otel')}"
     log_line("error", f"{what}, though it is configured: {why}")

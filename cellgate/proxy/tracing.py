@@ -95,7 +95,8 @@ class Tracing:
     """Of one gate."""
 
     def __init__(self, settings: TracingSettings) -> None:
-        exporter = Exporter(OTLPSpanExporter(settings.endpoint, timeout=EXPORT_TIMEOUT_S), settings.endpoint)
+        spans = OTLPSpanExporter(settings.endpoint, timeout=EXPORT_TIMEOUT_S)
+        self._exporter = exporter = Exporter(spans, settings.endpoint)
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=resource(),
@@ -147,7 +148,8 @@ class Tracing:
         """Send what is left. Blocks for at most CLOSE_TIMEOUT_S; meant for the end of the process."""
         closing = threading.Thread(target=self._provider.shutdown, name="cellgate-tracing", daemon=True)
         closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
+        # A collector that takes nothing is not waited for.
+        closing.join(0.0 if self._exporter.is_lost else CLOSE_TIMEOUT_S)
 
 
 def _without_trace(lines: list[bytes]) -> list[bytes]:
@@ -410,6 +412,11 @@ class CollectorLink:
         exporters.propagate = False
         exporters.handlers[:] = [_WORDS]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last batch was not accepted."""
+        return self._lost > 0
+
     def send(self, send: Callable[[], bool], count: int) -> bool:
         """Send `count` of them by calling `send`, which tells whether they were accepted."""
         _WORDS.said.text = ""
@@ -447,6 +454,11 @@ class Exporter(SpanExporter):
     ) -> None:
         self._inner = inner
         self._link = CollectorLink("tracing", "spans", endpoint, log)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last batch was not accepted."""
+        return self._link.is_lost
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
@@ -568,7 +580,12 @@ class MetricsSender:
     async def close(self) -> None:
         """Send the last numbers, and end. Takes EXPORT_TIMEOUT_S at most."""
         self._task.cancel()
+        # Ends a batch under way that waits to be tried again.
+        if self._link.is_lost:
+            self._exporter.shutdown()
         await asyncio.wait([self._task])
+        if self._link.is_lost:
+            return
         # What is wrong was said before.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(EXPORT_TIMEOUT_S):

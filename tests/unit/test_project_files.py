@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from cellgate import VERSION
-from deploy.release import ReleaseError, notes, version, with_links, with_runbooks, with_urls
+from deploy.first_start import FirstStartError
+from deploy.release import ReleaseError, notes, started, version, with_links, with_runbooks, with_urls
 from tests.documented import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -98,6 +99,15 @@ def test_a_tag_and_the_changelog_name_the_version() -> None:
     assert re.findall(r"^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == VERSION
     with pytest.raises(ReleaseError, match=f"the tag is v9.9.9, but cellgate.VERSION is {VERSION}"):
         version("v9.9.9")
+
+
+def test_a_version_whose_wheel_does_not_start_is_no_release() -> None:
+    def fails() -> None:
+        raise FirstStartError("the wheel did not work: ModuleNotFoundError: jwt")
+
+    with pytest.raises(ReleaseError, match=r"does not start where it is new: .*jwt"):
+        started(fails)
+    started(lambda: None)
 
 
 def test_a_release_says_where_its_repository_is() -> None:

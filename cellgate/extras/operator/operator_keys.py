@@ -34,6 +34,7 @@ from cellgate.extras.operator.action_settings import (
 )
 from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, word, words
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
@@ -107,7 +108,7 @@ def installed(key: str, kind: str) -> None:
     """Raises ValueError when the package for actions of this kind is not installed; `key` asks for it."""
     package, extra = ACTION_PACKAGES.get(kind, ("", ""))
     if package and importlib.util.find_spec(package) is None:
-        needed = f"requires a package that is not installed: pip install 'cellgate[{extra}]'"
+        needed = f"requires a package that is not installed: {how_to_install(extra)}"
         raise ValueError(f"{key} {needed}")
 
 

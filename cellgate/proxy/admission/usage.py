@@ -16,6 +16,7 @@ import orjson
 
 from cellgate.proxy.admission.keys import KeyDoor, KeyFollower, TokenVerifier
 from cellgate.proxy.admission.limits import DoorCounts, LimitLedger, UsageRecord
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.key_file import KeyRing
 from cellgate.proxy.observe.access_log import LineLog
 from cellgate.proxy.observe.events import Action, EventLog
@@ -130,7 +131,7 @@ def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] 
 
             tokens = WebTokens(keys.jwt, settings.tls.ca)
         except ModuleNotFoundError as error:
-            why = f"{error.name} is not installed: pip install 'cellgate[jwt]'"
+            why = f"{error.name} is not installed: {how_to_install('jwt')}"
             log_line("error", f"JSON Web Tokens do not count, though they are configured: {why}")
     return KeyDoor(accounts, wall, ends_streams=keys.on_revoke == "end", tokens=tokens)
 

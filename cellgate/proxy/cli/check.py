@@ -28,6 +28,7 @@ from cellgate.proxy.cli.terminal import (
     overrides,
     table,
 )
+from cellgate.proxy.cli.warnings import warnings_of
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
@@ -59,6 +60,7 @@ def _as_json(settings: Settings) -> dict[str, Any]:
     return {
         "valid": True,
         "problems": [],
+        "warnings": list(warnings_of(settings)),
         "listen": str(settings.listen),
         "admin": str(settings.admin),
         "policy": settings.policy,
@@ -311,6 +313,8 @@ def run_check(args: argparse.Namespace) -> int:
         return 0
     where = f"listens on {settings.listen}, admin on {settings.admin}"
     print(f"{path or 'flags'}: valid; {where}, policy {settings.policy}")
+    for warning in warnings_of(settings):
+        print(f"warning: {warning}")
     if settings.sources:
         print("more units are discovered from:", ", ".join(source.title for source in settings.sources))
     notes = [*unsaid_ports(settings.fleet), *open_claims(settings)]

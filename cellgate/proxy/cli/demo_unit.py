@@ -18,6 +18,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
@@ -150,12 +151,18 @@ class DemoApi:
             return web.json_response(answer.whole("".join([word async for word in words])))
         stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await stream.prepare(request)
+        with suppress(ConnectionResetError):  # A client that has left is no news.
+            await self._send(stream, answer, words, body)
+        return stream
+
+    async def _send(
+        self, stream: web.StreamResponse, answer: DemoAnswer, words: AsyncIterator[str], body: dict[str, Any]
+    ) -> None:
         async for word in words:
             await stream.write(answer.event(word))
         if (body.get("stream_options") or {}).get("include_usage"):
             await stream.write(answer.last())
         await stream.write(b"data: [DONE]\n\n")
-        return stream
 
 
 class DemoAnswer:

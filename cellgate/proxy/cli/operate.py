@@ -151,7 +151,7 @@ _DONE = {
 def drain_arguments(parser: argparse.ArgumentParser) -> None:
     """Which unit or cell, of which gate."""
     whom = parser.add_mutually_exclusive_group(required=True)
-    whom.add_argument("name", metavar="UNIT", nargs="?", help="the name of the unit")
+    whom.add_argument("names", metavar="UNIT", nargs="*", default=[], help="the units, by their names")
     whom.add_argument("--cell", metavar="CELL", help="all units of this cell")
     if parser.prog.endswith(" drain"):
         least = "the unit whose prefix cache is missed least, before there is one unit less"
@@ -166,13 +166,28 @@ def run_drain(args: argparse.Namespace) -> int:
     if getattr(args, "least_valued", False):
         whom = admin_client.drain_least_valued(args.admin, args.model)
     elif args.cell is None:
-        admin_client.set_drain(args.admin, args.name, drained=drained)
-        whom = args.name
+        for name in args.names:
+            admin_client.set_drain(args.admin, name, drained=drained)
+        whom = ", ".join(args.names)
     else:
         units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
         whom = f"cell {args.cell} ({', '.join(units)})"
     print(f"{whom}: {_DONE[args.command]}")
+    if drained and args.names:
+        _warn_of_last(args.admin)
     return 0
+
+
+def _warn_of_last(admin: Address) -> None:
+    """Say that no unit is left that gets requests."""
+    with suppress(CommandError, LookupError):
+        units = admin_client.status(admin)["units"]
+        if not any(unit["usable"] for unit in units):
+            names = " ".join(unit["name"] for unit in units if unit["drained"])
+            print(
+                f"no unit is in rotation now: requests get 503; cellgate undrain {names} puts them back",
+                file=sys.stderr,
+            )
 
 
 # `cellgate engine pause|resume|sleep|wake`: what the engine of a unit is told to do (docs/hold.md).

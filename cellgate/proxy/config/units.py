@@ -24,6 +24,7 @@ from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Split
 from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
@@ -185,7 +186,7 @@ def _kv_events(found: object) -> KvEvents:
         raise ValueError("replay_endpoint and ranks require endpoint: without it the engine is asked for all")
     require("kv_events")
     if missing := [package for package in KV_EVENTS_PACKAGES if find_spec(package) is None]:
-        raise ValueError(f"{' and '.join(missing)} not installed: pip install 'cellgate[kv-events]'")
+        raise ValueError(f"{' and '.join(missing)} not installed: {how_to_install('kv-events')}")
     return KvEvents(source=given.pop("from"), **given)
 
 
@@ -313,9 +314,7 @@ def discovered_by(found: object) -> Discover:
         )
     package, extra = PACKAGES.get(name, ("", ""))
     if package and importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"from: {name} requires a package that is not installed: pip install 'cellgate[{extra}]'"
-        )
+        raise ValueError(f"from: {name} requires a package that is not installed: {how_to_install(extra)}")
     return Discover(name, given, like)
 
 

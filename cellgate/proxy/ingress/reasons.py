@@ -129,6 +129,8 @@ _ITS_KEY = (
 )
 _WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
 _KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
+KV_FULL = 0.98
+_KV = "lower its max_in_flight, so that requests wait here instead (docs/runbooks/kv-cache-full.md)."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
@@ -196,6 +198,9 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
         found.append(Shortcoming("node not watched", said, _UNWATCHED.format(nodes=names)))
     if state.canary_refused:
         found.append(Shortcoming("its key?", state.canary_refused, _ITS_KEY))
+    if state.load is not None and state.load.kv_use >= KV_FULL:
+        said = f"its KV cache is full ({state.load.kv_use:.0%}): requests wait inside, or are computed twice"
+        found.append(Shortcoming("KV cache full", said, _KV))
     if state.has_odd_answers():
         found.append(Shortcoming("odd answers", "its answers to the known prompt differ", _WRONG))
     return found

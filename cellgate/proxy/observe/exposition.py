@@ -460,11 +460,12 @@ SAMPLES = 360
 
 class Totals(NamedTuple):
     """What has been counted so far: requests of clients, those of them that were refused or failed (5xx and
-    429), first tokens and the sum of their times, tokens of answers.
+    429), or were the client's fault (other 4xx), first tokens and the sum of their times, tokens of answers.
     """
 
     requests: int
     failed: int
+    faulty: int
     first_tokens: int
     ttft_s: float
     tokens: int
@@ -475,6 +476,7 @@ class HourSample(NamedTuple):
 
     requests: float
     failed: float
+    faulty: float
     ttft_s: float | None
     tokens: float
     usable: int
@@ -510,12 +512,13 @@ class History:
     def _take(self, before: Totals, after: Totals, passed_s: float) -> None:
         # A unit that has left takes its counts with it.
         grown = [max(0.0, new - old) for new, old in zip(after, before, strict=True)]
-        requests, failed, first_tokens, ttft_s, tokens = grown
+        requests, failed, faulty, first_tokens, ttft_s, tokens = grown
         self._before = after
         self._samples.append(
             HourSample(
                 requests=round(requests / passed_s, 2),
                 failed=round(failed / passed_s, 2),
+                faulty=round(faulty / passed_s, 2),
                 ttft_s=round(ttft_s / first_tokens, 4) if first_tokens else None,
                 tokens=round(tokens / passed_s, 1),
                 usable=sum(state.is_usable() for state in self._metrics.board),
@@ -530,6 +533,7 @@ class History:
         return Totals(
             requests=sum(work.values()),
             failed=sum(n for (_, status), n in work.items() if status >= 500 or status == 429),
+            faulty=sum(n for (_, status), n in work.items() if 400 <= status < 499 and status != 429),
             first_tokens=sum(sum(ttft.counts) for ttft in ttfts),
             ttft_s=sum(ttft.total for ttft in ttfts),
             tokens=self._tokens(),

@@ -277,7 +277,13 @@ def test_units_and_cells_are_drained_and_undrained_with_the_token(
     assert ask(f"{command} --cell a", []).code == 1
     monkeypatch.setenv("CELLGATE_ADMIN_TOKEN", "s3cret")
     told = ask(f"{command} 'a 1/2'", UNIT_A1)
-    assert (told.code, told.calls) == (0, [f"POST /units/a%201%2F2/{command} Bearer s3cret"])
+    looks = ["GET /status Bearer s3cret"] if command == "drain" else []
+    assert (told.code, told.calls) == (0, [f"POST /units/a%201%2F2/{command} Bearer s3cret", *looks])
+    told = ask(f"{command} a1 b1", {"units": [{"name": "a1", "usable": False, "drained": True}]})
+    calls = [f"POST /units/{name}/{command} Bearer s3cret" for name in ("a1", "b1")]
+    assert (told.code, told.calls, told.out) == (0, [*calls, *looks], told.out)
+    assert told.out.startswith(f"a1, b1: {says}")
+    assert ("no unit is in rotation now" in told.err) is (command == "drain")
 
 
 def test_the_gate_chooses_the_unit_that_is_missed_least(ask: Ask) -> None:

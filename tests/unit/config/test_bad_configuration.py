@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from cellgate.proxy.config import units
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.sources import RedisSource
@@ -229,7 +230,7 @@ def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch
     (line,) = problems(tmp_path, "cells: [{name: a, discover: {from: lws, name: big, port: 8000}}]")
     assert line == (
         "gate.yaml: cells[0].discover: from: lws requires a package that is not installed: "
-        "pip install 'cellgate[k8s]'"
+        + how_to_install("k8s")
     )
 
 
@@ -471,5 +472,5 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         return None if name == "zmq" else importlib.util.find_spec(name)
 
     monkeypatch.setattr(units, "find_spec", find_spec)
-    with pytest.raises(ValidationError, match=r"cellgate\[kv-events\]"):
+    with pytest.raises(ValidationError, match=r"install '\.\[kv-events\]'"):
         read_kv_events({"from": "vllm"})

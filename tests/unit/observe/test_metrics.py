@@ -390,6 +390,7 @@ def test_a_sample_has_the_rates_of_its_step() -> None:
         "step_s": STEP_S,
         "requests": [0.3, 0.0],
         "failed": [0.1, 0.0],
+        "faulty": [0.0, 0.0],
         "ttft_s": [0.3, None],
         "tokens": [25.0, 0.0],
         "usable": [0, 0],

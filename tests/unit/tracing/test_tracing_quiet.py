@@ -21,6 +21,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from cellgate.proxy import tracing
+from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.log import Level
@@ -110,7 +111,7 @@ def test_a_gate_without_the_packages_says_what_to_install(
         monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
         assert send_metrics(OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules()))) is None
     spans, metrics = caplog.messages
-    assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in spans
+    assert f"opentelemetry.context is not installed: {how_to_install('otel')}" in spans
     assert metrics.startswith(f"metrics are not sent by OTLP, though it is configured: {exporter}")
 
 
@@ -171,6 +172,8 @@ class Watched:
 
     def __init__(self, export: Callable[..., MetricExportResult]) -> None:
         self.reads, self.sent, self._export = 0, 0, export
+
+    def shutdown(self) -> None: ...
 
     def export(self, batch: object) -> MetricExportResult:
         self.sent += 1
