@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -38,22 +39,18 @@ _NAMES_MAX = 16
 
 def count_weighty(names: tuple[str, ...]) -> int:
     """How many of these fields matter; -1: one differs in case alone from another, or one that matters."""
-    lower = Counter(name.casefold() for name in names)
-    for name in names:
-        folded = name.casefold()
-        if lower[folded] > 1 or (folded in WEIGHTY and name not in WEIGHTY):
-            return -1
-    return sum(name in WEIGHTY for name in names)
+    # By sets, because a body may have a hundred thousand names.
+    exact, folded = WEIGHTY.intersection(names), set(map(str.casefold, names))
+    return -1 if len(folded) < len(names) or (WEIGHTY & folded) - exact else len(exact)
 
 
 def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
     """Why a body whose top has these names, and that seems to have more of those that matter, is refused."""
-    lower: dict[str, str] = {}
-    for name in names:
-        folded = name.casefold()
-        if folded in lower or (folded in WEIGHTY and name not in WEIGHTY):
-            return _refusal(name)
-        lower[folded] = name
+    folded = Counter(map(str.casefold, names))
+    if len(folded) < len(names):
+        return _refusal(next(name for name in reversed(names) if folded[name.casefold()] > 1))
+    if odd := (WEIGHTY & folded.keys()) - WEIGHTY.intersection(names):
+        return _refusal(next(name for name in names if name.casefold() in odd))
     latest: list[tuple[str, Any]] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> None:
@@ -64,8 +61,8 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         json.loads(body, object_pairs_hook=keep)
     except (ValueError, RecursionError):
         return None
-    twice = [name for name, count in Counter(name for name, _ in latest).items() if count > 1]
-    return next((_refusal(name) for name in twice if name in WEIGHTY), None)
+    times = Counter(map(itemgetter(0), latest))
+    return next((_refusal(name) for name in sorted(WEIGHTY) if times[name] > 1), None)
 
 
 def _refusal(name: str) -> Failure:
