@@ -506,7 +506,7 @@ class Board:
             if state.case.verdict is not Verdict.DOWN or not state.leases:
                 del self._out[name]
             else:
-                found += leavers(self, state, now)
+                found += leavers(state, now, self.rules, self.can_take)
         for lease in found:
             lease.evicted = True
         return tuple(found)
@@ -516,7 +516,7 @@ class Board:
         state.hold = None
         self._out[state.unit.name] = state
         shown = [lease for lease in state.leases if lease.committed and not lease.evicted]
-        leases = (*shown, *leavers(self, state, now))
+        leases = (*shown, *leavers(state, now, self.rules, self.can_take))
         for lease in leases:
             lease.evicted = True
         return leases

@@ -1,4 +1,4 @@
-"""What becomes of the requests of a unit that leaves rotation. Pure.
+"""Leavers: what becomes of the requests of a unit that leaves rotation. Pure.
 
 1. What nobody does better is left alone. Only where it is proven that nothing comes of what a unit has (a
    process that it needs is gone, it has restarted, its answers are wrong) do all its requests leave at once.
@@ -6,24 +6,37 @@
    finishing what it has: its requests leave it once they have been silent for longer than work explains.
 3. One that a time-out of ours has taken out has been silent for too long already.
 4. In both cases a request leaves only if another unit can take it now. What has begun to be shown is looked
-   at by whoever shows it (request/failures.py).
+   at by whoever shows it (proxy/request/failures.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cellgate.router.health import COUNTERS_FRESH_S, STALLS, answer_s, stall_limit_s
 from cellgate.router.nouns import Case, Rules, Strength, Verdict
 
 if TYPE_CHECKING:
-    from cellgate.router.board import Board
     from cellgate.router.unit_state import Lease, UnitState
 
 LASTS_S = 120.0
 """An answer that shows nothing before its end, at a unit that takes nothing new, is waited for no longer
 where another unit could give it."""
+
+
+def leavers(
+    state: UnitState, now: float, rules: Rules, can_take: Callable[[Lease, float], bool]
+) -> Iterator[Lease]:
+    """The requests without a token that a unit which is out loses now. `can_take`: whether another one could
+    take it.
+    """
+    is_lost = is_gone(state.case)
+    if not is_lost and is_closed(state.case) and not is_silent_too_long(state, now, rules):
+        return
+    for lease in state.leases:
+        if not (lease.committed or lease.evicted) and (is_lost or can_take(lease, now)):
+            yield lease
 
 
 def is_gone(case: Case) -> bool:
@@ -54,7 +67,7 @@ def is_draining(state: UnitState) -> bool:
     return bool(state.leases) and is_closed(state.case)
 
 
-def is_overdue(state: UnitState, now: float, rules: Rules) -> bool:
+def is_silent_too_long(state: UnitState, now: float, rules: Rules) -> bool:
     """Whether a unit that takes nothing new has been silent for longer than work explains."""
     silent_s = now - state.quiet_since
     if silent_s < rules.silent_min_s:
@@ -63,16 +76,6 @@ def is_overdue(state: UnitState, now: float, rules: Rules) -> bool:
     plain = [lease for lease in state.leases if not lease.ask.stream]
     answers_s = 0.0 if counts else max((answer_s(state, lease) for lease in plain), default=0.0)
     return silent_s >= max(stall_limit_s(state, rules), min(answers_s, LASTS_S))
-
-
-def leavers(board: Board, state: UnitState, now: float) -> Iterator[Lease]:
-    """The requests without a token that a unit which is out loses now."""
-    is_lost = is_gone(state.case)
-    if not is_lost and is_closed(state.case) and not is_overdue(state, now, board.rules):
-        return
-    for lease in state.leases:
-        if not (lease.committed or lease.evicted) and (is_lost or board.can_take(lease, now)):
-            yield lease
 
 
 def take_over_s(state: UnitState, rules: Rules, least_s: float) -> float:

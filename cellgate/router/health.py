@@ -12,20 +12,19 @@ Rules:
 5. Nor does it while the unit has been silent for no longer than it, or a peer, has lately been before it went
    on by itself (`borne_until`); nor, for a while, where no peer does better (`Board.is_alone`).
 
-In this order: `Stall`, `spoken`, `CommonCause`, `weighed`.
+In this order: `Stall`, `spoken`, `CommonCause`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellgate.router.learning import ANSWERS, JOINED_S, LARGE_TOKENS, SLOWEST_STEP_S
 from cellgate.router.nouns import (
-    AGENT,
     EnginePause,
     Evidence,
     Hold,
@@ -39,7 +38,6 @@ from cellgate.router.nouns import (
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
-    from cellgate.router.board import Board
     from cellgate.router.unit_state import Lease
 
 STEPS = 4.0
@@ -382,49 +380,3 @@ def shared_fates(states: Iterable[UnitState]) -> list[CommonCause]:
             fates.append(CommonCause(place, tuple(sorted(units))))
             explained |= units
     return fates
-
-
-# When agents say that most units of a fleet are gone, they are doubted: canaries decide. Pure.
-#
-# One agent is believed at once. But what all agents have in common (a wrong name of a process, a bad release,
-# a shared file system) may speak from all of them, and a fleet is never emptied by agents alone.
-
-
-TOGETHER_S = 10.0
-"""What agents have said within this time before is doubted as well, and what they say as soon after."""
-
-
-def weighed(board: Board, evidence: Evidence) -> Evidence:
-    """The evidence: a suspicion and no more, if agents now say so of too many units."""
-    if evidence.source != AGENT or evidence.sign is not Sign.BAD or evidence.strength is not Strength.FATAL:
-        return evidence
-    state = board.units.get(evidence.unit)
-    if state is None or not state.is_usable():
-        return evidence
-    said = 1 + sum(_is_out(other) for other in board)
-    total = said - 1 + sum(other.is_usable() for other in board)
-    are_doubted = evidence.at - board.agents_doubted_at <= TOGETHER_S
-    if said <= board.rules.panic_share * total and not are_doubted:
-        return evidence
-    board.agents_doubted_at = evidence.at
-    reason = f"{evidence.reason}; agents say so of most units, so a canary decides"
-    return replace(evidence, strength=Strength.STRONG, reason=reason)
-
-
-def taken_back(board: Board, now: float) -> Iterator[Evidence]:
-    """What agents have just said of other units, once they are doubted: canaries decide of these too."""
-    for state in list(board):
-        if _is_out(state):
-            for node, source in sorted(state.case.faults):
-                said = state.last_evidence.get((node, source))
-                if said is not None and now - said.at <= TOGETHER_S:
-                    reason = "doubted, because agents say the same of most units; a canary decides"
-                    yield Evidence(
-                        state.unit.name, Sign.GOOD, Strength.WEAK, AGENT, reason, now, node=node or None
-                    )
-
-
-def _is_out(state: UnitState) -> bool:
-    """Whether agents alone keep it out."""
-    faults = state.case.faults
-    return bool(faults) and not state.is_usable() and all(source == AGENT for _, source in faults)

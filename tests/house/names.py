@@ -89,7 +89,15 @@ def _twice(places: Mapping[str, set[str]]) -> list[Finding]:
     return sorted(Finding(name, ", ".join(sorted(files))) for name, files in places.items() if len(files) > 1)
 
 
-FOREIGN = ("vllm/", "sglang/", "entrypoints/", "renderers/", "toy_proxy_server", "neuron-monitor-")
+FOREIGN = (
+    "vllm/",
+    "sglang/",
+    "entrypoints/",
+    "renderers/",
+    "toy_proxy_server",
+    "neuron-monitor-",
+    "tensorrt_llm/",
+)
 """Files of engines and tools begin so, where one is the source of a wire format."""
 _FILE = re.compile(r"[\w/-]*\w\.py\b")
 

@@ -45,7 +45,7 @@ from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
-from cellgate.router.departures import is_draining, is_overdue
+from cellgate.router.departures import is_draining, is_silent_too_long
 from cellgate.router.health import shared_fates
 from cellgate.router.nouns import Evidence, Rules, Verdict
 from cellgate.router.unit_state import UnitState
@@ -340,7 +340,7 @@ def _in_hand(state: UnitState, now: float, rules: Rules) -> str:
     """
     if any(source in SOURCES for _, source in state.case.faults):
         return "the unit is in the hands of its orchestrator"
-    if is_draining(state) and not is_overdue(state, now, rules):
+    if is_draining(state) and not is_silent_too_long(state, now, rules):
         return f"the unit takes no new requests, and may be finishing the {state.in_flight} that it has"
     if state.kept is not None:
         return "the unit is not configured any more"

@@ -3,7 +3,7 @@
 A lesson is what a unit has told, so it counts for the key that asked it and the model that answered, is
 bounded by what a text can have, and is forgotten.
 
-In this order: `TokenEstimator`, `TokenEstimators`, `NOVICE`.
+In this order: `TokenEstimator`, `TokenEstimators`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from cellgate.probes.served import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
-from cellgate.router import health
+from cellgate.router import doubted_agents, health
 from cellgate.router.board import Board, Consequence, Uses
 from cellgate.router.health import borne_until, hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
@@ -197,9 +197,9 @@ class Prober:
             evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
         if state is not None:
             evidence = self.weigh_canary(state, evidence)
-        weighed = health.weighed(self._board, evidence)
+        weighed = doubted_agents.weighed(self._board, evidence)
         if weighed is not evidence:
-            for word in health.taken_back(self._board, evidence.at):
+            for word in doubted_agents.taken_back(self._board, evidence.at):
                 self.observe(word)
         evidence = weighed
         consequence = self._board.observe(evidence)

@@ -140,8 +140,7 @@ class RedisLink:
         bans: SharedBans | None = None,
         prefixes: PrefixSharing | None = None,
     ) -> None:
-        self._bans = bans
-        self._prefixes = prefixes
+        self._bans, self._prefixes = bans, prefixes
         self._ban_news: list[BanWrite] = []
         self._connect = connect
         self._gate = gate

@@ -5,7 +5,7 @@ A client may name several limits, and engines read different ones. Read in Novem
 - vLLM 0.33, vllm/entrypoints/openai/chat_completion/protocol.py: `max_completion_tokens` unless it is null,
   then `max_tokens`; completions, messages and responses have one field each; `/inference/v1/generate` has
   `sampling_params.max_tokens`, the older `/generate` the same at the top.
-- SGLang 0.5.23, python/sglang/srt/entrypoints/openai/protocol.py: `max_completion_tokens or max_tokens`;
+- SGLang 0.5.23, sglang/srt/entrypoints/openai/protocol.py: `max_completion_tokens or max_tokens`;
   `/generate` has `sampling_params.max_new_tokens`, where `sampling_params` may be a list, one each prompt.
 - llama.cpp 11549, tools/server/server-task.cpp: `n_predict`, then `max_completion_tokens`, then
   `max_tokens`; `n_cmpl`, then `n`. What it does not know of a response or message it passes on to the same.
@@ -37,40 +37,40 @@ _SAMPLING, _PARAMETERS, _TRITONS = "sampling_params", "parameters", "sampling_pa
 NESTED = (_SAMPLING, _PARAMETERS, _TRITONS)
 """Objects of a body that may hold limits as well."""
 
-Place = tuple[str, str]
+LimitPlace = tuple[str, str]
 """The object that holds a field (empty: the body itself), and its name."""
 
 
-def _at_top(*names: str) -> tuple[Place, ...]:
+def _limits_at_top(*names: str) -> tuple[LimitPlace, ...]:
     return tuple((_TOP, name) for name in names)
 
 
 _OPENAI = {
-    "chat": _at_top("max_completion_tokens", "max_tokens"),
-    "completions": _at_top("max_tokens"),
-    "responses": _at_top("max_output_tokens"),
-    "messages": _at_top("max_tokens"),
-    "invocations": _at_top("max_completion_tokens", "max_tokens"),
+    "chat": _limits_at_top("max_completion_tokens", "max_tokens"),
+    "completions": _limits_at_top("max_tokens"),
+    "responses": _limits_at_top("max_output_tokens"),
+    "messages": _limits_at_top("max_tokens"),
+    "invocations": _limits_at_top("max_completion_tokens", "max_tokens"),
 }
-RULES: Mapping[str, Mapping[str, tuple[Place, ...]]] = {
+RULES: Mapping[str, Mapping[str, tuple[LimitPlace, ...]]] = {
     "vllm": _OPENAI | {"generate": ((_SAMPLING, "max_tokens"), (_TOP, "max_tokens"))},
     "sglang": _OPENAI | {"generate": ((_SAMPLING, "max_new_tokens"),)},
     "llamacpp": {
-        "chat": _at_top("n_predict", "max_completion_tokens", "max_tokens"),
-        "completions": _at_top("n_predict", "max_completion_tokens", "max_tokens"),
-        "responses": _at_top("n_predict", "max_completion_tokens", "max_output_tokens", "max_tokens"),
-        "messages": _at_top("n_predict", "max_completion_tokens", "max_tokens"),
+        "chat": _limits_at_top("n_predict", "max_completion_tokens", "max_tokens"),
+        "completions": _limits_at_top("n_predict", "max_completion_tokens", "max_tokens"),
+        "responses": _limits_at_top("n_predict", "max_completion_tokens", "max_output_tokens", "max_tokens"),
+        "messages": _limits_at_top("n_predict", "max_completion_tokens", "max_tokens"),
     },
     "tgi": {
-        "chat": _at_top("max_tokens"),
-        "completions": _at_top("max_tokens"),
+        "chat": _limits_at_top("max_tokens"),
+        "completions": _limits_at_top("max_tokens"),
         "generate": ((_PARAMETERS, "max_new_tokens"),),
-        "invocations": (*_at_top("max_tokens"), (_PARAMETERS, "max_new_tokens")),
+        "invocations": (*_limits_at_top("max_tokens"), (_PARAMETERS, "max_new_tokens")),
     },
     "trtllm": _OPENAI,
     "triton": {
         "triton": (
-            *_at_top("max_tokens", "request_output_len"),
+            *_limits_at_top("max_tokens", "request_output_len"),
             (_PARAMETERS, "max_tokens"),
             (_TRITONS, "max_tokens"),
         )
@@ -145,7 +145,7 @@ def _parsed(text: str) -> Any:
 
 
 def _found(
-    held: dict[str, list[dict[str, Any]]], places: tuple[Place, ...]
+    held: dict[str, list[dict[str, Any]]], places: tuple[LimitPlace, ...]
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Those of these places that are there."""
     return ((part, name) for holder, name in places for part in held.get(holder, ()))

@@ -1,4 +1,4 @@
-"""Bodies that mean two things: the gate would read one of them, and an engine perhaps the other. Pure.
+"""Why a body that means two things is refused: the gate would read one, an engine perhaps the other. Pure.
 
 1. A field that is there twice: parsers take the last (orjson, pydantic), the first (nlohmann's ordered_json,
    which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom.
@@ -37,13 +37,6 @@ writes them.
 _NAMES_MAX = 16
 
 
-def count_weighty(names: tuple[str, ...]) -> int:
-    """How many of these fields matter; -1: one differs in case alone from another, or one that matters."""
-    # By sets, because a body may have a hundred thousand names.
-    exact, folded = WEIGHTY.intersection(names), set(map(str.casefold, names))
-    return -1 if len(folded) < len(names) or (WEIGHTY & folded) - exact else len(exact)
-
-
 def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
     """Why a body whose top has these names, and that seems to have more of those that matter, is refused."""
     folded = Counter(map(str.casefold, names))
@@ -63,6 +56,13 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         return None
     times = Counter(map(itemgetter(0), latest))
     return next((_refusal(name) for name in sorted(WEIGHTY) if times[name] > 1), None)
+
+
+def count_weighty(names: tuple[str, ...]) -> int:
+    """How many of these fields matter; -1: one differs in case alone from another, or one that matters."""
+    # By sets, because a body may have a hundred thousand names.
+    exact, folded = WEIGHTY.intersection(names), set(map(str.casefold, names))
+    return -1 if len(folded) < len(names) or (WEIGHTY & folded) - exact else len(exact)
 
 
 def _refusal(name: str) -> Failure:
