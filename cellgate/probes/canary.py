@@ -60,6 +60,8 @@ VERSION_S = 0.5
 """The timeout of each question for what a unit is that is about to come up."""
 _UNASKED = {"x-cellgate": "unasked"}
 """Of a page about a model for which no request can be made."""
+_UNFIT = {"x-cellgate": "unfit"}
+"""Unasked too: the model is served, and its page tells no inputs that a canary can send."""
 _USUAL_TIMES, _STILL_TIMES = 4.0, 2.0
 """A canary may take so many times as long as usual; and where the engine's own counters stand still."""
 _USUAL_SHARE = 0.2
@@ -540,7 +542,7 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
         about = parsed(page.body)
     body = api.body(model, context.new_id(), about)
     if body is None:
-        return Reply(404, _UNASKED, page.body)
+        return Reply(404, _UNFIT if page.status == 200 else _UNASKED, page.body)
     if is_half(context):
         body |= NO_PAIR
     if kind.stream:
@@ -621,7 +623,7 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
         reason += "; its key?; set `api_key_file:` to a key that the unit accepts"
     elif reply.status in _NOT_SERVED:
         reason += _advice(kind, reply)
-    if context.verdict is Verdict.STARTING or reply.headers is _UNASKED:
+    if context.verdict is Verdict.STARTING or reply.headers is _UNASKED or reply.headers is _UNFIT:
         return _Fate(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
     return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True, is_refused=True)
 
@@ -629,6 +631,8 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
 def _advice(kind: _Kind, reply: Reply) -> str:
     """What may be wrong where a canary is not served: the model, if the unit speaks of it, else the API."""
     model = kind.model
+    if reply.headers is _UNFIT:
+        return "; set `canary:` to an API that the unit serves"
     if model and re.search(rb"[\s\"'`]%b[\s\"'`]" % re.escape(model.encode()), reply.body[: 8 * _EXCERPT]):
         return f"; it does not serve `{model}`: see what its engine was started with"
     if reply.body and not _NO_PATH.search(reply.body):

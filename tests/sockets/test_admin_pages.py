@@ -100,6 +100,7 @@ SHOWN = {
     "verdict": "down",
     "usable": False,
     "drained": False,
+    "draining": False,
     "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,

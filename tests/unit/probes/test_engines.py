@@ -101,6 +101,7 @@ def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
         b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": ["x"]}]}',
         b'{"inputs": [{"name": "a", "datatype": {}, "shape": [1]}]}',
         b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [4096, 4096]}]}',
+        b'{"name": "m", "inputs": [{"name": "a", "datatype": "FP32", "shape": [4096, 4096]}]}',
     ],
 )
 def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None:
@@ -109,6 +110,16 @@ def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None
     assert [asked.method for asked in context.asked] == ["GET"]
     assert evidence.sign is Sign.NEUTRAL
     assert evidence.reason.endswith("set `canary:` to an API that the unit serves")
+
+
+def test_a_model_that_a_triton_server_does_not_know_is_told_as_such() -> None:
+    """Its page says so; nothing is asked of it."""
+    about = reply(404, b'{"error": "Request for unknown model: \'m\' is not found"}')
+    context = FakePatient(lambda _: about, unit=Unit("u", "c", "http://u", models=("m",), canary="infer"))
+    [evidence] = look(Canary(), context)
+    assert isinstance(evidence, Evidence)
+    assert ([asked.method for asked in context.asked], evidence.sign) == (["GET"], Sign.NEUTRAL)
+    assert evidence.reason.endswith("; it does not serve `m`: see what its engine was started with")
 
 
 # Learning what a unit serves: its engine and its models.
