@@ -104,7 +104,7 @@ def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:
 
 def move(exchange: Exchange) -> None:
     """The unit is out, or on hold, before the commit: the request moves to another unit, if one can take it,
-    or nothing comes of it here.
+    or nothing comes of it here. One of an unlisted path is sent once: it ends, and its client may ask again.
     """
     lease = exchange.in_flight().lease
     if is_on(lease.unit_state.hold) and not _has_others(exchange, lease):
@@ -155,9 +155,7 @@ def _has_others(exchange: Exchange, lease: Lease) -> bool:
 
 
 def _can_move(exchange: Exchange, lease: Lease) -> bool:
-    """Whether another unit could take the request now."""
-    if exchange.route.kind is UNLISTED:
-        return False
+    """Whether another unit could take the request now, from the gate or from its client."""
     return exchange.gate.board.can_take(lease, exchange.gate.now(), exchange.selection.history.tried)
 
 
