@@ -270,6 +270,7 @@ async def test_the_last_hour_is_drawn_and_told_in_figures(stage: Stage) -> None:
         "step_s": 10.0,
         "requests": [20.0 + 10 * (step % 7) for step in range(steps)],
         "failed": [5.0 if step in (120, 121) else 0.0 for step in range(steps)],
+        "faulty": [30.0] * steps,
         "ttft_s": [None if step < 5 else 0.2 + 0.01 * (step % 9) for step in range(steps)],
         "tokens": [3000.0 + 100 * (step % 11) for step in range(steps)],
         "usable": [12 if step < 150 else 11 for step in range(steps)],
@@ -277,9 +278,10 @@ async def test_the_last_hour_is_drawn_and_told_in_figures(stage: Stage) -> None:
     }
     await opened(stage)
     run = stage.page.run
-    await stage.page.until("document.querySelectorAll('#past polyline').length === 6")
+    await stage.page.until("document.querySelectorAll('#past polyline').length === 7")
     shown = await run(text("#past"))
-    assert "units in rotation\n11" in shown
+    assert "units in rotation\n12" in shown, "those of now"
+    assert "4xx/s\n30" in shown
     assert "TTFT, mean\n210 ms" in shown
     line = "document.querySelector('#past polyline.ttft_s').getAttribute('points')"
     assert await run(f"{line}.trim().split(/\\s+/).length") == steps - 5

@@ -126,7 +126,8 @@ def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
         assert {stream.unit for stream in streams} == {"a"}
         units["a"].release()
         assert all(stream.is_whole() for stream in streams)
-        assert eventually(lambda: "+b, -a" in gate.log)
+        assert eventually(lambda: "+b, 1 no longer configured is kept" in gate.log)
+        assert eventually(lambda: "unit a is kept no longer" in gate.log)
 
 
 def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
