@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from cellgate.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
 from cellgate.proxy.admin.http import AdminServer
 from cellgate.proxy.admin.pages import AdminView, admin_server
 from cellgate.proxy.config.settings import Peers
@@ -96,26 +95,20 @@ def fleet(cells: int, units: int, nodes: int = 2) -> Fleet:
     )
 
 
-_FAILED_ROLL = roll_view(
-    Roll(
-        "5f3c",
-        "op",
-        1_000,
-        (
-            UnitRoll("a1", "a", Phase.DONE, 60_000),
-            UnitRoll("a2", "a", Phase.PROVING, 240_000, back=True, reason="it has not restarted"),
-            UnitRoll("b1", "b", Phase.FAILED, 200_000, reason="it went DOWN while it was watched"),
-            UnitRoll("b2", "b"),
-        ),
-        RollStatus.STOPPED,
-        "unit a2: it has not restarted 100 s after its command",
-        version="2.0",
-    ),
-    "gate-7",
-    252_000,
-)
-FAILED_ROLL: dict[str, Any] = orjson.loads(orjson.dumps(_FAILED_ROLL))
-"""A roll to 2.0 of four units, which failed at the second one."""
+def failed_roll(**keys: Any) -> dict[str, Any]:
+    """A roll to 2.0 of four units, which failed at the second one. Without the extra there is none."""
+    from cellgate.extras.operator.roll_plan import Phase, Roll, RollStatus, UnitRoll, roll_view
+
+    units = (
+        UnitRoll("a1", "a", Phase.DONE, 60_000),
+        UnitRoll("a2", "a", Phase.PROVING, 240_000, back=True, reason="it has not restarted"),
+        UnitRoll("b1", "b", Phase.FAILED, 200_000, reason="it went DOWN while it was watched"),
+        UnitRoll("b2", "b"),
+    )
+    said = "unit a2: it has not restarted 100 s after its command"
+    roll = Roll("5f3c", "op", 1_000, units, RollStatus.STOPPED, said, version="2.0")
+    shown: dict[str, Any] = orjson.loads(orjson.dumps(roll_view(roll, "gate-7", 252_000)))
+    return shown | keys
 
 
 async def leave(server: AdminServer, listening: asyncio.Server) -> None:

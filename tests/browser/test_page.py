@@ -16,7 +16,8 @@ from cellgate.router.nouns import (
     Unit,
 )
 from cellgate.router.outliers import Outlier
-from tests.browser.stage import FAILED_ROLL, TOKEN, Stage, before, fleet, leave
+from tests.browser.stage import TOKEN, Stage, before, failed_roll, fleet, leave
+from tests.extras import needs
 
 DESK = (1280, 860)
 PHONE = (390, 844)
@@ -122,9 +123,10 @@ async def test_five_hundred_units_are_a_map_that_can_be_filtered(stage: Stage) -
         assert await run("[...document.querySelectorAll('.unit')].filter(u => u.offsetParent).length") == 11
 
 
+@needs("operator")
 @before(fleet(2, 2))
 async def test_a_roll_that_has_stopped_says_at_which_unit_and_why(stage: Stage) -> None:
-    stage.roll = FAILED_ROLL
+    stage.roll = failed_roll()
     await opened(stage)
     told = await stage.page.run(text("#roll"))
     assert "Roll 5f3c to 2.0: stopped, 1 of 4 units done" in told
@@ -134,7 +136,7 @@ async def test_a_roll_that_has_stopped_says_at_which_unit_and_why(stage: Stage) 
     assert all(part in first for part in ("a2", "proving, old software", "cell a, for 12 s"))
     assert all(part in second for part in ("b1", "failed", "it went DOWN while it was watched"))
     await stage.photograph("roll")
-    stage.roll = FAILED_ROLL | {"status": "done"}
+    stage.roll = failed_roll(status="done")
     await stage.page.until("$('roll').hidden")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.extras.planner.capacity import LiveError, ask_cache
-from loadtests.simunit.process import SimUnit, sim_units
+from loadtests.simunit.process import sim_units
+from tests.extras import needs
 from tests.wire.process import GateProcess, eventually
 
 EXTRAS = "cellgate.extras"
@@ -38,6 +38,7 @@ def test_a_gate_without_extras_imports_none_of_them(tmp_path: Path, workers: int
             assert late(started) == set()
 
 
+@needs("operator")
 def test_what_the_operators_file_asks_for_is_imported(tmp_path: Path) -> None:
     operator = {"roll": {"command": ["true"], "audit": str(tmp_path / "audit")}}
     with gate(tmp_path, {"a": "http://127.0.0.1:9"}, operator=operator) as started:
@@ -47,13 +48,7 @@ def test_what_the_operators_file_asks_for_is_imported(tmp_path: Path) -> None:
         assert started.admin("POST", "/roll/start")[0] == 202
 
 
-def test_a_plan_asks_a_unit_for_the_size_of_its_cache() -> None:
-    with SimUnit.start("plan") as unit:
-        assert ask_cache(unit.url).tokens > 0
-        with pytest.raises(LiveError, match="answers 404"):
-            ask_cache(unit.url + "/v1")
-
-
+@needs("kv_events")
 def test_kv_events_are_imported_with_the_first_unit_that_may_have_some(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
     with sim_units(["a"]) as units, gate(tmp_path, {"a": units[0].url}) as started:

@@ -10,10 +10,7 @@ import pytest
 
 from cellgate.proxy.redis.link import LinkState
 from cellgate.router.nouns import Verdict
-from loadtests.kit.redis_group import Cluster
 from loadtests.kit.waiting import until as waits_until
-from tests.real.extras.operator.test_one_acting_gate import CLAIM
-from tests.real.extras.operator.test_one_acting_gate import Gate as ActingGate
 from tests.real.redis_server import cluster, sentinels
 from tests.real.test_redis import Gate, faults, linked, until
 from tests.wire.stage import live_for
@@ -50,36 +47,18 @@ async def test_gates_find_the_primary_that_sentinels_have_chosen(
 
 
 @live_for(LIMIT_S)
-async def test_a_cluster_keeps_what_gates_share_moved_slots_disturb_nobody_and_a_lost_node_heals(
-    tmp_path: Path,
-) -> None:
+async def test_moved_slots_of_a_cluster_disturb_nobody_and_a_lost_node_heals(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = await asyncio.to_thread(cluster, tmp_path, stack)
-        one, other = (ActingGate(name, nodes.url) for name in ("g1", "g2"))
-        await until(lambda: one.acts or other.acts, PATIENCE_S)
-        acts, hears_of_it = (one, other) if one.acts else (other, one)
-        assert await acts.claims.claim(CLAIM) > 0
-        await until(lambda: hears_of_it.claims.news())
-        await one.leadership.push("roll:orders", b"first")
-        assert await other.leadership.first("roll:orders") == b"first"
-        await other.leadership.remove("roll:orders", b"first")
-        assert await one.leadership.first("roll:orders") is None
-        for gate in (one, other):
-            await gate.leadership.close()
-        await lose_a_node(nodes)
-
-
-async def lose_a_node(nodes: Cluster) -> None:
-    """After its slots have moved."""
-    one, other = (Gate(name, nodes.url) for name in ("g1", "g2"))
-    async with linked(one, other):
-        await until(lambda: hears(one, other), PATIENCE_S)
-        await asyncio.to_thread(nodes.move_slots, 500)
-        one.flip(Verdict.DOWN)
-        await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN)
-        assert hears(one, other)
-        assert faults(one, other) == []
-        node = nodes.nodes[1]
-        node.kill()
-        assert await waits_until(lambda: nodes.serves_without(node), PATIENCE_S)
-        await until(lambda: hears(one, other), PATIENCE_S)
+        one, other = (Gate(name, nodes.url) for name in ("g1", "g2"))
+        async with linked(one, other):
+            await until(lambda: hears(one, other), PATIENCE_S)
+            await asyncio.to_thread(nodes.move_slots, 500)
+            one.flip(Verdict.DOWN)
+            await until(lambda: other.flips[-1][1].report.verdict is Verdict.DOWN)
+            assert hears(one, other)
+            assert faults(one, other) == []
+            node = nodes.nodes[1]
+            node.kill()
+            assert await waits_until(lambda: nodes.serves_without(node), PATIENCE_S)
+            await until(lambda: hears(one, other), PATIENCE_S)

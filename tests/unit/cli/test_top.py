@@ -13,7 +13,8 @@ from cellgate.proxy.cli import admin_client, main, top
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from tests.browser.stage import FAILED_ROLL, fleet
+from tests.browser.stage import failed_roll, fleet
+from tests.extras import needs
 
 
 class Gate:
@@ -73,15 +74,16 @@ def test_trouble_stands_on_top_with_its_node_its_reason_and_its_load() -> None:
     assert lines[11].startswith("unit b2 (cell b) up -> down: gone: process 4711")
 
 
+@needs("operator")
 def test_a_roll_is_above_the_units_until_it_is_done() -> None:
     gate = Gate(2, 2)
-    gate.roll = FAILED_ROLL
+    gate.roll = failed_roll()
     assert drawn(gate)[1:4] == [
         "roll 5f3c is stopped: 1 of 4 units done; unit a2: it has not restarted 100 s after its command",
         "  a2 proving, old software for 12s: it has not restarted",
         "  b1 failed for 52s: it went DOWN while it was watched",
     ]
-    gate.roll = FAILED_ROLL | {"status": "done"}
+    gate.roll = failed_roll(status="done")
     assert drawn(gate)[1].startswith("UNIT")
 
 

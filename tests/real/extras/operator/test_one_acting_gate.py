@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.redis.commands import connector
 from cellgate.proxy.redis.reports import Names
 from tests.real.programs import ROOT
-from tests.real.redis_server import RedisServer
+from tests.real.redis_server import RedisServer, cluster
 from tests.wire.stage import live_for, until
 
 LIMIT_S = 120.0
@@ -157,3 +157,20 @@ async def test_while_redis_is_gone_nobody_acts(tmp_path: Path) -> None:
         assert not other.acts
         redis.start()
         await acting([one, other])
+
+
+@live_for(LIMIT_S)
+async def test_in_a_cluster_a_claim_is_heard_and_orders_are_kept(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = await asyncio.to_thread(cluster, tmp_path, stack)
+        one, other = (Gate(name, nodes.url) for name in ("g1", "g2"))
+        await until(lambda: one.acts or other.acts)
+        acts, hears_of_it = (one, other) if one.acts else (other, one)
+        assert await acts.claims.claim(CLAIM) > 0
+        await until(lambda: hears_of_it.claims.news())
+        await one.leadership.push("roll:orders", b"first")
+        assert await other.leadership.first("roll:orders") == b"first"
+        await other.leadership.remove("roll:orders", b"first")
+        assert await one.leadership.first("roll:orders") is None
+        for gate in (one, other):
+            await gate.leadership.close()
