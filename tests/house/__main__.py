@@ -1,4 +1,8 @@
-"""Prints the rooms, the imports between them and every broken rule. Exits with 1 if a rule is broken."""
+"""Prints the rooms, the imports between them, every broken rule, and figures that are to become less.
+
+Exits with 1 if a rule is broken, or a figure is larger than it may be. `python -m tests.house all` shows each
+place that a figure counts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import sys
 from collections import defaultdict
 
 from tests.house.rooms import ORDER, arrows
-from tests.house.rules import RULES
+from tests.house.rules import FIGURES, RULES
 from tests.house.source import Source, product
 
 
@@ -37,6 +41,21 @@ def show_rules() -> bool:
     return is_kept
 
 
+def show_figures(*, shows_all: bool) -> bool:
+    """Prints a line for each figure. Returns whether none is larger than it may be."""
+    is_kept = True
+    print()
+    for figure, (most, find) in FIGURES.items():
+        found = find()
+        print(f"{figure}: {len(found)} of at most {most}")
+        if shows_all:
+            for where, detail in found:
+                print(f"  {where}: {detail}")
+        is_kept &= len(found) <= most
+    return is_kept
+
+
 if __name__ == "__main__":
     show_rooms()
-    sys.exit(not show_rules())
+    is_kept = show_rules()
+    sys.exit(not (show_figures(shows_all="all" in sys.argv) and is_kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from tests.house import clocks, layout, names, rooms, shapes, topics
+from tests.house import clocks, layout, names, ports, rooms, shapes, topics, words
 from tests.house.source import FOLDERS, Finding, Source, sources
 
 OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
@@ -44,3 +44,12 @@ def of_rule(rule: str) -> list[Finding]:
 
 
 RULES = OF_THE_WHOLE | {rule: partial(of_rule, rule) for rule in OF_A_FILE}
+
+
+FIGURES: dict[str, tuple[int, Callable[[], list[Finding]]]] = {
+    "old words in names": (456, words.old_words),
+    "Protocols with one implementation": (29, ports.ports_of_one),
+    "constants' names with several values": (230, ports.constants_of_many),
+    "classes with attributes that may be absent": (8, ports.absent_attributes),
+}
+"""What is to become less: how many there may be, and what finds them. A bound is never raised."""

@@ -6,14 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import names, rooms
+from tests.house import names, rooms, words
 from tests.house.clocks import of_file
-from tests.house.rules import RULES
+from tests.house.rules import FIGURES, RULES
 from tests.house.source import Source, uses
 
 
 def test_every_rule_is_kept() -> None:
     assert [(rule, *each) for rule, find in RULES.items() for each in find()] == []
+
+
+def test_what_is_to_become_less_does() -> None:
+    for figure, (most, find) in FIGURES.items():
+        found = find()
+        assert len(found) <= most, f"{figure}: {len(found)}; `python -m tests.house all` shows them"
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [("KeyDoor", ["door"]), ("_told_at", ["told"]), ("doorbell", []), ("had_seat", ["seat"]), ("seated", [])],
+)
+def test_old_words_are_found_in_names(name: str, old: list[str]) -> None:
+    assert words.old_parts(name) == old
 
 
 @pytest.mark.parametrize(
