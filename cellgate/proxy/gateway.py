@@ -19,11 +19,12 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
 from cellgate.proxy.http.body_memory import BodyMemory
 from cellgate.proxy.http.client import ClientExchange, ResponseClient
-from cellgate.proxy.http.errors import Failure
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.server import ClientConnection, first_to_close
+from cellgate.proxy.http.server import ClientConnection, first_to_close, refusal
 from cellgate.proxy.http.slow_readers import Backlogs
+from cellgate.proxy.http.turned_away import TurnedAway
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
@@ -50,6 +51,10 @@ from cellgate.router.shares import ADDRESS
 
 FULL_S = 1.0
 """A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
+_NO_ROOM = Failure(
+    FailureKind.NO_RESOURCES,
+    "the gate has no file descriptor left for one more client; retry, or raise its limit of open files",
+)
 PAYERS_KEPT = 4096
 CLIENTS_PER_TURN = 256
 """So many clients have their clocks checked in one turn of the loop: it takes some 0.3 ms."""
@@ -161,6 +166,9 @@ class Gateway:
         if listeners:
             descriptors = Descriptors(allowed(), self.gate_fault, self._make_room)
             self.entrance.has_room = descriptors.has_room
+            overflow = self.entrance.overflow
+            overflow.places = descriptors.for_turned_away
+            overflow.connection = partial(TurnedAway, self._loop, self._turn_away)
         await self.entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
     @property
@@ -249,13 +257,18 @@ class Gateway:
         tenant = "" if self.door is None else self.door.tenant_of(request)
         return tenant or self.payer(peer, request.forwarded_for)
 
-    def refused(self, client: ClientConnection, failure: Failure) -> None:
-        """A malformed request was answered."""
+    def _turn_away(self, peer: str) -> bytes:
+        """The answer to a client for which there are no file descriptors."""
+        self.refused(peer, _NO_ROOM)
+        return refusal(_NO_ROOM)
+
+    def refused(self, peer: str, failure: Failure) -> None:
+        """A request that was not read was answered: it is malformed, or there is no room for it."""
         row = failure.kind.row
         self.finished(
             Finished(
                 request_id="",
-                peer=client.peer,
+                peer=peer,
                 method="",
                 path="",
                 route="unread",

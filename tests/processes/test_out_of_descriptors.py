@@ -1,4 +1,4 @@
-"""A gate that runs out of descriptors: who comes waits, who is served is served on, and one line says so."""
+"""A gate that runs out of descriptors: who comes gets 503, who is served is served on, and one line says so."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def crowd(port: int, count: int, said: bytes = b"") -> Iterator[None]:
         yield
 
 
-def is_answered(gate: GateProcess) -> bool:
-    """Whether a stream is whole. Who took a tenth of a second to ask passes for silent, and comes again."""
+def asked(gate: GateProcess) -> Stream:
+    """A stream. Who took a tenth of a second to ask passes for silent, and comes again."""
     while True:
         with suppress(ConnectionResetError):
-            return Stream(gate, LONG).is_whole()
+            return Stream(gate, LONG)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_accepting_pauses_everyone_is_answered_and_silent_connections_make_way_for_those_who_ask(
+def test_who_finds_no_room_gets_503_and_silent_connections_make_way_for_those_who_ask(
     workers: int, unit: SimUnit, tmp_path: Path
 ) -> None:
     gate = GateProcess(tmp_path, {"a": unit.url}, workers=workers)
@@ -75,11 +75,20 @@ def test_accepting_pauses_everyone_is_answered_and_silent_connections_make_way_f
         clients = CLIENTS * workers
         unit.hold()
         with ThreadPoolExecutor(clients) as pool:
-            answers = [pool.submit(is_answered, gate) for _ in range(clients)]
-            assert eventually(lambda: "descriptors are in use" in gate.log), gate.log
+            coming = [pool.submit(asked, gate) for _ in range(clients)]
+            # The unit answers nobody yet: nobody waits for that to hear that there is no room.
+            streams = [each.result(PATIENCE_S) for each in coming]
             unit.release()
-            assert eventually(lambda: all(answer.done() for answer in answers))
-        assert all(answer.result() for answer in answers)
+        refused = [stream for stream in streams if stream.reply.status == 503]
+        assert 10 * workers <= len(refused) <= clients - 10 * workers
+        for stream in refused:
+            assert stream.reply.headers["retry-after"] == "1"
+            assert b'"code":"no_resources"' in stream.lines[0]
+            stream.reply.close()
+            stream.connection.close()
+        assert all(stream.is_whole() for stream in streams if stream not in refused)
+        assert eventually(lambda: asked(gate).is_whole()), "who left makes room"
+        assert "descriptors are in use" in gate.log
         assert "cellgate_gate_faults_total 0.0" not in metrics(gate)
         # Workers that run short at about the same time are told of once.
         assert gate.log.count("descriptors are in use") == 1

@@ -81,7 +81,7 @@ class Door:
     def shows_internals(self, peer: str) -> bool:
         return True
 
-    def refused(self, client: ClientConnection, failure: Failure) -> None:
+    def refused(self, peer: str, failure: Failure) -> None:
         self.failures.append(failure)
 
     def defect(self, what: str, error: Exception) -> None:

@@ -437,11 +437,8 @@ class ClientConnection(asyncio.Protocol):
             self.serve()
 
     def _refuse(self, failure: Failure) -> None:
-        self._host.refused(self, failure)
-        row = failure.kind.row
-        wait_s = row.retry_after_s if failure.retry_after_s is None else failure.retry_after_s
-        own = failure.lines + (b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s)
-        self.send(own_response(row.status, error_body(failure), own=own, close=True))
+        self._host.refused(self.peer, failure)
+        self.send(refusal(failure))
         self.close()
 
     def update_reading(self) -> None:
@@ -489,9 +486,17 @@ class ConnectionHost(IntakeBounds, Protocol):
     def own_lines(self, request: Request) -> bytes:
         """Header lines of any answer to `request`, of which only a part may have come."""
 
-    def refused(self, client: ClientConnection, failure: Failure) -> None: ...
+    def refused(self, peer: str, failure: Failure) -> None: ...
     def defect(self, what: str, error: Exception) -> None: ...
     def shows_internals(self, peer: str) -> bool: ...
+
+
+def refusal(failure: Failure) -> bytes:
+    """The answer to a request that was not read, after which the connection is closed."""
+    row = failure.kind.row
+    wait_s = row.retry_after_s if failure.retry_after_s is None else failure.retry_after_s
+    own = failure.lines + (b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s)
+    return own_response(row.status, error_body(failure), own=own, close=True)
 
 
 def _to_nobody(_data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Listening sockets: opened here, so that another process can inherit them, and closed without resets.
 
-In this order: `Entrance`, `Descriptors`, `gate_name`.
+In this order: `Entrance`, `Overflow`, `Descriptors`, `gate_name`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.process.tcp_info import accept_queue
 
 BACKLOG = 4096
 """The length of the accept queue; a client that finds it full retries after 1 s, then 2 s. Usually the
@@ -31,6 +32,8 @@ HANDSHAKE_S = 0.25
 """How long a handshake in progress may take."""
 PAUSE_S = 0.1
 """The pause in accepting when there is no room for more clients."""
+WAITS_S = 0.5
+"""Who waits for room gets some within this time, or is turned away."""
 AT_ONCE = 64
 """The most clients that are accepted in one turn of the loop."""
 _SO_ATTACH_FILTER = 26
@@ -71,13 +74,14 @@ class Entrance:
     """Accepts clients. `connection` creates the protocol of each.
 
     `has_room` returns for how many more clients there is room at a time; while there is none, clients wait in
-    the accept queue.
+    the accept queue, and those that `overflow` finds to have waited there for too long are turned away.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol]) -> None:
         self._loop = loop
         self._connection = connection
         self.has_room: Callable[[float], int] = lambda _now: AT_ONCE
+        self.overflow = Overflow()
         self._tls: ssl.SSLContext | None = None
         self._listeners: Sequence[socket.socket] = ()
         self._backlog = 0
@@ -168,20 +172,56 @@ class Entrance:
 
     def _welcome(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        task = self._loop.create_task(self._connect(sock))
+        task = self._loop.create_task(self._connect(sock, self._connection))
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
-    async def _connect(self, sock: socket.socket) -> None:
+    async def _connect(self, sock: socket.socket, make: Callable[[], asyncio.Protocol]) -> bool:
         # It may have left meanwhile, or the TLS handshake failed.
         with suppress(OSError):
-            await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
+            await self._loop.connect_accepted_socket(make, sock, **tls_options(self._tls))
+            return True
+        return False
 
     def _look_for_room(self) -> None:
-        if self.has_room(self._loop.time()):
+        now = self._loop.time()
+        if self.has_room(now):
             self._resuming = self._loop.create_task(self._resume())
         else:
             self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+            if self.overflow.is_due(now, any(accept_queue(each) for each in self._listeners)):
+                self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Answer those that wait that there is no room, as many at a time as there are places for them."""
+        overflow = self.overflow
+        for listener in self._listeners:
+            with suppress(OSError):
+                while overflow.places > 0:
+                    sock, _ = listener.accept()
+                    sock.setblocking(False)
+                    overflow.places -= 1
+                    task = self._loop.create_task(self._connect_briefly(sock))
+                    self._arriving.add(task)
+                    task.add_done_callback(self._arriving.discard)
+
+    async def _connect_briefly(self, sock: socket.socket) -> None:
+        gone = [self._gone]
+
+        def leave() -> None:
+            # Once, whatever ends it: a handshake that fails, or the connection.
+            if gone:
+                gone.pop()()
+
+        client = self.overflow.connection(leave)
+        if not await self._connect(sock, lambda: client):
+            leave()
+
+    def _gone(self) -> None:
+        """One of them has left: the next one that waits may have its place."""
+        self.overflow.places += 1
+        if self._listeners and self.overflow.is_still_due(self._loop.time()):
+            self._turn_away()
 
     async def _resume(self) -> None:
         try:
@@ -205,7 +245,7 @@ class Entrance:
             await asyncio.sleep(HANDSHAKE_S)
         for sock in _waiting(self._listeners):
             sock.setblocking(False)
-            await self._connect(sock)
+            await self._connect(sock, self._connection)
         await asyncio.gather(*self._arriving)
         self.close()
 
@@ -228,12 +268,36 @@ def _waiting(listeners: Sequence[socket.socket]) -> Iterator[socket.socket]:
                 yield listener.accept()[0]
 
 
+class Overflow:
+    """When clients in the accept queue are turned away, and how many at a time: there are `places`.
+
+    Each needs a descriptor for a moment. A wave that is over soon only waits.
+    """
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.connection: Callable[[Callable[[], None]], asyncio.Protocol] = lambda _gone: asyncio.Protocol()
+        """The protocol of one, which calls this once it has left."""
+        self._since = self._seen_at = -math.inf
+
+    def is_due(self, now: float, waits: bool) -> bool:
+        """Called at each look without room. `waits`: somebody is in the queue."""
+        if not waits or now - self._seen_at > 2.0 * PAUSE_S:
+            self._since = now
+        self._seen_at = now
+        return now - self._since >= WAITS_S
+
+    def is_still_due(self, now: float) -> bool:
+        """Whether it was due at the last look, and that was just now."""
+        return now - self._seen_at <= 2.0 * PAUSE_S and self._seen_at - self._since >= WAITS_S
+
+
 # File descriptors: the limit of this process, whether it is enough, and admission while they run short.
 #
-# While they run short, idle connections are closed for new clients. When there are none, it is better to let
-# a client wait in the accept queue than to accept one that cannot be served, or is dropped by the system. So
-# accepting pauses while enough descriptors are left for the work in flight: streams continue, probes run, the
-# admin port answers.
+# While they run short, idle connections are closed for new clients. When there are none, a client is better
+# refused than accepted and not served, or dropped by the system. So accepting pauses while enough descriptors
+# are left for the work in flight: streams continue, probes run, the admin port answers. Some of those that
+# are kept are for telling who waits that there is no room.
 
 
 OWN = 64
@@ -246,6 +310,8 @@ FOR_A_REQUEST = 2
 KEPT_PART = 16
 """One in this many is reserved for work in flight; but at least `KEPT_LEAST`."""
 KEPT_LEAST = 8
+TURNED_PART = 4
+"""Of those kept, one in this many is for clients that are turned away."""
 FRESH_S = 0.5
 """After this time a new client has its connection to a unit, or needs none yet."""
 EPISODE_S = 60.0
@@ -286,7 +352,7 @@ def shortage(settings: Settings) -> str:
     each = " each" if settings.workers > 1 else ""
     return (
         f"{most} file descriptors{each} are enough for about {max(room, 0)} requests at a time, but the "
-        f"units take {wanted} (max_in_flight); further clients wait to be accepted; {how()}"
+        f"units take {wanted} (max_in_flight); further clients get 503; {how()}"
     )
 
 
@@ -322,6 +388,11 @@ class Descriptors:
         self._fresh_since = 0.0
         self._short_at = -EPISODE_S
 
+    @property
+    def for_turned_away(self) -> int:
+        """How many clients may be turned away at a time."""
+        return self._kept // TURNED_PART
+
     def has_room(self, now: float) -> int:
         """How many more clients may be accepted at once; called for each new client."""
         if self._most is None:
@@ -344,7 +415,7 @@ class Descriptors:
         if now - self._short_at >= EPISODE_S:
             self._tell(
                 f"{used} of {self._most} file descriptors are in use: connections without a request are "
-                "closed for new ones, and no client is accepted while there are none to close"
+                "closed for new ones, and while there are none to close clients get 503"
             )
         self._short_at = now
         # Accept one, and read from it first, or it would be the next idle one to be closed.

@@ -39,7 +39,7 @@ from cellgate.proxy.ingress.reports import LoadLines
 from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
 from cellgate.proxy.observe.defects import DEFECTS
 from cellgate.proxy.observe.log import LogSink, log_line
-from cellgate.proxy.process.listeners import AT_ONCE, Entrance
+from cellgate.proxy.process.listeners import AT_ONCE, PAUSE_S, Entrance
 from cellgate.proxy.process.memory import Garbage, calm_the_collector
 from cellgate.proxy.process.signals import Signals, Ticker
 from cellgate.proxy.process.tcp_info import accept_queue
@@ -61,9 +61,11 @@ YIELD_S = 0.002
 """How long a worker ignores the listener when it is another one's turn."""
 STUCK_MS = 600
 """A worker that has not written for this long counts as blocked; it writes with each tick."""
-PAUSE_S = 1.0
+TROUBLE_PAUSE_S = 1.0
 """The pause when descriptors or memory are used up, because an immediate retry would spin."""
 _ABSENT = 0xFFFFFFFF
+_FULL = 1 << 31
+"""Added to the clients of a worker that has no room for more."""
 _SLOT = 2
 """Clients, and milliseconds of the clock that all processes of a machine have."""
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -269,6 +271,14 @@ class Page:
         self._slots[_SLOT * worker] = clients
         self._slots[_SLOT * worker + 1] = _ms(now)
 
+    def fill(self, worker: int) -> None:
+        """A worker has no room for clients, until it notes their number again."""
+        self._slots[_SLOT * worker] |= _FULL
+
+    def are_others_full(self, worker: int, now: float) -> bool:
+        """Whether no other worker has room either."""
+        return min(self._others(worker, now), default=_FULL) >= _FULL
+
     def beat(self, process: int, now: float) -> None:
         """A process is alive: the control process (-1) or a worker."""
         self._slots[self._beats + process] = _ms(now) or 1
@@ -347,6 +357,8 @@ class SharedEntrance(Entrance):
         self._clients = clients
         self._trouble = trouble
         self._away: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._is_full = False
+        """Whether there was no room when somebody last came."""
 
     async def open(
         self,
@@ -372,6 +384,8 @@ class SharedEntrance(Entrance):
         self._page.beat(self._worker, now)
         if self._listeners:
             self._page.note(self._worker, self._clients(), now)
+            if self._is_full:
+                self._page.fill(self._worker)
 
     def close(self) -> None:
         """Accept no more."""
@@ -392,7 +406,11 @@ class SharedEntrance(Entrance):
         if not share:
             self._look_away(listener, YIELD_S)
         for _ in range(min(share, AT_ONCE)):
-            if not self.has_room(now):
+            self._is_full = not self.has_room(now)
+            if self._is_full:
+                page.fill(own)
+                if self.overflow.is_due(now, True) and page.are_others_full(own, now):
+                    self._turn_away()
                 self._look_away(listener, PAUSE_S)
                 return
             try:
@@ -402,7 +420,7 @@ class SharedEntrance(Entrance):
             except OSError as error:
                 if error.errno in _SHORT:
                     self._trouble(f"no client can be accepted: {error.strerror}")
-                self._look_away(listener, PAUSE_S)
+                self._look_away(listener, TROUBLE_PAUSE_S)
                 return
             page.take(own)
             self._welcome(sock)

@@ -15,7 +15,17 @@ from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.gateway import CLIENTS_PER_TURN
 from cellgate.proxy.http.server import ClientConnection
 from cellgate.proxy.process import listeners
-from cellgate.proxy.process.listeners import AT_ONCE, EPISODE_S, FRESH_S, Descriptors, Entrance, listen
+from cellgate.proxy.process.listeners import (
+    AT_ONCE,
+    EPISODE_S,
+    FRESH_S,
+    PAUSE_S,
+    WAITS_S,
+    Descriptors,
+    Entrance,
+    Overflow,
+    listen,
+)
 from cellgate.router.nouns import Cell, Fleet, Unit
 from tests.cost.bench import Bench
 from tests.wire.stage import live
@@ -108,12 +118,23 @@ def test_of_those_that_come_at_once_no_more_are_accepted_than_can_have_a_unit_ea
     assert process.used == 20 + accepted >= 88, "clients that ask nothing need one each"
 
 
+def test_who_waits_for_half_a_second_is_turned_away_and_a_wave_that_is_over_sooner_only_waits() -> None:
+    overflow = Overflow()
+    looks = [n * PAUSE_S for n in range(20)]
+    assert [at for at in looks if overflow.is_due(at, True)][0] == pytest.approx(WAITS_S)
+    assert overflow.is_still_due(looks[-1] + PAUSE_S)
+    assert not overflow.is_due(looks[-1] + PAUSE_S, False), "the queue was empty"
+    overflow = Overflow()
+    assert not any(overflow.is_due(at, at % 0.4 > 0.05) for at in looks)
+    assert not overflow.is_still_due(looks[-1])
+
+
 def test_the_operator_hears_once_of_one_shortage() -> None:
     process = Process(used=93)
     assert not any(process.descriptors.has_room(float(now)) for now in range(30))
     assert process.told == [
         "93 of 100 file descriptors are in use: connections without a request are closed for new ones, and "
-        "no client is accepted while there are none to close"
+        "while there are none to close clients get 503"
     ]
     assert not process.descriptors.has_room(30.0 + EPISODE_S)
     assert len(process.told) == 2
