@@ -1,4 +1,4 @@
-"""A gate that runs out of descriptors: who comes gets 503, who is served is served on, and one line says so."""
+"""A gate that runs out of descriptors: who comes gets 503, who is served is served on, one line says so."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ def asked(gate: GateProcess) -> Stream:
             return Stream(gate, LONG)
 
 
+def is_no_room(stream: Stream) -> bool:
+    """Whether that is all it says, and when to come again."""
+    stream.reply.close()
+    stream.connection.close()
+    return stream.reply.headers["retry-after"] == "1" and b'"code":"no_resources"' in stream.lines[0]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_who_finds_no_room_gets_503_and_silent_connections_make_way_for_those_who_ask(
     workers: int, unit: SimUnit, tmp_path: Path
@@ -81,11 +88,7 @@ def test_who_finds_no_room_gets_503_and_silent_connections_make_way_for_those_wh
             unit.release()
         refused = [stream for stream in streams if stream.reply.status == 503]
         assert 10 * workers <= len(refused) <= clients - 10 * workers
-        for stream in refused:
-            assert stream.reply.headers["retry-after"] == "1"
-            assert b'"code":"no_resources"' in stream.lines[0]
-            stream.reply.close()
-            stream.connection.close()
+        assert all(is_no_room(stream) for stream in refused)
         assert all(stream.is_whole() for stream in streams if stream not in refused)
         assert eventually(lambda: asked(gate).is_whole()), "who left makes room"
         assert "descriptors are in use" in gate.log
