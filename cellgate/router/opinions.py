@@ -111,15 +111,19 @@ class Opinions:
 
     # -- answers in doubt ----------------------------------------------------------------------------------
 
-    def doubt(self, unit: str, kind: Kind, what: str, asked: int, now: float) -> Advice:
-        """A unit has answered `what`, and `asked` others have no good answer either."""
+    def doubt(
+        self, unit: str, kind: Kind, what: str, asked: int, now: float, *, is_broken: bool = False
+    ) -> Advice:
+        """A unit has answered `what`, and `asked` others have no good answer either. `is_broken`: no request
+        is answered like this.
+        """
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
         record.what, record.doubted_at = what, now
         record.count(is_bad=True)
         if asked >= OPINIONS_MAX:
             return Advice.SHOW
-        if record.against and not record.has_good:
+        if is_broken or (record.against and not record.has_good):
             if record.in_flight >= IN_FLIGHT_MAX:
                 return Advice.SHOW
             self._opens(record)
@@ -192,20 +196,24 @@ class Opinions:
             return None
         return self._found(unit, record, kind)
 
-    def repeated(self, unit: str, kind: Kind, what: str, prompt: int, now: float) -> Refusing | None:
-        """A stream that is being shown says the same again and again, which may be meant: only where more
-        answers of the unit do than of others it is looked at.
+    def by_rate(
+        self, unit: str, kind: Kind, what: str, prompt: int, now: float, *, has_begun: bool
+    ) -> Refusing | None:
+        """An answer that may be meant, or right: only where more answers of the unit are like this than of
+        others it is looked at. `has_begun`: it was counted as a good one.
         """
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
-        if prompt in record.repeats:
+        if prompt in record.prompts:
             return None
-        record.repeats.append(prompt)
+        record.prompts.append(prompt)
         record.what = what
-        # It has begun well.
-        record.bad = min(record.bad + 1, record.total)
+        if has_begun:
+            record.bad = min(record.bad + 1, record.total)
+        else:
+            record.count(is_bad=True)
         found = self._found(unit, record, kind)
-        return found if found.is_apart else None
+        return found if found.is_apart and (has_begun or record.total >= _APART_MIN) else None
 
     # -- units ---------------------------------------------------------------------------------------------
 
@@ -327,8 +335,8 @@ class _Record:
         """The evidence that it refuses what others serve; 1: none."""
         self.total = self.bad = 0
         """Answers, and those of them that were doubtful."""
-        self.repeats: deque[int] = deque(maxlen=_PROMPTS)
-        """Prompts whose answers said the same again and again."""
+        self.prompts: deque[int] = deque(maxlen=_PROMPTS)
+        """Prompts whose answers count as a rate."""
         self.trial_at = 0.0
         self.what = ""
 

@@ -101,6 +101,67 @@ async def test_a_unit_that_refuses_connections_costs_nobody_anything() -> None:
         assert (reply.status, reply.body, reply.whole) == (200, BODY, True)
 
 
+def _chat_event(delta: bytes, finish: bytes) -> bytes:
+    return chunk(b'data: {"choices":[{"delta":%b,"finish_reason":%b}]}\n\n' % (delta, finish))
+
+
+_ROLE, _DONE = _chat_event(b'{"role":"assistant","content":""}', b"null"), chunk(b"data: [DONE]\n\n")
+_WORDS = SSE_HEAD + _ROLE + _chat_event(b'{"content":"Hi"}', b'"stop"') + _DONE + LAST_CHUNK
+_BROKEN = {
+    "aborted": _ROLE + _chat_event(b"{}", b'"abort"') + _DONE,
+    "ended": _DONE,
+    "begun and ended": _ROLE + _DONE,
+}
+
+
+@pytest.mark.parametrize("events", _BROKEN.values(), ids=_BROKEN)
+async def test_streams_that_an_engine_ends_before_they_have_a_token_are_answered_by_another_unit(
+    events: bytes,
+) -> None:
+    """As one that has lost a rank ends all it has: more at once than opinions may cost."""
+    script = SSE_HEAD + events + LAST_CHUNK
+    async with stage(script, _WORDS) as here:
+        clients = [here.client() for _ in range(20)]
+        opened = [await client.__aenter__() for client in clients]
+        asked = [client.ask(chat(max_tokens=8, user=str(at))) for at, client in enumerate(opened)]
+        replies = await asyncio.gather(*asked)
+        assert {b'"Hi"' in reply.body for reply in replies} == {True}
+        for client in clients:
+            await client.__aexit__(None, None, None)
+
+
+_USED = b'"usage":{"prompt_tokens":4,"completion_tokens":0,"total_tokens":4}'
+_RAW = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 8\r\n\r\n" + bytes(8)
+_EMPTY: dict[str, tuple[str, dict[str, Any], bytes]] = {
+    "no tokens": (
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 0, "echo": False},
+        whole(b'{"choices":[{"text":"","finish_reason":"length"}],%b}' % _USED),
+    ),
+    "stops at once": (
+        "/v1/chat/completions",
+        {"messages": []},
+        whole(b'{"choices":[{"message":{"content":""},"finish_reason":"stop"}],%b}' % _USED),
+    ),
+    "bytes": ("/v1/embeddings", {"input": "a", "encoding_format": "bytes"}, _RAW),
+    "pooled bytes": ("/pooling", {"input": "a", "encoding_format": "bytes_only"}, _RAW),
+    "nothing to rank": ("/rerank", {"query": "a", "documents": []}, whole(b"[]")),
+    "a job": ("/v1/responses", {"input": "a", "background": True}, whole(b'{"id":"1","status":"queued"}')),
+}
+
+
+@pytest.mark.parametrize(("path", "fields", "script"), _EMPTY.values(), ids=_EMPTY)
+async def test_an_answer_without_a_text_that_is_right_is_shown_and_nobody_else_is_asked(
+    path: str, fields: dict[str, Any], script: bytes
+) -> None:
+    async with stage(script, script, script) as here, here.client() as client:
+        for at in range(6):
+            body = orjson.dumps({"model": "tiny", "user": str(at), **fields})
+            assert (await client.ask(post(body, path=path))).status == 200
+        assert here.received == 6
+        assert set(here.outcomes) == {"ok"}
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 400, 404, 422])
 @simulated
 async def test_statuses_that_another_unit_may_better_are_tried_there_and_without_one_it_has_its_say(

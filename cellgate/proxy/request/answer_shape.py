@@ -1,8 +1,12 @@
 """What a good answer is, by path: its status, its type, and that something in it was computed. Pure.
 
+`SHAPES` has a row for each path, with its source. Besides, an answer without a text is good when it is a job
+that runs in the background, or when the request asks for nothing, or for bytes
+(`AnswerShape.is_asked_for`). One that counts its tokens, and has none, is shown too: only as a rate, beside
+those of other units, it says something. What ends without an end is broken, whatever is asked.
+
 One that is not good is doubtful, and no more than that: the request may be at fault. Other units are asked
-(request/second_opinion.py). Shapes: OpenAI's API, Anthropic's, Jina's rerank, vLLM's pooling, SGLang, TGI,
-Triton's generate and KServe v2.
+(request/second_opinion.py).
 """
 
 from __future__ import annotations
@@ -29,9 +33,18 @@ _CODE = re.compile(rb'"(?:code|status|status_code|http_status_code)"\s*:\s*"?([4
 _ENDS = (b"}", b"]")
 REPEATS = "one token again and again"
 NO_TOKEN = "a stream without a token"
+"""And without an end: broken, as those of an engine that has lost one of its ranks."""
+NOTHING = "nothing generated"
+NONE_COUNTED = "no token, by its own count"
 EVENTS_ONLY, COMMENTS_ONLY = "events without a token", "comments without a token"
 ENDLESS = (REPEATS, EVENTS_ONLY, COMMENTS_ONLY)
 """What is wrong with streams that may go on for ever."""
+_COUNTED = re.compile(
+    rb'"(?:completion_tokens|output_tokens|total_tokens)"\s*:\s*\d|"status"\s*:\s*"incomplete"'
+    rb'|"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"'
+)
+"""It tells how many tokens it has, or that there may be no more."""
+_ENDED = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?!abort")')
 _SAID = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|thinking|delta)"\s*:\s*"((?:[^"\\]|\\.)*)"'
 )
@@ -54,15 +67,23 @@ _BEFOREGENERATED = frozenset(
 )
 
 
+_NO_LIMIT = re.compile(rb'"(?:max_(?:completion_|output_|new_)?tokens|n_predict)"\s*:\s*0\s*[,}]')
+_BYTES = re.compile(rb'"encoding_format"\s*:\s*"bytes')
+_NO_TEXTS = re.compile(rb'"(?:documents|texts)"\s*:\s*\[\s*\]|"top_n"\s*:\s*0\s*[,}]')
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
     """`shown` is found in every good answer. `json`: a whole answer is JSON (None: it may be); `text`: it is
-    words, which can be streamed, and may repeat themselves.
+    words, which can be streamed, and may repeat themselves. A request in which `none` is found asks for an
+    answer without any; `raw`: it may ask for bytes.
     """
 
     shown: re.Pattern[bytes] = _ANY
     json: bool | None = True
     text: bool = False
+    none: re.Pattern[bytes] | None = None
+    raw: bool = False
 
     def is_plain(self, body: bytes) -> bool:
         """Whether this is a short whole answer in JSON that is good, seen in few steps."""
@@ -76,7 +97,7 @@ class AnswerShape:
         `is_events`: it is a stream of events; `streams`: one was asked for.
         """
         if self.shown.search(body) is None:
-            return _nothing(body, is_events=is_events)
+            return _nothing_in_stream(body) if is_events else _nothing(body)
         if is_events:
             return "an error in the stream" if _errs(body) else ""
         if _ERROR.match(body) is not None:
@@ -91,25 +112,44 @@ class AnswerShape:
             return "no event stream"
         return REPEATS if self.text and repeats(body) else ""
 
+    def is_asked_for(self, request: bytes, answer: bytes, content_type: bytes) -> bool:
+        """Whether a request asks for an answer like this, which is no good one of others."""
+        if self.raw and b"application/octet-stream" in content_type:
+            return answer != b"" and _BYTES.search(request) is not None
+        if self.none is None or self.none.search(request) is None:
+            return False
+        return _errors(answer) == "" and answer.rstrip().endswith((*_ENDS, b"[DONE]"))
 
-_WORDS = AnswerShape(GENERATED, text=True)
+
+_WORDS = AnswerShape(GENERATED, text=True, none=_NO_LIMIT)
 SHAPES: Mapping[str, AnswerShape] = {
+    # OpenAI's API; vLLM: `max_tokens: 0`, with `echo` for the log probabilities of a prompt.
     "chat": _WORDS,
     "completions": _WORDS,
+    # Anthropic's API.
     "messages": _WORDS,
+    # OpenAI's API, with jobs: https://platform.openai.com/docs/guides/background.
     "responses": _WORDS,
-    "generate": AnswerShape(GENERATED),
-    "embeddings": AnswerShape(re.compile(rb'"embedding"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))')),
-    "rerank": AnswerShape(re.compile(rb'"(?:relevance_)?score"\s*:\s*-?\d')),
+    # SGLang (`max_new_tokens: 0` scores a prompt), TGI, vLLM's by token ids.
+    "generate": AnswerShape(GENERATED, none=_NO_LIMIT),
+    # OpenAI's API; vLLM: `encoding_format: bytes` and `bytes_only`, numbers as they are in memory.
+    "embeddings": AnswerShape(re.compile(rb'"embedding"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))'), raw=True),
+    # Jina's and Cohere's API; SGLang and TEI answer a bare list. There may be nothing to rank.
+    "rerank": AnswerShape(re.compile(rb'"(?:relevance_)?score"\s*:\s*-?\d'), none=_NO_TEXTS),
+    # vLLM.
     "score": AnswerShape(re.compile(rb'"score"\s*:\s*-?\d')),
-    "pooling": AnswerShape(re.compile(rb'"data"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))')),
+    "pooling": AnswerShape(re.compile(rb'"data"\s*:\s*(?:\[\s*[^\s\]]|"(?!"))'), raw=True),
     "classify": AnswerShape(re.compile(rb'"(?:probs|label)"\s*:')),
+    # OpenAI's API.
     "images": AnswerShape(re.compile(rb'"(?:b64_json|url)"\s*:\s*"(?!")')),
     "moderations": AnswerShape(re.compile(rb'"results"\s*:\s*\[\s*[^\s\]]')),
-    "triton": AnswerShape(re.compile(rb'"(?:text_output|outputs)"\s*:')),
-    "invocations": AnswerShape(),
     "audio": AnswerShape(json=None),
     "speech": AnswerShape(json=False),
+    # Triton's generate extension, KServe v2.
+    "triton": AnswerShape(re.compile(rb'"(?:text_output|outputs)"\s*:')),
+    # SageMaker's: any of these.
+    "invocations": AnswerShape(),
+    # vLLM, SGLang, llama.cpp.
     "tokenize": AnswerShape(re.compile(rb'"(?:tokens|count|prompt|text|content|input_tokens)"\s*:|\A\s*\[')),
 }
 """By the name of the route. Others are not looked into."""
@@ -158,29 +198,47 @@ def _errs(events: bytes) -> bool:
     return b"error" in events and any(map(tells_error, split(events)[0]))
 
 
-def _nothing(body: bytes, *, is_events: bool) -> str:
-    """What is there instead of an answer."""
-    if is_events:
-        if _errs(body):
-            return "an error in the stream"
-        return NO_TOKEN if are_idle(body) else ""
+def _nothing_in_stream(events: bytes) -> str:
+    """What is wrong with a stream that has ended, and shows nothing that was generated."""
+    if _errs(events):
+        return "an error in the stream"
+    if not are_idle(events):
+        return ""
+    if _COUNTED.search(events) is not None:
+        return NONE_COUNTED
+    return NOTHING if _ENDED.search(events) is not None else NO_TOKEN
+
+
+def _nothing(body: bytes) -> str:
+    """What is there instead of a whole answer."""
     if not body.strip():
         return "an empty body"
     try:
         data: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return "a page of HTML" if b"<html" in body[:1024].lower() else "no JSON"
-    if isinstance(data, dict) and data.get("error"):
+    if not isinstance(data, dict):
+        return "no answer in its JSON"
+    if data.get("error"):
         return "an error object under 200"
-    if isinstance(data, dict) and _is_job(data):
+    if _is_job(data):
         return ""
-    return "nothing generated" if isinstance(data, dict) and data.get("choices") else "no answer in its JSON"
+    if _COUNTED.search(body) is not None:
+        return NONE_COUNTED
+    return NOTHING if data.get("choices") else "no answer in its JSON"
+
+
+def _errors(answer: bytes) -> str:
+    """Whether an answer, whole or a stream, tells an error, in a few words."""
+    if _ERROR.match(answer) is not None:
+        return "an error object under 200"
+    return "an error in the stream" if _errs(answer) else ""
 
 
 def _is_job(data: dict[str, Any]) -> bool:
     """Whether a response is computed in the background: its client asks for it by its id."""
     status = data.get("status")
-    return status == "queued" or (status == "in_progress" and data.get("background") is True)
+    return status == "queued" or (status == "in_progress" and isinstance(data.get("id"), str))
 
 
 def _is_idle(data: bytes | None) -> bool:

@@ -125,15 +125,16 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
         return
     if gate.guard is not None:
         gate.guard.screen_answer(exchange)
-    if attempt.doubt:
-        return
-    request, route = exchange.request, response.route
-    response.ttft_s = at - request.received_at
-    stored = ""
+    request, route, stored = exchange.request, response.route, ""
     if route == "responses":
         stored = response_id(first)
     elif exchange.route.kind is UNLISTED and request.method == b"POST" and response.status < 300:
         stored = object_id(request.path, first)
+    if attempt.doubt:
+        if stored and outcome_of_doubt(attempt.doubt, False, response.status) is _OK:
+            gate.dispatcher.committed(lease, response_id=stored)
+        return
+    response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=stored)
     if not response.is_events or exchange.route.kind is not GENERATE:
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from cellgate.proxy.request.answer_shape import REPEATS
+from cellgate.proxy.request.answer_shape import NONE_COUNTED, REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import ImpossibleUsage
 from cellgate.proxy.request.response import NO_PATH
@@ -107,11 +107,22 @@ def able(exchange: Exchange) -> list[tuple[str, UnitState]]:
     ]
 
 
+def is_asked_for(exchange: Exchange, body: bytes) -> bool:
+    """Whether the request asks for an answer that would be doubtful otherwise."""
+    shape, head = exchange.route.shape, exchange.response.promised
+    if shape is None or head is None or exchange.response.status != 200:
+        return False
+    if not shape.is_asked_for(exchange.request.body, body, head.content_lines):
+        return False
+    exchange.response.read_metadata()
+    return True
+
+
 def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
-    """How an attempt ended whose answer was not good. A prompt may ask for one token again and again: that
-    counts as a rate beside peers, and one such answer is nobody's error.
+    """How an attempt ended whose answer was not good. A prompt may ask for one token again and again, or for
+    none: that counts as a rate beside peers, and one such answer is nobody's error.
     """
-    if what == REPEATS:
+    if what in (REPEATS, NONE_COUNTED):
         return Outcome.OK
     return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
 

@@ -200,12 +200,21 @@ class Response:
                 return
             if self.promised is not None and b"json" in self.promised.content_lines:
                 self._skim = JsonSkim()
+            else:
+                self.read_metadata()
             return
         self.in_event, self._fold_at = False, inf
         self.usual_ends = state.usual_ends.chunks if self.is_read else ANY_ENDS
         self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
         self.events += 1
         state.progress_at = at
+
+    def read_metadata(self) -> None:
+        """With an answer in bytes vLLM tells the usage in a header line."""
+        told = [] if self.promised is None else [v for n, v in self.promised.fields if n == b"metadata"]
+        if told:
+            self._skim = JsonSkim()
+            self._skim.feed(told[0])
 
     def go_through(self, screen: ResponseClient) -> None:
         """From now on `screen` takes what the client would."""

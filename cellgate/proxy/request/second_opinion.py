@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request.answer_shape import REPEATS
+from cellgate.proxy.request.answer_shape import NO_TOKEN, NONE_COUNTED, REPEATS
 from cellgate.proxy.request.doubts import (
     able,
     asked_kind,
     drop,
+    is_asked_for,
     may_choose,
     outcome_of_doubt,
     unsure,
@@ -38,6 +39,11 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     attempt, gate, unit = exchange.in_flight(), exchange.gate, exchange.in_flight().lease.unit
     opinions, kind, now = gate.opinions, asked_kind(exchange), gate.now()
     attempt.doubt, attempt.is_clients = "" if body is None else what, False
+    if body is not None and is_asked_for(exchange, body):
+        attempt.doubt = ""
+        return False
+    if what == NONE_COUNTED and not _is_too_often(exchange, what):
+        return False
     if what.startswith("404") and exchange.selection.ask.model is not None:
         # An adapter may have left.
         reason = f"unit {unit} answered that it does not serve model {kind.model}"
@@ -51,7 +57,8 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     if agrees is not None and opinions.same(agrees, unit, kind, what, others=len(others), now=now):
         attempt.is_clients = True
         return _end(exchange, what)
-    step = opinions.doubt(unit, kind, what, asked, now)
+    # What is broken is no answer to anything.
+    step = opinions.doubt(unit, kind, what, asked, now, is_broken=what == NO_TOKEN)
     if step is Advice.SHOW or not _asks(exchange, what, body, step, others):
         if step is not Advice.SHOW:
             opinions.dropped(unit, kind, is_spent=False)
@@ -88,11 +95,20 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
 
 def repeated(exchange: Exchange) -> None:
     """The stream in flight says the same token again and again: as a rate, that may be its unit."""
-    attempt, opinions = exchange.in_flight(), exchange.gate.opinions
+    attempt = exchange.in_flight()
     attempt.doubt, attempt.is_clients = REPEATS, False
-    ask, kind, now = exchange.selection.ask, asked_kind(exchange), exchange.gate.now()
-    found = opinions.repeated(attempt.lease.unit, kind, REPEATS, ask.fingerprint, now)
+    _is_too_often(exchange, REPEATS)
+
+
+def _is_too_often(exchange: Exchange, what: str) -> bool:
+    """Whether its unit answers so more often than others do, which may be meant."""
+    opinions, unit, prompt = exchange.gate.opinions, exchange.in_flight().lease.unit, exchange.selection.ask
+    # A stream that repeats itself has begun well.
+    found = opinions.by_rate(
+        unit, asked_kind(exchange), what, prompt.fingerprint, exchange.gate.now(), has_begun=what == REPEATS
+    )
     _tell(exchange, found)
+    return found is not None
 
 
 def served(exchange: Exchange, lease: Lease) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.request.answer_shape import REPEATS, SHAPES, are_idle, repeats, status_in
+from cellgate.proxy.request.answer_shape import (
+    NONE_COUNTED,
+    REPEATS,
+    SHAPES,
+    are_idle,
+    repeats,
+    status_in,
+)
 from cellgate.proxy.request.response import shows_token
 from cellgate.proxy.request.token_usage import read_usage, usage_of
 from cellgate.proxy.resume.answer_reader import AnswerReader
@@ -25,6 +32,11 @@ WHOLE = [
     ("chat", b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":3}}', ""),
     ("chat", b'{"choices":[{"message":{"content":""},"finish_reason":"stop"}]}', "nothing generated"),
     ("chat", b'{"choices":[]}', "no answer in its JSON"),
+    ("chat", b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":0}}', NONE_COUNTED),
+    ("chat", b'{"choices":[{"message":{"content":""},"finish_reason":"length"}]}', NONE_COUNTED),
+    ("responses", b'{"id":"resp_1","status":"queued","output":[]}', ""),
+    ("responses", b'{"id":"resp_1","status":"in_progress","output":[]}', ""),
+    ("rerank", b'{"results":[],"usage":{"total_tokens":0}}', NONE_COUNTED),
     ("chat", b'{"error":"CUDA error"}', "an error object under 200"),
     ("chat", b'{"error":null,' + SAID[1:], ""),
     ("chat", SAID[:-9], "no JSON"),
@@ -57,6 +69,12 @@ def test_streams() -> None:
     streams = {
         ROLE + TOKEN + DONE: "",
         ROLE + DONE: "a stream without a token",
+        DONE: "a stream without a token",
+        ROLE
+        + b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\n'
+        + DONE: "a stream without a token",
+        ROLE + b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n' + DONE: "nothing generated",
+        ROLE + b'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n' + DONE: NONE_COUNTED,
         b": ping\n\n": "a stream without a token",
         b'data: {"error":{"message":"x"}}\n\n': "an error in the stream",
         b'data: {"new":1}\n\n': "",
@@ -65,6 +83,27 @@ def test_streams() -> None:
         assert SHAPES["chat"].why_doubtful(body, is_events=True, streams=True) == why
     assert SHAPES["chat"].why_doubtful(SAID, is_events=False, streams=True) == "no event stream"
     assert [are_idle(events) for events in (ROLE, ROLE * 3, ROLE + TOKEN)] == [True, True, False]
+
+
+ASKED_FOR = [
+    ("completions", b'{"prompt":"a","max_tokens":0,"echo":true}', b"", b'{"choices":[{"text":""}]}', True),
+    ("chat", b'{"max_completion_tokens": 0}', b"", DONE, True),
+    ("chat", b'{"max_completion_tokens": 0}', b"", b'{"error":"CUDA error"}', False),
+    ("chat", b'{"max_tokens": 10}', b"", b'{"choices":[]}', False),
+    ("rerank", b'{"query":"a","documents":[]}', b"", b"[]", True),
+    ("embeddings", b'{"encoding_format":"bytes_only"}', b"application/octet-stream", b"\0\1", True),
+    ("pooling", b'{"encoding_format": "bytes"}', b"application/octet-stream", b"\0\1", True),
+    ("embeddings", b'{"encoding_format":"bytes"}', b"application/octet-stream", b"", False),
+    ("embeddings", b'{"encoding_format":"float"}', b"application/octet-stream", b"\0\1", False),
+    ("chat", b'{"encoding_format":"bytes"}', b"application/octet-stream", b"\0\1", False),
+]
+
+
+@pytest.mark.parametrize(("path", "request_body", "content_type", "answer", "is_good"), ASKED_FOR)
+def test_who_asks_for_nothing_or_for_bytes_gets_it(
+    path: str, request_body: bytes, content_type: bytes, answer: bytes, is_good: bool
+) -> None:
+    assert SHAPES[path].is_asked_for(request_body, answer, content_type) is is_good
 
 
 def test_json_is_no_speech_but_may_be_a_transcription() -> None:

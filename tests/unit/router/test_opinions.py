@@ -182,10 +182,11 @@ def test_one_token_again_and_again_is_looked_at_where_others_do_not_say_so(other
         for unit in "abc":
             opinions.good(unit, CHAT, 10)
             if others_repeat and unit != "a":
-                opinions.repeated(unit, CHAT, "one token", prompt, 1.0)
-    found = [opinions.repeated("a", CHAT, "one token", prompt, 1.0) for prompt in range(10)]
+                opinions.by_rate(unit, CHAT, "one token", prompt, 1.0, has_begun=True)
+    found = [opinions.by_rate("a", CHAT, "one token", prompt, 1.0, has_begun=True) for prompt in range(10)]
     assert any(found) is not others_repeat
-    assert opinions.repeated("a", CHAT, "one token", 9, 1.0) is None, "a prompt counts once"
+    again = opinions.by_rate("a", CHAT, "one token", 9, 1.0, has_begun=True)
+    assert again is None, "a prompt counts once"
 
 
 # Whose answer to the known prompt is wrong, and who only differs.
