@@ -1,13 +1,13 @@
 """`cellgate check`: every problem of a configuration, or its units and how soon each fault is found.
 
-In this order: `_check_redis`, `UnitKind`, `times_text`, `schema_arguments`.
+In this order: `_redis_problems`, `UnitKind`, `times_text`, `schema_arguments`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple, cast
 
@@ -32,8 +32,8 @@ from cellgate.proxy.cli.warnings import warnings_of
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.schema import json_schema
-from cellgate.proxy.config.settings import TICK_S, Settings
+from cellgate.proxy.config.schema import FileKeys, json_schema
+from cellgate.proxy.config.settings import TICK_S, RedisAccess, Settings
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STALLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
@@ -42,16 +42,16 @@ from cellgate.router.outliers import COMPARE_S, STREAK
 from cellgate.router.pauses import KEPT_S
 
 
-def _check_redis(settings: Settings) -> None:
-    """Raises ConfigError for a URL that a gate would serve without."""
-    if settings.redis is None:
+def _redis_problems(file: FileKeys) -> Iterator[str]:
+    """What is wrong with a URL that a gate would serve without."""
+    if file.redis is None:
         return
     from cellgate.proxy.redis.commands import connector  # Late: it takes long, and most have none.
 
     try:
-        connector(settings.redis)
+        connector(RedisAccess(file.redis, None, None))
     except ValueError as error:
-        raise ConfigError([f"redis: {error}"]) from None
+        yield f"redis: {error}"
 
 
 def _as_json(settings: Settings) -> dict[str, Any]:
@@ -301,8 +301,7 @@ def run_check(args: argparse.Namespace) -> int:
     """Print what the gate would make of it. Raises ConfigError, but with --json prints that too."""
     path = args.file or args.config
     try:
-        settings = load(path, overrides(args))
-        _check_redis(settings)
+        settings = load(path, overrides(args), also=_redis_problems)
     except ConfigError as error:
         if not args.json:
             raise

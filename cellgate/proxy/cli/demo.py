@@ -28,9 +28,14 @@ from typing import Any
 import orjson
 import yaml
 
+from cellgate.proxy.cli.terminal import shown
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
+from cellgate.proxy.ingress.reasons import NOTHING_YET
 
 READY_S = 60.0
+PATIENCE_S = 2.0
+"""So long nothing is said of units that are not up yet."""
+REASONS = 5
 CELLS = {"a": ("a1", "a2"), "b": ("b1",)}
 _LEADER = "cellgate.proxy.cli.demo_unit"
 _FOLLOWER = "import os\nwhile os.read(0, 1): os.write(0, b'.')"
@@ -183,14 +188,37 @@ def _configuration(units: Sequence[DemoUnit]) -> str:
 def _wait_until_ready(gate: subprocess.Popen[bytes], args: argparse.Namespace) -> str | None:
     """The first model served once a unit is up; "" when none came up in time; None when the gate ended."""
     deadline = time.monotonic() + READY_S
+    told = ToldReasons()
     while gate.poll() is None and time.monotonic() < deadline:
         # In this order: what a unit serves may be known only after it is up.
         if _get(args.admin, "/readyz") and (body := _get(args.listen, "/v1/models")):
             models = orjson.loads(body)["data"]
             if models:
                 return str(models[0]["id"])
+        told.look(args.admin)
         time.sleep(0.05)
     return "" if gate.poll() is None else None
+
+
+class ToldReasons:
+    """Says why units are not up, once they have had a while; each reason once."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PATIENCE_S
+        self._told = {NOTHING_YET}
+
+    def look(self, admin: str) -> None:
+        """Say what is new, at most once a second."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        body = _get(admin, "/units")
+        for unit in orjson.loads(body) if body else ():
+            if unit["verdict"] == "up" or unit["reason"] in self._told or len(self._told) > REASONS:
+                continue
+            self._told.add(unit["reason"])
+            said = f"unit {unit['name']} ({unit['url']}) is {unit['verdict']}: {unit['reason']}"
+            print(f"still waiting: {shown(said)}", flush=True)
 
 
 def _get(address: str, path: str) -> bytes:
@@ -202,10 +230,10 @@ def _get(address: str, path: str) -> bytes:
 
 
 def _explain(args: argparse.Namespace, units: Sequence[DemoUnit], model: str, token: str) -> None:
-    if not model:
-        print(f"\nno unit is up yet; see why:  curl -s http://{args.admin}/units", flush=True)
-        return
     program = os.path.relpath(sys.argv[0]) if "/" in sys.argv[0] else "cellgate"
+    if not model:
+        print(f"\nno unit is up yet; see why:  {program} why UNIT --admin {args.admin}", flush=True)
+        return
     messages = '[{"role": "user", "content": "Why is the sky blue?"}]'
     body = f'{{"model": "{model}", "stream": true, "max_tokens": 100, "messages": {messages}}}'
     print(f"\ncellgate is up:   http://{args.listen}")

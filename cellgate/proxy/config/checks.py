@@ -15,7 +15,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,6 +56,36 @@ class InvalidValueError(ValueError):
         self.expected = expected
         self.hint = hint
         self.found = found
+
+
+class MisfitsError(ValueError):
+    """What is wrong within one value, all of it: where in it, why, and what stands there."""
+
+    def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], ValueError, object]]) -> None:
+        super().__init__("; ".join(_plain(wrong) for _, wrong, _ in problems))
+        self.problems = tuple(problems)
+
+
+def _plain(wrong: ValueError) -> str:
+    if not isinstance(wrong, InvalidValueError):
+        return str(wrong)
+    hint = f"; {wrong.hint}" if wrong.hint else ""
+    return f"expected {wrong.expected}, found {wrong.found}{hint}"
+
+
+def each_of(expected: str, check: Callable[[object], str], found: object) -> tuple[str, ...]:
+    """A list whose items are all like this. Raises MisfitsError, which names those that are not."""
+    if not isinstance(found, list):
+        raise InvalidValueError(expected, f"did you mean [{found}]?" if isinstance(found, str) else "")
+    made, wrong = [], list[tuple[tuple[str | int, ...], ValueError, object]]()
+    for index, item in enumerate(found):
+        try:
+            made.append(check(item))
+        except InvalidValueError as error:
+            wrong.append(((index,), error, item))
+    if wrong:
+        raise MisfitsError(wrong)
+    return tuple(made)
 
 
 def did_you_mean(word: object, choices: Collection[str]) -> str:
@@ -191,22 +221,30 @@ def name(found: object) -> str:
 
 def models(found: object) -> tuple[str, ...]:
     """The names of models, none twice."""
-    if not isinstance(found, list) or not all(isinstance(model, str) and model for model in found):
-        raise InvalidValueError(
-            "a list of model names", f"did you mean [{found}]?" if isinstance(found, str) else ""
-        )
-    if len(set(found)) != len(found):
-        raise ValueError(f"duplicate model in {', '.join(map(repr, found))}")
-    return tuple(found)
+    named = each_of("a list of model names", _filled("the name of a model"), found)
+    if len(set(named)) != len(named):
+        raise ValueError(f"duplicate model in {', '.join(map(repr, named))}")
+    return named
+
+
+def _filled(expected: str) -> Callable[[object], str]:
+    """The check for a text of any kind that is not empty."""
+
+    def check(found: object) -> str:
+        if isinstance(found, str) and found:
+            return found
+        is_bare = isinstance(found, (int, float))
+        raise InvalidValueError(expected, "put it in quotes" if is_bare else "")
+
+    return check
 
 
 def place(found: object) -> tuple[str, ...]:
     """Where a node stands: the names of layers, from the widest to the narrowest."""
-    if isinstance(found, list) and found and all(isinstance(layer, str) and layer for layer in found):
-        return tuple(found)
-    raise InvalidValueError(
-        "a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]"
-    )
+    expected = "a list of layers from the widest to the narrowest, such as [zone-a, spine-3, leaf-12]"
+    if found == []:
+        raise InvalidValueError(expected)
+    return each_of(expected, _filled("the name of a layer"), found)
 
 
 # Places.
@@ -247,11 +285,18 @@ def redis_prefix(found: object) -> str:
 
 def networks(found: object) -> tuple[str, ...]:
     """Networks, each like 10.0.0.0/8 or a single address."""
-    if isinstance(found, list) and all(isinstance(network, str) for network in found):
+    return each_of("a list of networks like 10.0.0.0/8", _network, found)
+
+
+def _network(found: object) -> str:
+    expected, hint = "a network like 10.0.0.0/8, or an address", ""
+    if isinstance(found, str):
         with contextlib.suppress(ValueError):
-            Peers(found)
-            return tuple(found)
-    raise InvalidValueError("a list of networks like 10.0.0.0/8")
+            Peers([found])
+            return found
+        with contextlib.suppress(ValueError):
+            hint = f"did you mean {ipaddress.ip_network(found, strict=False)}?"
+    raise InvalidValueError(expected, hint)
 
 
 def target(found: object) -> str:
@@ -416,10 +461,17 @@ def guardrail_fail(found: object) -> str:
 
 def origins(found: object) -> tuple[str, ...]:
     """Origins of pages (RFC 6454), or `*` alone."""
-    listed = isinstance(found, list) and bool(found) and all(isinstance(each, str) for each in found)
-    if not listed or not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):  # type: ignore[attr-defined]
-        raise InvalidValueError('a list of origins like https://app.example.com, without a path, or ["*"]')
-    return tuple(found)  # type: ignore[arg-type]
+    expected = 'a list of origins like https://app.example.com, without a path, or ["*"]'
+    if found == []:
+        raise InvalidValueError(expected)
+    return each_of(expected, _origin, found)
+
+
+def _origin(found: object) -> str:
+    if isinstance(found, str) and (found == "*" or _ORIGIN.fullmatch(found)):
+        return found
+    near = re.match(_ORIGIN, found) if isinstance(found, str) else None
+    raise InvalidValueError("an origin without a path, or *", f"did you mean {near[0]}?" if near else "")
 
 
 # Checks of names that other systems give: of a namespace, a cluster, a service.
@@ -440,9 +492,9 @@ def words(expected: str) -> Callable[[object], tuple[str, ...]]:
     """The check for a list of words."""
 
     def check(found: object) -> tuple[str, ...]:
-        if isinstance(found, list) and found and all(isinstance(word, str) and word for word in found):
-            return tuple(found)
-        raise InvalidValueError(expected, f"did you mean [{found}]?" if isinstance(found, str) else "")
+        if found == []:
+            raise InvalidValueError(expected)
+        return each_of(expected, _filled("a word"), found)
 
     return check
 
@@ -468,22 +520,54 @@ def with_extra(name: ExtraName) -> Callable[[Any], Any]:
 
 
 def check_certificates(tls: Tls) -> None:
-    """A certificate comes with its key, and authorities can be read. Raises ValueError."""
+    """A certificate comes with its key, and authorities can be read. Raises MisfitsError with all of it."""
+    wrong = list[ValueError]()
     for one, other in PAIRS:
-        cert, key = getattr(tls, one), getattr(tls, other)
-        if (cert is None) != (key is None):
-            missing = one if cert is None else other
-            raise ValueError(f"{one} and {other} must be given together: {missing} is missing")
-        if cert is not None:
-            with pem_errors(f"a certificate in {one} and its key in {other}, in PEM format"):
-                # Without a password OpenSSL would ask the terminal for that of an encrypted key.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+        try:
+            _check_pair(tls, one, other)
+        except ValueError as error:
+            wrong.append(error)
     for name in AUTHORITIES:
         if (file := getattr(tls, name)) is not None:
-            with pem_errors(f"CA certificates in {name}, in PEM format"):
-                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+            try:
+                with pem_errors(f"CA certificates in {name}, in PEM format"):
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+            except ValueError as error:
+                wrong.append(error)
     if tls.admin_client_ca is not None and tls.admin_cert is None:
-        raise ValueError("admin_client_ca needs admin_cert and admin_key: without them the port has no TLS")
+        needed = "admin_client_ca needs admin_cert and admin_key: without them the port has no TLS"
+        wrong.append(ValueError(needed))
+    if wrong:
+        raise MisfitsError([((), error, None) for error in wrong])
+
+
+def _check_pair(tls: Tls, one: str, other: str) -> None:
+    cert, key = getattr(tls, one), getattr(tls, other)
+    if (cert is None) != (key is None):
+        missing = one if cert is None else other
+        raise ValueError(f"{one} and {other} must be given together: {missing} is missing")
+    if cert is None:
+        return
+    try:
+        with pem_errors(f"a certificate in {one} and its key in {other}, in PEM format"):
+            # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except InvalidValueError as error:
+        if _holds_key(cert) and not _holds_key(key):
+            error.hint = f"{one} names a key and {other} a certificate: swap them"
+        elif "KEY_VALUES_MISMATCH" in error.found:
+            error.hint = f"{other} is not the key of this certificate"
+        raise
+
+
+def _holds_key(path: str) -> bool:
+    """Whether a file has a key, and no certificate."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(4 * MIB)
+    except OSError:
+        return False
+    return b"PRIVATE KEY-----" in text and b"BEGIN CERTIFICATE-----" not in text
 
 
 def files_of(tls: Tls) -> tuple[str, ...]:

@@ -3,35 +3,34 @@
 Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
 configuration, so that the configuration may be shown to anyone.
 
-In this order: `load`, `role_misfits`, `dotted`, `_line`, `_mappings`, `UnitsKeys`.
+In this order: `load`, `role_misfits`, `Place`, `_mappings`, `UnitsKeys`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.checks import InvalidValueError, did_you_mean, token
+from cellgate.proxy.config.checks import PAIRS, InvalidValueError, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
+from cellgate.proxy.config.problems import Schema, dotted, explained, sentence, unit_at
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
 from cellgate.proxy.config.settings import SECRET_VARIABLE, HeaderNames, RedisAccess, Settings
 from cellgate.proxy.config.sources import RedisSource, Source
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all_but, unit_of
-from cellgate.proxy.config.yaml_file import KeyPath, Problem
-from cellgate.router.nouns import FIXED, Cell, Fleet, Unit
+from cellgate.proxy.config.yaml_file import Document, KeyPath, Problem
+from cellgate.router.nouns import Cell, Fleet, Unit
 
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
@@ -61,28 +60,34 @@ _FLAGS = {
 }
 
 
-def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
+def load(
+    path: str | None,
+    overrides: Overrides,
+    environ: Mapping[str, str] = os.environ,
+    also: Callable[[FileKeys], Iterable[str]] | None = None,
+) -> Settings:
     """The settings that the file at `path` (if any), the flags and the environment make together.
 
-    Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
+    Raises ConfigError with every problem of all three, and those that `also` finds; a file that holds no YAML
+    mapping has that one only.
     """
     flags = overrides.keys()
-    written, repeated = _read(path, environ)
-    keys = {**overrides.defaults(), **written, **flags}
+    document = _read(path, environ)
+    keys = {**overrides.defaults(), **document.found, **flags}
     file, misfits = _checked(keys, FileKeys, SCHEMA)
-    path = yaml_file.title(path) if path else None
-    problems = [_line(path, {}, *problem) for problem in repeated]
-    problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
+    place = Place(yaml_file.title(path) if path else None, document, flags)
+    problems = place.lines(document.repeated, in_file=True)
+    problems += place.lines([*_repeated_names(keys), *misfits])
     secrets: dict[str, str] = {}
     for variable in _VARIABLES:
         try:
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
         except InvalidValueError as error:
             problems.append(f"{variable}: {sentence(error)}")
-    if file is not None:
-        more = (*_shared_addresses(file), *role_misfits(file.cells))
-        problems += [_line(path, flags, *problem) for problem in more]
-        problems += _wrong_keys(file)
+    rest, more = (file, []) if file is not None else _rest(keys, misfits)
+    if rest is not None:
+        more += [*_shared_addresses(rest), *role_misfits(rest.cells)]
+        problems += [*place.lines(more), *_wrong_keys(rest), *(also(rest) if also is not None else ())]
     operator, operator_files = _operator(keys, file, environ, problems)
     if file is None or problems:
         raise ConfigError(problems)
@@ -100,18 +105,19 @@ def _operator(
         return {}, ()
     extra = part_of("operator", "keys")
     try:
-        written, misfits = _read(path, environ)
+        document = _read(path, environ)
     except ConfigError as error:
         problems += error.problems
         return {}, ()
+    written = document.found
     checked, more = _checked(written, extra.OperatorKeys, extra.OPERATOR_SCHEMA)
-    misfits += more
+    misfits = [*document.repeated, *more]
     secret = environ.get(SECRET_VARIABLE, "")
     if checked is not None:
         cells = [cell.name for cell in file.cells] if file is not None else []
         has_redis = file is not None and file.redis is not None
         misfits += extra.operator_misfits(checked, secret, cells, has_redis=has_redis)
-    problems += [_line(path, {}, *problem) for problem in misfits]
+    problems += Place(path, document).lines(misfits)
     return extra.operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
 
 
@@ -128,9 +134,9 @@ def _secret_files(found: object) -> Iterator[str]:
             yield from _secret_files(each)
 
 
-def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, object], list[Problem]]:
+def _read(path: str | None, environ: Mapping[str, str]) -> Document:
     if path is None:
-        return {}, []
+        return Document({}, [])
     try:
         return yaml_file.read(path, environ)
     except yaml_file.UnreadableError as error:
@@ -223,136 +229,66 @@ def _why_no_pair(cell: CellKeys) -> str:
     return ""
 
 
-# The text of a configuration problem: its place, what was expected, what was found.
-
-
-Schema = Mapping[str, type[BaseModel]]
-"""Every mapping of a file by its place, as in proxy/config/schema.py."""
-
-
-def dotted(key_path: KeyPath) -> str:
-    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
-    parts = (
-        f"[{key}]"
-        if isinstance(key, int)
-        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
-        for key in key_path
-    )
-    return "".join(parts).removeprefix(".")
-
-
-def explained(error: ErrorDetails, schema: Schema) -> Problem:
-    """Where an error of the schema is, and the sentence about it."""
-    key_path, found = error["loc"], error["input"]
-    match error["type"]:
-        case "value_error":
-            wrong = error["ctx"]["error"]
-            return key_path, sentence(wrong, found) if isinstance(wrong, InvalidValueError) else str(wrong)
-        case "missing":
-            return key_path, "required key is missing"
-        case "extra_forbidden":
-            return key_path, _gone(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
-        case "invalid_key":
-            key = _shown(found)
-            return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
-        case "list_type":
-            return key_path, sentence(InvalidValueError("a list", "begin each item with '- '"), found)
-        case _:
-            return key_path, sentence(InvalidValueError("a mapping", _mapping_hint(key_path, found)), found)
-
-
-def sentence(wrong: InvalidValueError, found: object = None) -> str:
-    """What was expected, what was found, and what may help."""
-    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
-    return f"{text}; {wrong.hint}" if wrong.hint else text
-
-
-def _mapping_hint(key_path: KeyPath, found: object) -> str:
-    """What the item of a list probably means, where it is but a word: most have a name, units a URL."""
-    if not isinstance(found, str) or not isinstance(key_path[-1], int):
-        return ""
-    return f"write {{name: …, url: {found!r}}}" if "://" in found else f"write {{name: {found}, …}}"
-
-
-def _shown(found: object) -> str:
-    """A value in few words, as YAML has it."""
-    match found:
-        case None:
-            return "nothing"
-        case bool():
-            return str(found).lower()
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-    text = repr(found) if isinstance(found, str) else str(found)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-_TO_OPERATOR = "stands in a file of its own now: operator: FILE, and there {} (docs/operator.md)"
-SUCCESSORS: Mapping[str, str] = {
-    "cells[].recovery": _TO_OPERATOR.format("recovery: [{cell: NAME, …}]"),
-    "roll": _TO_OPERATOR.format("roll: {…}"),
-    "alb": _TO_OPERATOR.format("alb: {…}"),
-    "leases": _TO_OPERATOR.format("leases: {…}"),
-    "redis_username": "is gone: the environment says it, CELLGATE_REDIS_USERNAME",
-    "headers": "is gone: session_header: NAME is what can still be chosen",
-    "resume_s": "is gone: a client that loses its connection sends its request again",
-    "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
-    "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",
-    "cells[].discover.period_s": "is gone: a file is read each second, other sources each 5 s",
-    "cells[].units[].kv_tokens": "is gone: the engine reports it",
-    "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
-    "cells[].units[].nodes[].probes[].expect": "is gone: 200 to 299 are good",
-    "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
-    "cells[].units[].nodes[].probes[].timeout_s": "is gone: a probe may take 3 s",
-}
-"""What became of keys that are not there any more."""
-
-
-def _gone(key_path: KeyPath, schema: Schema) -> str:
-    """What the gate does instead of a key that was a setting once; empty: it never was one."""
-    place = f"{_level(key_path)}.{key_path[-1]}".lstrip(".")
-    if place in SUCCESSORS and schema is SCHEMA:
-        return SUCCESSORS[place]
-    noun = getattr(schema[_level(key_path)], "became", None)
-    for each in dataclasses.fields(noun) if noun is not None else ():
-        if each.name == key_path[-1] and each.metadata == FIXED:
-            _, _, unit = each.name.rpartition("_")
-            unit = f" {unit}" if unit in ("s", "bytes", "tokens") else ""
-            return f"is no setting any more: the gate uses {each.default:.9g}{unit}"
-    return ""
-
-
-def _level(key_path: KeyPath) -> str:
-    """The place of a key in the schema."""
-    return dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
-
-
-def _known_keys(key_path: KeyPath, schema: Schema) -> str:
-    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
-    level = _level(key_path)
-    here, key = schema[level].model_fields, str(key_path[-1])
-    elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
-    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
-    return near or f"known here: {', '.join(here)}"
-
-
 # What is wrong, and how it is said.
 
 
-def _line(path: str | None, flags: Mapping[object, object], key_path: KeyPath, text: str) -> str:
-    """The problem `text` at `place`, after the flag or the file that it comes from."""
-    if key_path and (path is None or key_path[0] in flags):
-        return f"{_FLAGS[str(key_path[0])]}: {text}"
-    return f"{path}: {dotted(key_path)}: {text}"
+class Place(NamedTuple):
+    """What problems are in: a file (None: there is none), and flags that stand for keys of it."""
+
+    path: str | None
+    document: Document
+    flags: Mapping[object, object] = MappingProxyType({})
+
+    def lines(self, problems: Iterable[Problem], *, in_file: bool = False) -> list[str]:
+        """Each after its flag, or its file, line and place there. `in_file`: flags have no part in it."""
+        return [self._line(key_path, text, in_file=in_file) for key_path, text in problems]
+
+    def _line(self, key_path: KeyPath, text: str, *, in_file: bool) -> str:
+        if key_path and (self.path is None or (key_path[0] in self.flags and not in_file)):
+            return f"{_FLAGS[str(key_path[0])]}: {text}"
+        line = self.document.line(key_path)
+        where = f"{self.path}:{line}" if line else self.path
+        return f"{where}: {dotted(key_path)}{unit_at(self.document.found, key_path)}: {text}"
+
+
+_ANY_CELLS = [{"name": "any", "units": [{"name": "any", "url": "http://any"}]}]
+
+
+def _rest(keys: Mapping[Any, object], misfits: Sequence[Problem]) -> tuple[FileKeys | None, list[Problem]]:
+    """The file without what is wrong in it, so that what is looked at last is not found last; and what is
+    wrong with that.
+    """
+    wrong = [key_path for key_path, _ in misfits]
+    file, more = _checked(_without(keys, wrong), FileKeys, SCHEMA)
+    known = {key_path[:2] for key_path in wrong if len(key_path) > 1} | set(wrong)
+    more = [(at, text) for at, text in more if not known & {at[:size] for size in range(1, len(at) + 1)}]
+    if file is None:
+        whole = [key_path[:1] for key_path in (*wrong, *(at for at, _ in more))]
+        file, _ = _checked(_without(keys, whole), FileKeys, SCHEMA)
+    return file, more
+
+
+def _without(keys: Mapping[Any, object], wrong: Iterable[KeyPath]) -> dict[Any, object]:
+    """All but the keys where these are: one of a section alone, and of a certificate what goes with it."""
+    left = dict(keys)
+    for top, *below in filter(None, wrong):
+        section = left.get(top)
+        if top == "cells":
+            left[top] = _ANY_CELLS
+        elif isinstance(section, dict) and below:
+            pairs = [pair for pair in PAIRS if top == "tls" and below[0] in pair]
+            gone = pairs[0] if pairs else below[:1]
+            left[top] = {key: value for key, value in section.items() if key not in gone}
+        else:
+            left.pop(top, None)
+    return left
 
 
 def _checked(keys: Mapping[Any, object], whole: type[K], schema: Schema) -> tuple[K | None, list[Problem]]:
     try:
         return whole.model_validate(keys), []
     except ValidationError as error:
-        return None, [explained(detail, schema) for detail in error.errors(include_url=False)]
+        return None, [each for one in error.errors(include_url=False) for each in explained(one, schema)]
 
 
 def _shared_addresses(file: FileKeys) -> Iterator[Problem]:
@@ -423,14 +359,15 @@ _UNITS_SCHEMA: Schema = {
 def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
     """The units of the file at `path` with this content. Raises ConfigError with one line."""
     try:
-        found, problems = yaml_file.parse(path, data, "units")
+        found, problems, _ = yaml_file.parse(path, data, "units")
     except yaml_file.UnreadableError as error:
         raise ConfigError(["; ".join(error.problems)]) from None
     keys, misfits = _checked(found, UnitsKeys, _UNITS_SCHEMA)
     named = [(("units", index), unit) for index, unit in _mappings(found, "units")]
     problems += misfits or _repeated("name", named)
     if keys is None or problems:
-        shown = "; ".join(f"{dotted(key_path)}: {text}" for key_path, text in problems[:PROBLEMS_SHOWN])
+        listed = (f"{dotted(at)}{unit_at(found, at)}: {text}" for at, text in problems[:PROBLEMS_SHOWN])
+        shown = "; ".join(listed)
         more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""
         raise ConfigError([f"{path}: {shown}{more}"])
     return tuple(unit_of(like.cell, unit, like.api_key) for unit in keys.units)

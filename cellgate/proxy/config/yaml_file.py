@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -27,9 +28,37 @@ class UnreadableError(Exception):
         self.problems = problems
 
 
-def read(path: str, environ: Mapping[str, str] = os.environ) -> tuple[dict[object, object], list[Problem]]:
-    """The mapping in the file at `path` (`-`: standard input), and what is wrong with keys that stand there
-    twice.
+class Document(NamedTuple):
+    """The mapping of a file, what is wrong with keys that stand there twice, and where everything stands."""
+
+    found: dict[object, object]
+    repeated: list[Problem]
+    node: yaml.Node | None = None
+
+    def line(self, key_path: KeyPath) -> int:
+        """In which line this stands, or what it is missing from; 0: not known."""
+        return _line_of(self.node, key_path) if self.node is not None and key_path else 0
+
+
+def _line_of(node: yaml.Node, key_path: KeyPath) -> int:
+    line: int = node.start_mark.line + 1
+    for part in key_path:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if str(key.value) == str(part)), None)
+            if found is None:
+                break
+            key, node = found
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def read(path: str, environ: Mapping[str, str] = os.environ) -> Document:
+    """The mapping in the file at `path` (`-`: standard input).
 
     Raises UnreadableError. YAML itself would let the last of two keys win in silence.
     """
@@ -43,7 +72,7 @@ def title(path: str) -> str:
 
 def parse(
     path: str, data: bytes, such_as: str = "cells", environ: Mapping[str, str] = os.environ
-) -> tuple[dict[object, object], list[Problem]]:
+) -> Document:
     """`read` for bytes that were read already; `such_as` is a key that is expected there."""
     text = _text(path, data)
     try:
@@ -68,7 +97,7 @@ def parse(
     if node is None or not isinstance(found, dict):
         what = "an empty file" if found is None else f"a {type(found).__name__}"
         raise UnreadableError(f"{path}: expected a mapping such as '{such_as}: [...]', found {what}")
-    return found, list(_repeated_keys(node, (), set()))
+    return Document(found, list(_repeated_keys(node, (), set())), node)
 
 
 def _hint(problem: str, text: str, mark: yaml.Mark | None) -> str:

@@ -17,6 +17,8 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.unit_state import UnitState
 
+NOTHING_YET = "no probe has answered yet"
+
 
 def why(state: UnitState) -> str:
     """The reason behind what is believed of a unit, in one line."""
@@ -28,7 +30,7 @@ def why(state: UnitState) -> str:
         return "it closed a connection unexpectedly and may have restarted; a canary is sent"
     said = present_reason(state)
     if said is None:
-        return "no probe has answered yet"
+        return NOTHING_YET
     reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
     reason += _of_its_requests(state)
     newest = state.last_evidence.get((said.node, said.source), said)

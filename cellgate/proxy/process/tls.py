@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cellgate.proxy.config.checks import InvalidValueError, check_certificates, files_of
+from cellgate.proxy.config.checks import check_certificates, files_of
 from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
@@ -87,7 +87,7 @@ class LiveTls:
         try:
             self._contexts = _made(self._tls)
         except (ValueError, OSError) as error:
-            self._refused = _in_words(error)
+            self._refused = str(error)
             if not self.is_quiet:
                 signals.refused(WHAT, self._refused)
             return
@@ -153,11 +153,3 @@ def _verifying(tls: Tls) -> ssl.SSLContext:
     if tls.unit_cert is not None:
         context.load_cert_chain(tls.unit_cert, tls.unit_key)
     return context
-
-
-def _in_words(error: Exception) -> str:
-    return (
-        f"expected {error.expected}, found {error.found}"
-        if isinstance(error, InvalidValueError)
-        else str(error)
-    )

@@ -50,8 +50,8 @@ def test_a_wrong_configuration_is_exit_code_2(
     assert out == ""
     assert [re.split(": expected|: unknown", line)[0] for line in err.splitlines()] == [
         "--listen",
-        f"{path}: cells",
-        f"{path}: polcy",
+        f"{path}:2: cells",
+        f"{path}:1: polcy",
     ]
 
 

@@ -60,6 +60,16 @@ def read(tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = NOBODY,
 def problems(
     tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = NOBODY, **flags: Any
 ) -> list[str]:
+    """Without the lines' numbers and the units' names: each problem of a place in a file has its line."""
+    return [without_line(line) for line in lines(tmp_path, text, environ, **flags)]
+
+
+def without_line(line: str) -> str:
+    """A problem without its line's number and its unit's name, where it has a place."""
+    return re.sub(r"^(\S*\.yaml):\d+(: \S+)( of unit [^ :]+)?(?<!:)(?=: )", r"\1\2", line)
+
+
+def lines(tmp_path: Path, text: str | bytes, environ: Mapping[str, str] = NOBODY, **flags: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text, environ, **flags)
     assert str(caught.value) == "\n".join(caught.value.problems)

@@ -19,7 +19,7 @@ from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.config.units import UnitKeys, unit_of
 from cellgate.router.nouns import Cell, Fleet, KvEvents
 from tests.extras import needs
-from tests.unit.config.files import CELLS, probes_of, problems, read, same
+from tests.unit.config.files import CELLS, lines, probes_of, problems, read, same, without_line
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,6 @@ from tests.unit.config.files import CELLS, probes_of, problems, read, same
         ),
         ("tls: {key: /dev/null}", "tls: cert and key must be given together: cert is missing"),
         ("tls: {ca: /dev/null}", "tls: expected CA certificates in ca, in PEM format, found …"),
-        ("tls: {admin_client_ca: /etc/hostname}", "tls: expected CA certificates in admin_client_ca, …"),
         ("models: [a]", "models: expected a mapping of names, …, found a list"),
         ("models: {a: {v1: 95, v2: -5}}", "models: a: expected a weight above 0 (1 is usual) for each model"),
         ("models: {a: b, b: c}", "models: a: 'b' is a name of this list as well; …"),
@@ -89,8 +88,11 @@ from tests.unit.config.files import CELLS, probes_of, problems, read, same
         ("fallback: {a: [a]}", "fallback: a: expected each name once, and not 'a' itself"),
         ("fallback: {a: 3}", "fallback: a: expected a list of names"),
         ("internal_headers: none", "internal_headers: expected who gets them: trusted, all, found 'none'"),
-        ("cors: {origins: https://a}", "cors.origins: expected a list of origins …, found 'https://a'"),
-        ("cors: {origins: [https://a/b]}", "cors.origins: expected a list of origins …, found a list"),
+        (
+            "cors: {origins: https://a}",
+            "cors.origins: expected a list of …, found 'https://a'; did you mean …?",
+        ),
+        ("cors: {origins: [https://a/b]}", "cors.origins[0]: expected an origin …; did you mean https://a?"),
         ("guardrail: {url: /run/x}", "guardrail.url: expected http://HOST:PORT/PATH …, found '/run/x'"),
         ("guardrail: {url: 'unix:x'}", "guardrail.url: expected unix:///PATH of a socket, found 'unix:x'"),
         (
@@ -176,7 +178,7 @@ PAGE = "url: 'http://x/m'"
 def test_a_bad_probe_gets_one_line(tmp_path: Path, probe: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         probes_of(tmp_path, probe)
-    (line,) = caught.value.problems
+    (line,) = map(without_line, caught.value.problems)
     assert same(line, f"{tmp_path}/gate.yaml: cells[0].units[0].nodes[0].probes{problem}")
     assert "s3cret" not in line
 
@@ -186,7 +188,7 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         probes_of(tmp_path, one, one)
     (line,) = caught.value.problems
-    assert same(line, "….probes: duplicate probe 'http x/m'")
+    assert same(line, "….probes of unit a: duplicate probe 'http x/m'")
 
 
 @pytest.mark.parametrize(
@@ -371,6 +373,64 @@ def test_a_certificate_must_match_its_key(tmp_path: Path) -> None:
     assert line.startswith(
         "gate.yaml: tls: expected a certificate in cert and its key in key, in PEM format, found a file that "
     )
+    assert line.endswith("; key is not the key of this certificate")
+    swapped = f"tls: {{cert: {tmp_path}/one.key, key: {tmp_path}/one.pem}}"
+    (line,) = problems(tmp_path, CELLS + swapped)
+    assert line.endswith("; cert names a key and key a certificate: swap them")
+
+
+def test_the_line_and_the_units_name_are_said_and_items_of_lists_are_named(tmp_path: Path) -> None:
+    text = """
+trusted: [127.0.0.1, 10.0.0.1/8,
+  1]
+cells:
+- name: a
+  units:
+  - {name: a1, url: 'http://x:1', max_in_flight: '8'}
+  - name: a2
+    url: 'http://x:2'
+    models:
+    - m
+    - 3
+    nodes: [{name: n, role: leader, agent: x}]
+  - {name: a3}
+"""
+    assert [line.partition(": expected")[0] for line in lines(tmp_path, text)] == [
+        "gate.yaml:2: trusted[1]",
+        "gate.yaml:3: trusted[2]",
+        "gate.yaml:7: cells[0].units[0].max_in_flight of unit a1",
+        "gate.yaml:12: cells[0].units[1].models[1] of unit a2",
+        "gate.yaml:13: cells[0].units[1].nodes[0].agent of unit a2",
+        "gate.yaml:14: cells[0].units[2].url of unit a3: required key is missing",
+    ]
+    assert lines(tmp_path, text)[0].endswith("found '10.0.0.1/8'; did you mean 10.0.0.0/8?")
+
+
+def test_what_is_looked_at_last_is_not_found_last(tmp_path: Path) -> None:
+    text = f"""
+policy: best
+{CELLS}
+admin: 127.0.0.1:8000
+tls: {{cert: /no/file, key: /no/file, unit_key: /dev/null, admin_client_ca: /etc/hostname}}
+limits: {{body_bytes: 3MiB, bodies_bytes: 2MiB, xyz: 1}}
+keys: {{file: {tmp_path}/keys}}
+"""
+    (tmp_path / "keys").write_text("- a")
+    found = problems(tmp_path, text)
+    for expected in (
+        "gate.yaml: policy: …",
+        "gate.yaml: admin: 127.0.0.1:8000 is taken by listen …",
+        "gate.yaml: tls.cert: expected a readable file…",
+        "gate.yaml: tls.key: expected a readable file…",
+        "gate.yaml: tls: unit_cert and unit_key must be given together: unit_cert is missing",
+        "gate.yaml: tls: expected CA certificates in admin_client_ca, …",
+        "gate.yaml: tls: admin_client_ca needs admin_cert and admin_key…",
+        "gate.yaml: limits.xyz: unknown key…",
+        "gate.yaml: limits: body_bytes (3145728) must not be larger than bodies_bytes (2097152)…",
+        "keys:1: expected a JSON object: …",
+    ):
+        assert sum(same(line, expected) for line in found) == 1, (expected, found)
+    assert len(found) == 10
 
 
 # Roles and transfers that cannot work are refused, with the reason.

@@ -122,7 +122,9 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], 
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     # Most of the time of this test would be that of the YAML parser.
-    monkeypatch.setattr(yaml_file, "read", lambda path, _: (json.loads(Path(path).read_text()), []))
+    monkeypatch.setattr(
+        yaml_file, "read", lambda path, _: yaml_file.Document(json.loads(Path(path).read_text()), [])
+    )
     names = iter(range(1000))
 
     def filled(value: object) -> object:

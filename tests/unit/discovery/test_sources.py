@@ -90,7 +90,7 @@ async def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
         ("", "expected a mapping such as 'units: [...]', found an empty file"),
         ("cells: []\n", "cells: unknown key; "),
         ("units:\n- {nam: a, url: 'http://a:1'}\n", "units[0].nam: unknown key; did you"),
-        ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url: expected http://HOST:PORT"),
+        ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url of unit a: expected http://HOST:PORT"),
         (ONE + "- {name: a, url: http://b:1}\n", "units[1].name: duplicate name 'a'"),
         ("units:\n- {name: a, name: b, url: http://b:1}\n", "units[0].name: duplicate key, again in line 2"),
         ("units:\n" + "- {name: a}\n" * 5, "; and 2 more"),

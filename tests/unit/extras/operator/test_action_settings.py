@@ -19,6 +19,7 @@ from cellgate.extras.operator.action_settings import (
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.settings import SECRET_VARIABLE, Settings
+from tests.unit.config.files import without_line
 
 GATE = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]"
 
@@ -36,7 +37,7 @@ def problem(folder: Path, operator: str, more: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
         read(folder, operator, more)
     (line,) = caught.value.problems
-    return line.removeprefix(f"{folder}/operator.yaml: ")
+    return without_line(line).removeprefix(f"{folder}/operator.yaml: ")
 
 
 def remedy(folder: Path, keys: str, **environ: str) -> Remedy:

@@ -1,0 +1,154 @@
+"""The text of a configuration problem: its place, what was expected, what was found.
+
+In this order: `dotted`, `explained`, `SUCCESSORS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from cellgate.proxy.config.checks import InvalidValueError, MisfitsError, did_you_mean
+from cellgate.proxy.config.schema import SCHEMA
+from cellgate.proxy.config.yaml_file import KeyPath, Problem
+from cellgate.router.nouns import FIXED
+
+Schema = Mapping[str, type[BaseModel]]
+"""Every mapping of a file by its place, as in proxy/config/schema.py."""
+
+
+def dotted(key_path: KeyPath) -> str:
+    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
+    parts = (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
+        for key in key_path
+    )
+    return "".join(parts).removeprefix(".")
+
+
+def unit_at(keys: object, key_path: KeyPath) -> str:
+    """` of unit NAME` for what is within a unit that says its name; else nothing."""
+    name = ""
+    for above, part in zip((None, *key_path), key_path, strict=False):
+        if isinstance(keys, dict):
+            keys = keys.get(part)
+        elif isinstance(keys, list) and isinstance(part, int) and part < len(keys):
+            keys = keys[part]
+            if above == "units" and isinstance(keys, dict) and isinstance(keys.get("name"), str):
+                name = keys["name"]
+        else:
+            break
+    return f" of unit {name[:128]}" if name and key_path[-1] not in ("name", name) else ""
+
+
+def explained(error: ErrorDetails, schema: Schema) -> list[Problem]:
+    """Where an error of the schema is, and the sentence about it; of a list each item that is wrong."""
+    wrong = error["ctx"]["error"] if error["type"] == "value_error" else None
+    if isinstance(wrong, MisfitsError):
+        return [((*error["loc"], *at), _said(each, found)) for at, each, found in wrong.problems]
+    return [_explained(error, schema)]
+
+
+def _said(wrong: ValueError, found: object) -> str:
+    return sentence(wrong, found) if isinstance(wrong, InvalidValueError) else str(wrong)
+
+
+def _explained(error: ErrorDetails, schema: Schema) -> Problem:
+    key_path, found = error["loc"], error["input"]
+    match error["type"]:
+        case "value_error":
+            return key_path, _said(error["ctx"]["error"], found)
+        case "missing":
+            return key_path, "required key is missing"
+        case "extra_forbidden":
+            return key_path, _gone(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
+        case "invalid_key":
+            key = _shown(found)
+            return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
+        case "list_type":
+            return key_path, sentence(InvalidValueError("a list", "begin each item with '- '"), found)
+        case _:
+            return key_path, sentence(InvalidValueError("a mapping", _mapping_hint(key_path, found)), found)
+
+
+def sentence(wrong: InvalidValueError, found: object = None) -> str:
+    """What was expected, what was found, and what may help."""
+    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
+    return f"{text}; {wrong.hint}" if wrong.hint else text
+
+
+def _mapping_hint(key_path: KeyPath, found: object) -> str:
+    """What the item of a list probably means, where it is but a word: most have a name, units a URL."""
+    if not isinstance(found, str) or not isinstance(key_path[-1], int):
+        return ""
+    return f"write {{name: …, url: {found!r}}}" if "://" in found else f"write {{name: {found}, …}}"
+
+
+def _shown(found: object) -> str:
+    """A value in few words, as YAML has it."""
+    match found:
+        case None:
+            return "nothing"
+        case bool():
+            return str(found).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(found) if isinstance(found, str) else str(found)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+_TO_OPERATOR = "stands in a file of its own now: operator: FILE, and there {} (docs/operator.md)"
+SUCCESSORS: Mapping[str, str] = {
+    "cells[].recovery": _TO_OPERATOR.format("recovery: [{cell: NAME, …}]"),
+    "roll": _TO_OPERATOR.format("roll: {…}"),
+    "alb": _TO_OPERATOR.format("alb: {…}"),
+    "leases": _TO_OPERATOR.format("leases: {…}"),
+    "redis_username": "is gone: the environment says it, CELLGATE_REDIS_USERNAME",
+    "headers": "is gone: session_header: NAME is what can still be chosen",
+    "resume_s": "is gone: a client that loses its connection sends its request again",
+    "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
+    "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",
+    "cells[].discover.period_s": "is gone: a file is read each second, other sources each 5 s",
+    "cells[].units[].kv_tokens": "is gone: the engine reports it",
+    "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
+    "cells[].units[].nodes[].probes[].expect": "is gone: 200 to 299 are good",
+    "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
+    "cells[].units[].nodes[].probes[].timeout_s": "is gone: a probe may take 3 s",
+}
+"""What became of keys that are not there any more."""
+
+
+def _gone(key_path: KeyPath, schema: Schema) -> str:
+    """What the gate does instead of a key that was a setting once; empty: it never was one."""
+    place = f"{_level(key_path)}.{key_path[-1]}".lstrip(".")
+    if place in SUCCESSORS and schema is SCHEMA:
+        return SUCCESSORS[place]
+    noun = getattr(schema[_level(key_path)], "became", None)
+    for each in dataclasses.fields(noun) if noun is not None else ():
+        if each.name == key_path[-1] and each.metadata == FIXED:
+            _, _, unit = each.name.rpartition("_")
+            unit = f" {unit}" if unit in ("s", "bytes", "tokens") else ""
+            return f"is no setting any more: the gate uses {each.default:.9g}{unit}"
+    return ""
+
+
+def _level(key_path: KeyPath) -> str:
+    """The place of a key in the schema."""
+    return dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
+
+
+def _known_keys(key_path: KeyPath, schema: Schema) -> str:
+    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
+    level = _level(key_path)
+    here, key = schema[level].model_fields, str(key_path[-1])
+    elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
+    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
+    return near or f"known here: {', '.join(here)}"
