@@ -219,7 +219,7 @@ class RealtimeSession:
         self._gate.dispatcher.released(lease, failure.kind.row.outcome)
         self._gate.dispatcher.blame(lease, failure, 0, 0)
         step = self.selection.next_step(lease, failure, once=False)
-        self.selection.failed(lease.unit, step, failure)
+        self.selection.failed(lease.unit, failure, step)
         if step.again:
             self._find(draws=step.draws)
         else:

@@ -332,4 +332,4 @@ class HttpPageProbe(Probe, Protocol):
 def is_in_use(context: ProbeContext) -> bool:
     """Whether the unit is known to have requests, of this gate or of others."""
     load = context.load
-    return context.in_flight > 0 or (load is not None and load.running + load.waiting > 0)
+    return context.in_flight > 0 or (load is not None and load.at_engine > 0)

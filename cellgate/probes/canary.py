@@ -43,6 +43,7 @@ from cellgate.router.nouns import (
     Use,
     Verdict,
 )
+from cellgate.router.retry import BUSY_STATUSES
 
 AWAKE_S, COUNTED_AWAKE_S = 2.0, 1.5
 """A unit with work gets a canary after so long without a sign of life; the second: if steps are counted."""
@@ -77,7 +78,6 @@ _LACKS = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 _NO_PATH = re.compile(rb"^\W*(?:detail\W*)?(?:not found|method not allowed|\d{3}:? not found)", re.IGNORECASE)
 """What servers say of a path that they do not have."""
-_BUSY = frozenset({429, 503})
 _EXCERPT = 80
 _LOOKED_INTO = 4096
 _WORDS = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
@@ -454,7 +454,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
     while True:
         asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
         done, reply = await _ask_token(context, kind, deadline)
-        if reply.status not in _BUSY:
+        if reply.status not in BUSY_STATUSES:
             break
         busy_at = min(busy_at, context.now())
         # A request that is refused at once is also in flight for a moment; only one that stays is work.
@@ -586,7 +586,7 @@ def _rank(context: ProbeContext) -> int | None:
 def _has_nothing_to_do(context: ProbeContext) -> bool:
     """True when no request is known to be there."""
     load = context.load
-    return context.in_flight == 0 and (load is None or load.running + load.waiting == 0)
+    return context.in_flight == 0 and (load is None or load.at_engine == 0)
 
 
 def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:

@@ -20,6 +20,7 @@ from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
 from cellgate.router.nouns import USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
+from cellgate.router.retry import BUSY_STATUSES
 
 PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""
@@ -30,7 +31,6 @@ LIKELY = 5
 _APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """In the order in which they are tried."""
 _NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
-_BUSY = frozenset({429, 503})
 RETRY_S = 2.0
 FRESH_S = 2.5
 """Only a unit that has shown life so lately is asked: it is well, and so what it does with the prompt
@@ -96,7 +96,7 @@ class KnownAnswer:
         if reply.status in _NOT_SERVED:
             context.notes[_STATE] = None
             return
-        if reply.status in _BUSY:
+        if reply.status in BUSY_STATUSES:
             return
         known, tokens = f"{api} {context.engine} {model}", _tokens(reply)
         if tokens:

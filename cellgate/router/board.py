@@ -328,21 +328,20 @@ class Board:
         units = self.units if ask.unit is not None else self.pairs.decoders
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in units.items())
 
+    def able(self, ask: Ask, tried: Collection[str] = ()) -> Iterator[UnitState]:
+        """The units that could take it now and have not been tried, whether they have room or not."""
+        units = self.units if ask.unit is not None else self.pairs.decoders
+        for name, state in units.items():
+            if name not in tried and state.is_usable() and state.serves(ask):
+                yield state
+
     def can_take(self, lease: Lease, now: float, tried: Collection[str] = ()) -> bool:
         """Whether another unit is in rotation that could serve the request of a lease, and does not stand
         still itself.
         """
-        ask = lease.ask
-        if ask.unit == lease.unit:
-            return False
-        states = self.units if ask.unit is not None else self.pairs.decoders
         return any(
-            state is not lease.unit_state
-            and name not in tried
-            and state.is_usable()
-            and state.serves(ask)
-            and not self._stands_still(state, now)
-            for name, state in states.items()
+            state is not lease.unit_state and not self._stands_still(state, now)
+            for state in self.able(lease.ask, tried)
         )
 
     def _stands_still(self, state: UnitState, now: float) -> bool:

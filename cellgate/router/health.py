@@ -174,7 +174,7 @@ def answer_s(state: UnitState, lease: Lease) -> float:
 def _has_lost(state: UnitState, leases: list[Lease], now: float) -> bool:
     """Whether the engine says that it has no request while these are there."""
     load = state.load
-    if load is None or load.running + load.waiting or now - load.at > ENGINE_SEES_S:
+    if load is None or load.at_engine or now - load.at > ENGINE_SEES_S:
         return False
     return all(load.at - lease.opened_at > ENGINE_SEES_S for lease in leases)
 
@@ -194,7 +194,7 @@ def is_seen_still(state: UnitState, now: float) -> bool:
         return True
     load = state.load
     is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + LATE_S
-    return is_read and load is not None and load.running + load.waiting > 0 and load.at > state.progress_at
+    return is_read and load is not None and load.at_engine > 0 and load.at > state.progress_at
 
 
 def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:

@@ -316,6 +316,11 @@ class RankLoad(NamedTuple):
     waiting: int = 0
     progress: float = 0.0
 
+    @property
+    def at_engine(self) -> int:
+        """Requests at the rank."""
+        return self.running + self.waiting
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -348,9 +353,14 @@ class Load:
     """Its data parallel ranks, in their order, if it has several."""
 
     @property
+    def at_engine(self) -> int:
+        """Requests at the engine."""
+        return self.running + self.waiting
+
+    @property
     def foreign(self) -> int:
         """Requests at the engine that did not come from this gate."""
-        return max(0, self.running + self.waiting - self.own_in_flight)
+        return max(0, self.at_engine - self.own_in_flight)
 
 
 ModelCards = Mapping[str, Mapping[str, str | int]]

@@ -156,10 +156,7 @@ class Router:
         if unit is None and ask.unit is None and not tried and model == ask.model:
             return True
         other = Ask(model, unit=unit)
-        return any(
-            name not in tried and state.is_usable() and state.serves(ask) and state.serves(other)
-            for name, state in self.board.units.items()
-        )
+        return any(state.serves(other) for state in self.board.able(ask, tried))
 
     def _best(
         self,
@@ -396,7 +393,7 @@ class Router:
 
     def _uncached(self, ask: Ask) -> int:
         """What would have to be computed of it where most of it is cached."""
-        states = [state for state in self.board if state.is_usable() and state.serves(ask)]
+        states = list(self.board.able(ask))
         if not states:
             return ask.prompt_tokens
         held = max(self.board.held(state, ask.blocks) for state in states) if ask.blocks else 0

@@ -74,9 +74,7 @@ class Sampler:
             if len(self._usable) > len(self._board.units):
                 # Whoever asks may name any model.
                 self._usable.clear()
-            names = [
-                name for name, state in self._board.units.items() if state.is_usable() and state.serves(ask)
-            ]
+            names = [state.unit.name for state in self._board.able(ask)]
             self._usable[ask.model] = now, names
         return names
 

@@ -465,7 +465,7 @@ class UnitState(InRotation):
             self.busy_at = now
             return False
         load = self.load
-        is_idle = load is not None and load.at > self.busy_at and load.running + load.waiting == 0
+        is_idle = load is not None and load.at > self.busy_at and load.at_engine == 0
         return is_idle and self.in_flight <= 1
 
     def record_seats(self, asked_at: float) -> None:
@@ -661,6 +661,9 @@ class Ranked(Protocol):
     rank_record: int
 
 
+_NO_LOAD = RankLoad(0)
+
+
 class Rank:
     """One rank. `moved_at` is when its engine was last seen to make a step, or had nothing to do."""
 
@@ -670,8 +673,7 @@ class Rank:
         self.queued_tokens = 0
         """Prompt tokens that this gate has sent and that are not computed yet, as estimated."""
         self.foreign = 0
-        self.running = self.waiting = 0
-        self.progress = 0.0
+        self.load = _NO_LOAD
         self.moved_at = 0.0
 
 
@@ -698,11 +700,11 @@ class Ranks:
         while len(self.ranks) < count:
             self.ranks.append(Rank(max(blocks // count, 1)))
         for rank, load in zip(self.ranks, loads[:count], strict=False):
-            if load.progress != rank.progress or not rank.running + rank.waiting:
+            if load.progress != rank.load.progress or not rank.load.at_engine:
                 # It has made a step, or had nothing to do when it was last seen.
-                rank.moved_at, rank.progress = at, load.progress
-            rank.running, rank.waiting = load.running, load.waiting
-            rank.foreign = max(0, load.running + load.waiting - rank.in_flight)
+                rank.moved_at = at
+            rank.load = load
+            rank.foreign = max(0, load.at_engine - rank.in_flight)
 
     def choose(self, ask: Ask, expected: Expected, prices: CostTerms) -> int:
         """The rank where the fewest seconds follow: of equal ones, that with the least requests.
@@ -757,7 +759,7 @@ class Ranks:
         """The rank with requests that has made no step for longest, as of a report at `at`."""
         worst: StandstillReport | None = None
         for number, rank in enumerate(self.ranks[: self.count]):
-            requests, still_s = rank.running + rank.waiting, at - rank.moved_at
+            requests, still_s = rank.load.at_engine, at - rank.moved_at
             if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
                 worst = StandstillReport(number, requests, still_s)
         return worst

@@ -14,7 +14,7 @@ import pytest
 from cellgate.proxy.config.settings import gates_token, secret_of
 from cellgate.proxy.ingress.reports import encoded
 from cellgate.proxy.observe.counters import FALLBACKS, NAMED, TALLIES
-from cellgate.router.nouns import Evidence, Fleet, Load, Models, Rules, Sign, Strength
+from cellgate.router.nouns import Evidence, Fleet, Load, Models, Refusal, Rules, Sign, Strength
 from tests.unit.request.test_models import field, file, form, lines
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
@@ -407,6 +407,21 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
         refused, answered = here.units
         assert len(refused.requests) > RETRIES
         assert len(answered.requests) == 4 * RETRIES
+
+
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
+async def test_without_a_budget_a_busy_unit_is_not_left_for_another(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where another one has room: many that are turned down together must not all ask elsewhere."""
+    rules = Rules(retry_min=0, retry_budget=0.0)
+    async with stage(whole(status=status), whole(), rules=rules) as here, here.client() as client:
+        monkeypatch.setattr(
+            "cellgate.proxy.request.exchange.Selection.acquire_second", lambda *_: Refusal.FULL
+        )
+        client.send(chat())
+        assert str((await client.reply()).status) == status[:3]
+        assert here.received == 1
 
 
 async def test_a_model_that_one_unit_has_unloaded_is_asked_of_another() -> None:

@@ -543,7 +543,12 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
         "stacks": {name: dict(facts.stack) for name, facts in state.facts.nodes.items()},
         "engine": state.engine,
         "ranks": [
-            {"rank": number, "in_flight": rank.in_flight, "running": rank.running, "waiting": rank.waiting}
+            {
+                "rank": number,
+                "in_flight": rank.in_flight,
+                "running": rank.load.running,
+                "waiting": rank.load.waiting,
+            }
             for number, rank in enumerate(state.ranks.ranks[: state.ranks.count])
         ],
         "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},

@@ -328,9 +328,7 @@ class Containment:
             shut = self.ledger.suspected()
             answer = pick((*tried, *shut))
             return Refusal.HELD if shut and isinstance(answer, Refusal) else answer
-        at_hand = [
-            d.unit for d in self._board if d.is_usable() and d.serves(ask) and d.unit.name not in tried
-        ]
+        at_hand = [state.unit for state in self._board.able(ask, tried)]
         # What is reached by way of the gate with which a unit was lost may be as dead.
         death = record.marks[-1].death
         dead = {unit.name for unit in at_hand if unit.url == death.place and unit.name != death.unit}

@@ -311,7 +311,7 @@ class LocalDispatcher:
         if failure.kind is FailureKind.MODEL_GONE:
             self._plane.ask_for_models()
             return
-        if row.by_response and not lease.unit_state.retired:
+        if row.retry.cools and not lease.unit_state.retired:
             self._board.cool_down(lease.unit, now + COOL_S)
         if row.strength is not None:
             lease.unit_state.costs.errors.failed(now)

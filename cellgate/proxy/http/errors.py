@@ -2,7 +2,7 @@
 
 Every response of the gate that is not a unit's own is a row of this table. Rules:
 1. Only `Fault.UNIT` rows carry evidence; a client's or the gate's own failures never change a verdict.
-2. `by_response` failures draw on the retry budget (see router/retry.py); the others mean the unit is gone.
+2. What follows before the commit is the rule that a row names, of router/retry.py.
 3. Bodies have OpenAI's error shape: {"error": {"message", "type", "param", "code"}}.
 """
 
@@ -15,6 +15,7 @@ from enum import Enum
 import orjson
 
 from cellgate.router.nouns import Outcome, Strength
+from cellgate.router.retry import ANSWERED, BUSY, ENDED, FINAL, GONE, NOT_CONNECTED, RetryRule
 
 
 class Fault(Enum):
@@ -27,7 +28,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """One row. `strength` None means neutral; `retryable` means before the commit.
+    """One row. `strength` None means neutral; `retry` is what follows before the commit.
 
     `is_final`: a retry would get the same answer, and the client is told not to retry.
     """
@@ -37,8 +38,7 @@ class FailureRow:
     type: str
     outcome: Outcome
     strength: Strength | None = None
-    retryable: bool = False
-    by_response: bool = False
+    retry: RetryRule = FINAL
     closes: bool = False
     retry_after_s: int | None = None
     is_final: bool = False
@@ -52,17 +52,13 @@ def _client(status: int, *, closes: bool = False, kind: str = _BAD) -> FailureRo
     return FailureRow(Fault.CLIENT, status, kind, Outcome.CLIENT_ERROR, closes=closes)
 
 
-def _gate(status: int, *, retry_after_s: int | None = 1, retryable: bool = False) -> FailureRow:
+def _gate(status: int, retry: RetryRule = FINAL) -> FailureRow:
     kind = "rate_limit_error" if status == 429 else _DOWN
-    return FailureRow(
-        Fault.GATE, status, kind, Outcome.GATE_ERROR, retryable=retryable, retry_after_s=retry_after_s
-    )
+    return FailureRow(Fault.GATE, status, kind, Outcome.GATE_ERROR, retry=retry, retry_after_s=1)
 
 
-def _unit(
-    status: int, outcome: Outcome, strength: Strength | None, *, by_response: bool = False
-) -> FailureRow:
-    return FailureRow(Fault.UNIT, status, _DOWN, outcome, strength, True, by_response, retry_after_s=1)
+def _unit(status: int, outcome: Outcome, strength: Strength | None, retry: RetryRule = GONE) -> FailureRow:
+    return FailureRow(Fault.UNIT, status, _DOWN, outcome, strength, retry, retry_after_s=1)
 
 
 class FailureKind(Enum):
@@ -183,12 +179,12 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.NO_MEMORY: FailureRow(
         Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1
     ),
-    FailureKind.NO_RESOURCES: _gate(503, retryable=True),
+    FailureKind.NO_RESOURCES: _gate(503, NOT_CONNECTED),
     # Nobody can say whether the unit works: readiness makes it suspect, and never more (probes/readiness.py).
-    FailureKind.UNKNOWN_NAME: _gate(503, retryable=True),
+    FailureKind.UNKNOWN_NAME: _gate(503, NOT_CONNECTED),
     FailureKind.NO_CONTROL_PROCESS: _gate(503),
     FailureKind.GUARDRAIL_FAILED: _gate(503),
-    FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
+    FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retry=GONE, retry_after_s=1),
     FailureKind.INTERNAL: FailureRow(
         Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True
     ),
@@ -199,24 +195,24 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.CONNECT_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.STALE_CONNECTION: _unit(502, Outcome.UNIT_ERROR, None),
     FailureKind.CLOSED_EARLY: _unit(502, Outcome.UNIT_ERROR, Strength.STRONG),
-    FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
+    FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, ANSWERED),
     # Another try would take as long.
     FailureKind.ANSWER_TIMEOUT: FailureRow(
-        Fault.UNIT, 504, _DOWN, Outcome.UNIT_ERROR, Strength.STRONG, retryable=True, is_final=True
+        Fault.UNIT, 504, _DOWN, Outcome.UNIT_ERROR, Strength.STRONG, GONE, is_final=True
     ),
-    FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    FailureKind.BUSY: _unit(503, Outcome.BUSY, None, BUSY),
     # Without another unit the client gets the unit's own 404.
-    FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, by_response=True),
+    FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, ANSWERED),
     # From the gate in front of the unit (see request/placement.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
-    FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
-    FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
-    FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
+    FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, ANSWERED),
+    FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, ANSWERED),
+    FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, ANSWERED),
     # Of a split request: the link has failed, or the unit that computes its prompt; not the decoder.
-    FailureKind.TRANSFER_FAILED: _unit(503, Outcome.EVICTED, None),
-    FailureKind.PREFILL_LOST: _unit(503, Outcome.EVICTED, None),
+    FailureKind.TRANSFER_FAILED: _unit(503, Outcome.EVICTED, None, ENDED),
+    FailureKind.PREFILL_LOST: _unit(503, Outcome.EVICTED, None, ENDED),
     # Before or after the commit: an engine that is paused may end its requests, and is not sick.
-    FailureKind.ABORTED: _unit(503, Outcome.EVICTED, None),
+    FailureKind.ABORTED: _unit(503, Outcome.EVICTED, None, ENDED),
     # The unit's, after the commit.
     FailureKind.TRUNCATED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     FailureKind.STREAM_ERROR: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
@@ -225,8 +221,6 @@ TABLE: dict[FailureKind, FailureRow] = {
 }
 UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTROL_PROCESS)
 """A request that fails like this was charged nothing, so nothing is given back."""
-NOT_CONNECTED = (FailureKind.NO_RESOURCES, FailureKind.UNKNOWN_NAME)
-"""Without another unit the same one is tried again for a moment: the cause may pass."""
 
 
 @dataclass(frozen=True, slots=True)

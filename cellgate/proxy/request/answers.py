@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX
@@ -21,6 +21,7 @@ from cellgate.proxy.request.token_usage import TEMPLATE_TOKENS
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS
 from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.retry import Unplaced, without_room
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -88,19 +89,18 @@ def _goes_elsewhere(
         return False
     other = selection.acquire_other(exchange, lease.unit, step)
     if isinstance(other, Refusal):
-        if failure.kind is FailureKind.BUSY and other is not Refusal.UNSURE:
-            # Nobody else has room: the unit's own words are the best answer there is, after some more tries,
-            # unless it is the only one and says when to come again.
+        follows = without_room(selection.history, failure.kind.row.retry, other, exchange.gate.board.rules)
+        if follows is Unplaced.WAITS_AGAIN:
+            # The unit's own words are the best answer there is if it is the only one, and says when to come.
             if _says_when(exchange, lease, head) or not selection.waits_again(exchange):
                 return False
-            exchange.release(Outcome.BUSY, failed_at)
+            exchange.release(failure.kind.row.outcome, failed_at)
             exchange.state = WAITING
             return True
-        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE, Refusal.ON_HOLD, Refusal.STALLED):
-            # There is nobody else.
+        if follows is Unplaced.SHOWN:
             return False
     exchange.release(failure.kind.row.outcome, failed_at)
-    selection.failed(lease.unit, step, failure)
+    selection.failed(lease.unit, failure, step)
     exchange.state = WAITING
     if isinstance(other, Refusal):
         find_unit(exchange, draws=step.draws)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def spared(exchange: Exchange) -> tuple[str, ...]:
     if exchange.route.shape is None or not may_choose(exchange):
         return ()
     opinions, ask = exchange.gate.opinions, exchange.selection.ask
-    names = [name for name, _ in able(exchange)]
+    names = [state.unit.name for state in able(exchange)]
     return opinions.arrived(asked_kind(exchange), ask.prompt_bytes, names, exchange.gate.now())
 
 
@@ -83,7 +84,7 @@ def unsure(exchange: Exchange) -> tuple[str, ...]:
     """Units that have recently answered such requests with nothing good: another is asked, or resumes the
     stream, if there is one.
     """
-    opinions, names = exchange.gate.opinions, [name for name, _ in able(exchange)]
+    opinions, names = exchange.gate.opinions, [state.unit.name for state in able(exchange)]
     if not opinions.watching:
         return ()
     return tuple(opinions.unsure(asked_kind(exchange), names, exchange.gate.now()))
@@ -96,15 +97,9 @@ def may_choose(exchange: Exchange) -> bool:
     return free and exchange.continuation is None
 
 
-def able(exchange: Exchange) -> list[tuple[str, UnitState]]:
+def able(exchange: Exchange) -> Iterator[UnitState]:
     """The units that could take it now, and have not."""
-    ask, tried = exchange.selection.ask, exchange.selection.history.tried
-    decoders = exchange.gate.board.pairs.decoders
-    return [
-        (name, state)
-        for name, state in decoders.items()
-        if name not in tried and state.is_usable() and state.serves(ask)
-    ]
+    return exchange.gate.board.able(exchange.selection.ask, exchange.selection.history.tried)
 
 
 def is_asked_for(exchange: Exchange, body: bytes) -> bool:

@@ -12,7 +12,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.config.settings import secret_of
-from cellgate.proxy.http.errors import NOT_CONNECTED, Failure, FailureKind
+from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
@@ -21,7 +21,7 @@ from cellgate.proxy.request.ports import Forged, Observer, PickRequest, Retried,
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
-from cellgate.router.retry import Attempts, Step, next_step
+from cellgate.router.retry import FINAL, Attempts, Returns, Step, free_step, next_step
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -122,7 +122,6 @@ Table = dict[tuple[ExchangeState, ExchangeEvent], Transition]
 
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
-_MAY_RETURN = (FailureKind.ABORTED, FailureKind.TRANSFER_FAILED, FailureKind.PREFILL_LOST)
 
 
 class Selection:
@@ -141,7 +140,6 @@ class Selection:
         "_observers",
         "_pending",
         "_size",
-        "_turned_away",
         "ask",
         "avoid",
         "charge",
@@ -161,7 +159,6 @@ class Selection:
         self._size = size
         self._moved = self._draws = False
         self._pending: Pending | None = None
-        self._turned_away = 0
         self.ask = _NO_ASK
         self.avoid: tuple[str, ...] = ()
         self.charge: Charge | None = None
@@ -250,14 +247,12 @@ class Selection:
 
     def waits_again(self, waiter: Waiter) -> bool:
         """Whether a request that its unit has refused as full waits in the queue again."""
-        if self._turned_away >= self._gate.board.rules.attempts - 1:
-            return False
         request = self._request(self.history.tried, self._moved)._replace(must_wait=True)
         found = self._gate.dispatcher.acquire(request, waiter)
         if isinstance(found, Lease | Failure):
             return False
         self._pending = found
-        self._turned_away += 1
+        self.history = self.history.waiting()
         return True
 
     def take(self, found: Lease | Failure) -> Lease | Failure:
@@ -315,40 +310,32 @@ class Selection:
         """The step after an attempt that failed before its commit; `once`: the request may be sent to one
         unit only.
         """
-        row, board = failure.kind.row, self._gate.board
+        board, rule = self._gate.board, failure.kind.row.retry
         return next_step(
             self.history,
-            retryable=row.retryable and not once,
-            by_response=row.by_response and lease.unit_state.case.verdict is Verdict.UP,
+            FINAL if once else rule,
+            board.rules,
+            is_up=lease.unit_state.case.verdict is Verdict.UP,
+            is_alone=rule.returns is Returns.IF_ALONE and self._is_alone(lease.unit),
             live=board.in_flight,
             paid_live=self._gate.dispatcher.paid_retries(),
-            rules=board.rules,
         )
 
-    def failed(self, unit: str, step: Step, failure: Failure) -> bool:
-        """Record that `unit` failed, and the step that follows. True: it may get this request again.
-
-        A few times one may that aborted its requests, or whose pair failed, or to which the gate itself could
-        not connect while no other is there.
+    def failed(self, unit: str, failure: Failure, step: Step | None = None) -> None:
+        """Record that `unit` failed, and the step that follows. None: the request moves on without drawing on
+        the budget.
         """
-        is_alone = failure.kind in NOT_CONNECTED and not self._has_other(unit)
-        has_tries = self._turned_away < self._gate.board.rules.attempts - 1
-        may_return = has_tries and (is_alone or failure.kind in _MAY_RETURN)
-        if may_return:
-            self._turned_away += 1
-        else:
-            self.history = self.history.after(unit, paid=step.draws)
+        if step is None:
+            step = free_step(self.history, failure.kind.row.retry, self._gate.board.rules)
+        self.history = self.history.after(unit, step)
         self.failure = failure
         if step.again:
             self._moved = self._moved or not step.draws
             self._gate.reports.send(Retried(unit))
-        return may_return
 
-    def _has_other(self, unit: str) -> bool:
-        """Whether another unit could take the request now."""
-        tried = {unit, *self.history.tried}
-        states = [state for name, state in self._gate.board.pairs.decoders.items() if name not in tried]
-        return any(state.is_usable() and state.serves(self.ask) for state in states)
+    def _is_alone(self, unit: str) -> bool:
+        """Whether no other unit could take the request now."""
+        return next(self._gate.board.able(self.ask, (unit, *self.history.tried)), None) is None
 
 
 # One request's life: from a whole request to the end of its response.

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.settings import TICK_S
-from cellgate.proxy.http.errors import NOT_CONNECTED, Failure, FailureKind, as_told
+from cellgate.proxy.http.errors import Failure, FailureKind, as_told
 from cellgate.proxy.observe.counters import ContinuationResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import Continuation, find_way
@@ -28,7 +28,7 @@ from cellgate.proxy.request.start import (
 from cellgate.router.departures import is_gone, take_over_s
 from cellgate.router.health import STALLS, is_on, stall_limit_s
 from cellgate.router.nouns import USABLE, Outcome, Verdict
-from cellgate.router.retry import Step
+from cellgate.router.retry import NOT_CONNECTED
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
-    may_return = selection.failed(lease.unit, step, told)
+    selection.failed(lease.unit, told, step)
     if not step.again:
         refuse(exchange, told)
-    elif may_return and failure.kind in NOT_CONNECTED:
+    elif step.returns and failure.kind.row.retry is NOT_CONNECTED:
         # The gate needs a moment: the next tick tries again.
         exchange.state = ExchangeState.WAITING
     else:
@@ -122,7 +122,7 @@ def move(exchange: Exchange) -> None:
     if exchange.route.kind is UNLISTED:
         refuse(exchange, failure)
         return
-    exchange.selection.failed(unit, Step(True), failure)
+    exchange.selection.failed(unit, failure)
     find_unit(exchange)
 
 
@@ -133,7 +133,7 @@ def doubt_end(exchange: Exchange, what: str, _body: bytes) -> bool:
         return False
     failure = Failure(FailureKind.NOT_CONTINUED, f"unit {lease.unit} resumed the stream with {what}")
     exchange.lose(failure)
-    exchange.selection.failed(lease.unit, Step(True), failure)
+    exchange.selection.failed(lease.unit, failure)
     find_unit(exchange)
     return True
 
@@ -174,7 +174,7 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
         splits = selection.ask.splits and lease.unit_state.meets
         selection.ask = selection.ask._replace(deadline_at=inf, build=build, splits=splits)
         selection.avoid = unsure(exchange)
-        selection.failed(lease.unit, Step(True), told)
+        selection.failed(lease.unit, told)
         find_unit(exchange)
 
 
@@ -202,7 +202,7 @@ def give_up(exchange: Exchange, reason: str) -> None:
     assert failure is not None
     exchange.let_go(Outcome.GATE_ERROR)
     if not is_refused:
-        selection.history = selection.history.after(lease.unit, paid=False)
+        selection.history = selection.history.after(lease.unit)
         find_unit(exchange, moved=True)
         return
     exchange.state = ExchangeState.OVER
@@ -324,7 +324,7 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     state, events = attempt.lease.unit_state, attempt.idle_events
     load, limit_s = state.load, _IDLE_S
     is_read = load is not None and load.at >= attempt.idle_at
-    if events < _IDLE_EVENTS and not (is_read and load is not None and load.running + load.waiting == 0):
+    if events < _IDLE_EVENTS and not (is_read and load is not None and load.at_engine == 0):
         # Nothing but comments may be all that it can say while it computes.
         limit_s = max(limit_s, stall_limit_s(state, exchange.gate.board.rules))
         limit_s = limit_s if load is None else max(_LOST_S, limit_s)
@@ -348,7 +348,9 @@ def _is_outdone(exchange: Exchange, lease: Lease, now: float) -> bool:
     usual_s = max(state.step_times.longest_wait_s, state.pauses.longest_s(now))
     if now - lease.opened_at < STALLS * usual_s:
         return False
-    return any(other.unread.until > lease.opened_at for name, other in able(exchange) if name != lease.unit)
+    return any(
+        other.unread.until > lease.opened_at for other in able(exchange) if other.unit.name != lease.unit
+    )
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:

@@ -28,6 +28,7 @@ from cellgate.proxy.request.ports import PickRequest
 from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.unit_head import rank_line
 from cellgate.router.nouns import LEG_LOST, LINK_FAILED, PREFILLED, Ask, Outcome, SplitPlan, SplitStep, Unit
+from cellgate.router.retry import BUSY_STATUSES
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class PrefillLeg:
     def _met(self, lease: Lease, status: int, body: bytes) -> None:
         """The prefiller answers once the blocks have gone over, or could not."""
         unit = self.split.prefiller
-        if status in (429, 503):
+        if status in BUSY_STATUSES:
             self._release(Outcome.BUSY)
             self._lose(f"unit {unit} answered {status} to a prompt")
         elif status >= 500 or is_error(body):

@@ -47,6 +47,7 @@ from cellgate.proxy.resume.transcript import without_ids, without_prompt
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Ask, Outcome
+from cellgate.router.retry import BUSY_STATUSES
 from cellgate.router.unit_state import NO_ENDS, UnitState
 
 if TYPE_CHECKING:
@@ -612,7 +613,6 @@ class TokensWithIds:
 
 
 _OK = Outcome.OK
-_BUSY = (429, 503)
 # The body of engines on FastAPI for an unknown path; clients get OpenAI's error shape with a reason instead.
 NO_SUCH_PATH = b'{"detail":"Not Found"}'
 NO_PATH = "404, it does not serve this path"
@@ -639,7 +639,7 @@ def failure_of(head: ReplyHead, state: UnitState, now: float) -> Failure | None:
         return None
     kind = gate_refusal(status, head.fields)
     if kind is None:
-        kind = FailureKind.BUSY if status in _BUSY else FailureKind.UNIT_ERROR
+        kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.UNIT_ERROR
         if status == 503 and state.is_falsely_busy(now):
             kind = FailureKind.FALSE_BUSY
     return Failure(kind, f"unit {state.unit.name} answered {status}")
@@ -649,7 +649,7 @@ def outcome_of(status: int) -> Outcome:
     """The outcome of a complete reply."""
     if status < 400:
         return _OK
-    if status in _BUSY:
+    if status in BUSY_STATUSES:
         return Outcome.BUSY
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR
 

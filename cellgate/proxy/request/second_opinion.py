@@ -48,7 +48,9 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         # An adapter may have left.
         reason = f"unit {unit} answered that it does not serve model {kind.model}"
         attempt.blame(Failure(FailureKind.MODEL_GONE, reason), judged=True)
-    others = [name for name, _ in able(exchange) if name != unit] if may_choose(exchange) else []
+    others = (
+        [each.unit.name for each in able(exchange) if each.unit.name != unit] if may_choose(exchange) else []
+    )
     if not others:
         _tell(exchange, opinions.unasked(unit, kind, what, now))
         return _end(exchange, what)
@@ -84,7 +86,7 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     if body is None:
         attempt.abandon()
     exchange.release(outcome_of_doubt(what, attempt.is_clients, response.status))
-    selection.history = selection.history.after(unit, paid=False)
+    selection.history = selection.history.after(unit)
     exchange.state = ExchangeState.WAITING
     if isinstance(other, Refusal):
         find_unit(exchange, moved=True)

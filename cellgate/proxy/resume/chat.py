@@ -55,6 +55,7 @@ from cellgate.proxy.resume.shown import (
     unsupported_in,
 )
 from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, asking, kind_of
+from cellgate.router.retry import BUSY_STATUSES
 
 _WORKING_EVENTS = 64
 """The client gets a comment for so many events that repeat what it knows."""
@@ -537,7 +538,7 @@ class Questions(Generic[Result]):
     def answered(self, status: int, body: bytes) -> None:
         """The unit answered a request of the proof."""
         if status >= 500 or status == 429:
-            kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
+            kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.UNIT_ERROR
             reason = f"it answered {status} to the check before resuming the stream"
             self._asker.failed(Failure(kind, reason))
             return

@@ -267,11 +267,10 @@ class RemoteDispatcher:
     def acquire_other(self, request: PickRequest, waiter: Waiter) -> Refusal | Pending:
         """Ask for another unit, if there seems to be one with room."""
         now, refusal = self._now(), Refusal.NO_UNIT
-        for name, state in self._board.pairs.decoders.items():
-            if name not in request.tried and state.is_usable() and state.serves(request.ask):
-                if state.has_room(now, 0.0):
-                    return self._control.ask(request, waiter)
-                refusal = Refusal.FULL
+        for state in self._board.able(request.ask, request.tried):
+            if state.has_room(now, 0.0):
+                return self._control.ask(request, waiter)
+            refusal = Refusal.FULL
         return refusal
 
     def paid_retries(self) -> int:

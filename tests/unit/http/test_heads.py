@@ -324,7 +324,7 @@ def test_a_row_is_true_to_its_rules(kind: FailureKind) -> None:
     # not be found.
     if row.fault is Fault.CLIENT:
         assert 400 <= row.status < 500 or row.status == 501
-        assert (row.retryable, row.retry_after_s) == (False, None)
+        assert (row.retry.again, row.retry_after_s) == (False, None)
         assert row.closes is (row.status in UNREAD and kind not in READ)
     else:
         assert row.status >= 500 or row.status == 429

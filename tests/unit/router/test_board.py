@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,6 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.outliers import Outlier
 from cellgate.router.pick import Bounds, find_candidates
-from cellgate.router.retry import Attempts, Step, next_step
 from cellgate.router.unit_state import UnitState
 
 NOW = 100.0
@@ -143,32 +141,3 @@ def test_units_of_a_large_fleet_that_come_up_together_are_priced_once_by_the_nex
     assert asked == [1.0] * times
     found.tick(1.25)
     assert asked[times:] == [1.25]
-
-
-# The retry rule: what follows a failed attempt.
-
-RETRY_RULES = Rules(attempts=3, retry_budget=0.2, retry_min=3)
-FRESH = Attempts()
-GIVE_UP, FOR_FREE, PAID = Step(False), Step(True), Step(True, draws=True)
-
-
-def step(history: Attempts = FRESH, **facts: Any) -> Step:
-    usual: dict[str, Any] = {"retryable": True, "by_response": True, "live": 1, "paid_live": 0}
-    return next_step(history, rules=RETRY_RULES, **usual | facts)
-
-
-def test_attempts_bound_the_units_asked_because_of_responses() -> None:
-    """A unit that is gone costs nothing, however often and whatever is spent."""
-    history = FRESH.after("a", paid=False).after("b", paid=False).after("c", paid=False)
-    for number in range(1, RETRY_RULES.attempts):
-        assert step(history) == PAID
-        assert step(history, retryable=False) == step(history, retryable=False, by_response=False) == GIVE_UP
-        history = history.after(f"unit {number}", paid=True)
-    assert history == Attempts(("a", "b", "c", "unit 1", "unit 2"), paid=2)
-    assert step(history) == GIVE_UP
-    assert step(Attempts(tuple("abcdefgh"), paid=7), by_response=False, paid_live=1000) == FOR_FREE
-
-
-@pytest.mark.parametrize(("live", "most"), [(1, 3), (15, 3), (16, 4), (100, 20)])
-def test_the_budget_is_a_fifth_of_the_live_requests_and_never_below_its_floor(live: int, most: int) -> None:
-    assert [step(live=live, paid_live=paid) for paid in (most - 1, most)] == [PAID, GIVE_UP]
