@@ -373,6 +373,7 @@ def read_order(text: bytes) -> Order:
     """The order in a document. Raises ValueError."""
     try:
         found = orjson.loads(text)
+        found.pop("gate", None)
         order = Order(**{**found, "cells": tuple(map(str, found.get("cells", ())))})
     except (TypeError, AttributeError) as error:
         raise ValueError(f"no order: {error!r}") from error

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 
 PERIOD_S = 0.5
-WRITE_AGAIN_MS = 3600 * 1000
-"""A roll that keeps units out, or goes on, is written again so often: Redis forgets what is a day old, and
-gates that begin later must find it.
+WRITE_AGAIN_MS = 60 * 1000
+"""A roll that keeps units out, or goes on, is written again so often: gates that begin later must find one
+that is not old, and Redis forgets what is a day old.
 """
 ORDERS_A_LOOK = 16
 """So many orders are carried out in one look."""

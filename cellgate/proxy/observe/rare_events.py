@@ -10,7 +10,7 @@ from dataclasses import replace
 from cellgate.proxy.observe.events import Action, EventLog
 
 AGAIN_S = 600.0
-"""The same of the same unit is told again after so long."""
+"""The same of the same unit or cell is told again after so long."""
 KEPT = 1024
 """So many are remembered; of more, the one told longest ago is forgotten."""
 
@@ -21,12 +21,12 @@ class RareEvents:
     def __init__(self, events: EventLog, now: Callable[[], float]) -> None:
         self._events = events
         self._now = now
-        self._told: dict[tuple[str, str | None], tuple[float, int]] = {}
+        self._told: dict[tuple[str, str | None, str | None], tuple[float, int]] = {}
         """When each was told, and how often it has happened since."""
 
     def add(self, action: Action) -> None:
         """It has happened: tell it, or count it."""
-        what, now = (action.kind, action.unit), self._now()
+        what, now = (action.kind, action.unit, action.cell), self._now()
         at, more = self._told.get(what, (-AGAIN_S, 0))
         if now - at < AGAIN_S:
             self._told[what] = at, more + 1

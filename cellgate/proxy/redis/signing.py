@@ -55,8 +55,10 @@ class Signer:
         """The document, an object in JSON, as it is to be written at a place."""
         if not self._secret:
             return document
-        # Each is later than the one before, whatever the clock does.
-        self._last = at = max(self._last + 1, int(1e6 * self._wall()))
+        # Each is later than the one before, whatever the clock does, and whoever wrote that.
+        known = self._sights.get(place)
+        before = max(self._last, known.at if known is not None else 0)
+        self._last = at = max(before + 1, int(1e6 * self._wall()))
         body = document[:-1]
         return b'%b,"sig":"%d:%b"}' % (body, at, self._mac(place, at, body))
 
@@ -80,6 +82,17 @@ class Signer:
                 self._sights.clear()
             self._sights[place] = Sight(at, 0.0)
         return True
+
+    @staticmethod
+    def bare(document: bytes) -> bytes:
+        """The document as it was before it was signed."""
+        body, mark, tail = document.rpartition(_MARK)
+        return body + b"}" if mark and len(tail) <= _TAIL_MAX + _MAC_BYTES else document
+
+    def age_s(self, document: bytes) -> float:
+        """How long ago a document that is believed was written, by its writer's clock."""
+        at = document.rpartition(_MARK)[2].partition(b":")[0]
+        return max(0.0, self._wall() - int(at) / 1e6) if at.isdigit() else 0.0
 
     def left_ms(self, place: str, pttl_ms: int) -> int:
         """How long what was just read at a place lives: written again unchanged, no longer than before."""

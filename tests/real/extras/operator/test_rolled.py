@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loadtests.simunit.process import SimUnit
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
 
 
-def test_a_roll_asked_of_one_gate_is_seen_by_both_and_restarts_the_unit_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("secret", ["", "secret-of-the-fleet"])
+def test_a_roll_asked_of_one_gate_is_seen_by_both_and_restarts_the_unit_once(
+    secret: str, tmp_path: Path
+) -> None:
+    """With a secret of the fleet an order that somebody has written into Redis does nothing."""
     told = tmp_path / "told"
     roll = {
         "command": ["sh", "-c", f"echo $CELLGATE_UNIT $CELLGATE_ID >> {told}"],
@@ -26,10 +32,17 @@ def test_a_roll_asked_of_one_gate_is_seen_by_both_and_restarts_the_unit_once(tmp
     with RedisServer(tmp_path) as redis, SimUnit.start("a", step_ms=4) as unit:
         cells = [{"name": "c", "units": [{"name": "a", "url": unit.url}]}]
         settings: dict[str, Any] = {"cells": cells, "operator": {"roll": roll}, "redis": redis.url}
+        if secret:
+            settings["environ"] = {"CELLGATE_FLEET_SECRET": secret}
         with GateProcess(folders[0], {}, **settings) as one, GateProcess(folders[1], {}, **settings) as other:
             one.until_up("a")
             other.until_up("a")
             assert "no roll: start one" in cellgate(other, "roll")
+            if secret:
+                redis.do("RPUSH", "cellgate:roll:orders", '{"verb":"start","by":"x","id":"1"}')
+                assert eventually(lambda: redis.do("LLEN", "cellgate:roll:orders") == 0)
+                assert "forged" in str(one.admin("GET", "/events")) + str(other.admin("GET", "/events"))
+                assert "no roll: start one" in cellgate(other, "roll")
             # Before anybody conducts, an order waits.
             assert "start: asked" in cellgate(other, "roll", "start")
             assert eventually(told.exists)

@@ -17,8 +17,8 @@ from cellgate.proxy.redis.reports import Names
 # What a gate writes again into a Redis that does not know it any more.
 
 BEGAN_MS = 1_751_328_000_000
-FIRST_DOCUMENT = 8
-"""Of the words of the command: after EVAL, the script, one key, and four arguments."""
+FIRST_DOCUMENT = 12
+"""Of the words of the command: after EVAL, the script, one key, and eight arguments."""
 
 
 class Documents:
@@ -40,7 +40,7 @@ class Documents:
             if int(text.partition(b":")[0]) + KEEP_MS >= self.now_ms
         }
         rows = [part for row in self.known.items() for part in row]
-        return [(b"", 0, 0, self.now_ms, rows)]
+        return [(b"", 0, 0, self.now_ms, rows, b"")]
 
 
 def document(at_ms: int) -> bytes:
