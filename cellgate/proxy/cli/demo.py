@@ -33,7 +33,7 @@ from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
 from cellgate.proxy.ingress.reasons import NOTHING_YET
 
 READY_S = 60.0
-PATIENCE_S = 2.0
+SILENT_START_S = 2.0
 """So long nothing is said of units that are not up yet."""
 REASONS = 5
 CELLS = {"a": ("a1", "a2"), "b": ("b1",)}
@@ -188,24 +188,24 @@ def _configuration(units: Sequence[DemoUnit]) -> str:
 def _wait_until_ready(gate: subprocess.Popen[bytes], args: argparse.Namespace) -> str | None:
     """The first model served once a unit is up; "" when none came up in time; None when the gate ended."""
     deadline = time.monotonic() + READY_S
-    told = ToldReasons()
+    printed = PrintedReasons()
     while gate.poll() is None and time.monotonic() < deadline:
         # In this order: what a unit serves may be known only after it is up.
         if _get(args.admin, "/readyz") and (body := _get(args.listen, "/v1/models")):
             models = orjson.loads(body)["data"]
             if models:
                 return str(models[0]["id"])
-        told.look(args.admin)
+        printed.look(args.admin)
         time.sleep(0.05)
     return "" if gate.poll() is None else None
 
 
-class ToldReasons:
+class PrintedReasons:
     """Says why units are not up, once they have had a while; each reason once."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + PATIENCE_S
-        self._told = {NOTHING_YET}
+        self._next = time.monotonic() + SILENT_START_S
+        self._printed = {NOTHING_YET}
 
     def look(self, admin: str) -> None:
         """Say what is new, at most once a second."""
@@ -214,9 +214,9 @@ class ToldReasons:
         self._next = time.monotonic() + 1.0
         body = _get(admin, "/units")
         for unit in orjson.loads(body) if body else ():
-            if unit["verdict"] == "up" or unit["reason"] in self._told or len(self._told) > REASONS:
+            if unit["verdict"] == "up" or unit["reason"] in self._printed or len(self._printed) > REASONS:
                 continue
-            self._told.add(unit["reason"])
+            self._printed.add(unit["reason"])
             said = f"unit {unit['name']} ({unit['url']}) is {unit['verdict']}: {unit['reason']}"
             print(f"still waiting: {shown(said)}", flush=True)
 

@@ -3,7 +3,7 @@
 Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
 configuration, so that the configuration may be shown to anyone.
 
-In this order: `load`, `role_misfits`, `Place`, `_mappings`, `UnitsKeys`.
+In this order: `load`, `role_misfits`, `ProblemSource`, `_mappings`, `UnitsKeys`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, CellKeys, FileKeys
 from cellgate.proxy.config.settings import SECRET_VARIABLE, HeaderNames, RedisAccess, Settings
 from cellgate.proxy.config.sources import RedisSource, Source
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, all_but, unit_of
-from cellgate.proxy.config.yaml_file import Document, KeyPath, Problem
+from cellgate.proxy.config.yaml_file import KeyPath, Problem, YamlFile
 from cellgate.router.nouns import Cell, Fleet, Unit
 
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
@@ -75,7 +75,7 @@ def load(
     document = _read(path, environ)
     keys = {**overrides.defaults(), **document.found, **flags}
     file, misfits = _checked(keys, FileKeys, SCHEMA)
-    place = Place(yaml_file.title(path) if path else None, document, flags)
+    place = ProblemSource(yaml_file.title(path) if path else None, document, flags)
     problems = place.lines(document.repeated, in_file=True)
     problems += place.lines([*_repeated_names(keys), *misfits])
     secrets: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _operator(
         cells = [cell.name for cell in file.cells] if file is not None else []
         has_redis = file is not None and file.redis is not None
         misfits += extra.operator_misfits(checked, secret, cells, has_redis=has_redis)
-    problems += Place(path, document).lines(misfits)
+    problems += ProblemSource(path, document).lines(misfits)
     return extra.operated(checked, secret) if checked is not None else {}, tuple(_secret_files(written))
 
 
@@ -134,9 +134,9 @@ def _secret_files(found: object) -> Iterator[str]:
             yield from _secret_files(each)
 
 
-def _read(path: str | None, environ: Mapping[str, str]) -> Document:
+def _read(path: str | None, environ: Mapping[str, str]) -> YamlFile:
     if path is None:
-        return Document({}, [])
+        return YamlFile({}, [])
     try:
         return yaml_file.read(path, environ)
     except yaml_file.UnreadableError as error:
@@ -232,11 +232,11 @@ def _why_no_pair(cell: CellKeys) -> str:
 # What is wrong, and how it is said.
 
 
-class Place(NamedTuple):
+class ProblemSource(NamedTuple):
     """What problems are in: a file (None: there is none), and flags that stand for keys of it."""
 
     path: str | None
-    document: Document
+    document: YamlFile
     flags: Mapping[object, object] = MappingProxyType({})
 
     def lines(self, problems: Iterable[Problem], *, in_file: bool = False) -> list[str]:

@@ -1,6 +1,6 @@
-"""The text of a configuration problem: its place, what was expected, what was found.
+"""How a configuration problem is explained: its place, what was expected, what was found.
 
-In this order: `dotted`, `explained`, `SUCCESSORS`.
+In this order: `explained`, `dotted`, `sentence`.
 """
 
 from __future__ import annotations
@@ -19,32 +19,6 @@ from cellgate.router.nouns import FIXED
 
 Schema = Mapping[str, type[BaseModel]]
 """Every mapping of a file by its place, as in proxy/config/schema.py."""
-
-
-def dotted(key_path: KeyPath) -> str:
-    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
-    parts = (
-        f"[{key}]"
-        if isinstance(key, int)
-        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
-        for key in key_path
-    )
-    return "".join(parts).removeprefix(".")
-
-
-def unit_at(keys: object, key_path: KeyPath) -> str:
-    """` of unit NAME` for what is within a unit that says its name; else nothing."""
-    name = ""
-    for above, part in zip((None, *key_path), key_path, strict=False):
-        if isinstance(keys, dict):
-            keys = keys.get(part)
-        elif isinstance(keys, list) and isinstance(part, int) and part < len(keys):
-            keys = keys[part]
-            if above == "units" and isinstance(keys, dict) and isinstance(keys.get("name"), str):
-                name = keys["name"]
-        else:
-            break
-    return f" of unit {name[:128]}" if name and key_path[-1] not in ("name", name) else ""
 
 
 def explained(error: ErrorDetails, schema: Schema) -> list[Problem]:
@@ -75,6 +49,32 @@ def _explained(error: ErrorDetails, schema: Schema) -> Problem:
             return key_path, sentence(InvalidValueError("a list", "begin each item with '- '"), found)
         case _:
             return key_path, sentence(InvalidValueError("a mapping", _mapping_hint(key_path, found)), found)
+
+
+def dotted(key_path: KeyPath) -> str:
+    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
+    parts = (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
+        for key in key_path
+    )
+    return "".join(parts).removeprefix(".")
+
+
+def unit_at(keys: object, key_path: KeyPath) -> str:
+    """` of unit NAME` for what is within a unit that says its name; else nothing."""
+    name = ""
+    for above, part in zip((None, *key_path), key_path, strict=False):
+        if isinstance(keys, dict):
+            keys = keys.get(part)
+        elif isinstance(keys, list) and isinstance(part, int) and part < len(keys):
+            keys = keys[part]
+            if above == "units" and isinstance(keys, dict) and isinstance(keys.get("name"), str):
+                name = keys["name"]
+        else:
+            break
+    return f" of unit {name[:128]}" if name and key_path[-1] not in ("name", name) else ""
 
 
 def sentence(wrong: InvalidValueError, found: object = None) -> str:

@@ -28,7 +28,7 @@ class UnreadableError(Exception):
         self.problems = problems
 
 
-class Document(NamedTuple):
+class YamlFile(NamedTuple):
     """The mapping of a file, what is wrong with keys that stand there twice, and where everything stands."""
 
     found: dict[object, object]
@@ -57,7 +57,7 @@ def _line_of(node: yaml.Node, key_path: KeyPath) -> int:
     return line
 
 
-def read(path: str, environ: Mapping[str, str] = os.environ) -> Document:
+def read(path: str, environ: Mapping[str, str] = os.environ) -> YamlFile:
     """The mapping in the file at `path` (`-`: standard input).
 
     Raises UnreadableError. YAML itself would let the last of two keys win in silence.
@@ -72,7 +72,7 @@ def title(path: str) -> str:
 
 def parse(
     path: str, data: bytes, such_as: str = "cells", environ: Mapping[str, str] = os.environ
-) -> Document:
+) -> YamlFile:
     """`read` for bytes that were read already; `such_as` is a key that is expected there."""
     text = _text(path, data)
     try:
@@ -97,7 +97,7 @@ def parse(
     if node is None or not isinstance(found, dict):
         what = "an empty file" if found is None else f"a {type(found).__name__}"
         raise UnreadableError(f"{path}: expected a mapping such as '{such_as}: [...]', found {what}")
-    return Document(found, list(_repeated_keys(node, (), set())), node)
+    return YamlFile(found, list(_repeated_keys(node, (), set())), node)
 
 
 def _hint(problem: str, text: str, mark: yaml.Mark | None) -> str:

@@ -18,11 +18,11 @@ def test_a_unit_that_is_no_engine_is_named_with_its_reason_once(
     unit = {"name": "unit-1", "url": "http://a:1", "verdict": "starting", "reason": NOTHING_YET}
     monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(demo, "_get", lambda address, path: orjson.dumps([unit]))
-    told = demo.ToldReasons()
+    printed = demo.PrintedReasons()
     for reason in (NOTHING_YET, "GET /v1/models: HTTP 404", "GET /v1/models: HTTP 404"):
         unit["reason"] = reason
         now[0] += 5.0
-        told.look("127.0.0.1:1")
+        printed.look("127.0.0.1:1")
     assert capsys.readouterr().out == (
         "still waiting: unit unit-1 (http://a:1) is starting: GET /v1/models: HTTP 404\n"
     )

@@ -123,7 +123,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], 
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     # Most of the time of this test would be that of the YAML parser.
     monkeypatch.setattr(
-        yaml_file, "read", lambda path, _: yaml_file.Document(json.loads(Path(path).read_text()), [])
+        yaml_file, "read", lambda path, _: yaml_file.YamlFile(json.loads(Path(path).read_text()), [])
     )
     names = iter(range(1000))
 
