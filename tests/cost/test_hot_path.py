@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import KeySettings
+from cellgate.router.nouns import Build
 from tests.cost.bench import Bench, Cost, counted
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
 
@@ -40,25 +41,25 @@ def plain(bench: Bench) -> Cost:
     return Cost(counts, TIMES)
 
 
-def begun(bench: Bench) -> Cost:
+def begun(bench: Bench, ids: str = "") -> Cost:
     """A stream up to its first token."""
     asked, counts = request(stream=True), Counter[CodeType]()
     for _ in range(TIMES):
         with counted() as one:
             conn = bench.ask(asked)
             conn.data_received(HEAD)
-            conn.data_received(token(0))
+            conn.data_received(token(0, ids))
         counts += one
         conn.data_received(END)
     return Cost(counts, TIMES)
 
 
-def carried(bench: Bench, chunks: int = TIMES) -> Cost:
+def carried(bench: Bench, chunks: int = TIMES, ids: str = "") -> Cost:
     """A chunk in the middle of a stream, as long as nothing of it is folded."""
     conn = bench.ask(request(stream=True))
     conn.data_received(HEAD)
-    conn.data_received(token(0))
-    tokens = [token(number) for number in range(chunks)]
+    conn.data_received(token(0, ids))
+    tokens = [token(number, ids) for number in range(chunks)]
     with counted() as counts:
         for each in tokens:
             conn.data_received(each)
@@ -71,11 +72,35 @@ def carried_long(bench: Bench) -> Cost:
     return carried(bench, 20 * TIMES)
 
 
+def begun_with_ids(bench: Bench) -> Cost:
+    """The same of an engine that tells the ids of its tokens."""
+    with giving_ids(bench):
+        return begun(bench, ids=',"token_ids":[262]')
+
+
+def carried_with_ids(bench: Bench) -> Cost:
+    """A chunk of such an engine. Its client gets the bytes that it would have got of others."""
+    with giving_ids(bench):
+        return carried(bench, ids=',"token_ids":[262]')
+
+
+@contextmanager
+def giving_ids(bench: Bench) -> Iterator[None]:
+    """Its engines are of a version that gives token ids."""
+    for state in bench.plane.board:
+        state.engine, state.build = "vllm", Build(version="0.32.0")
+    yield
+    for state in bench.plane.board:
+        state.engine, state.build = "", Build()
+
+
 MEASURES: dict[Callable[[Bench], Cost], float] = {
     plain: 6070,
     begun: 5325,
     carried: 131.0,
     carried_long: 169.0,
+    begun_with_ids: 5580,
+    carried_with_ids: 224.0,
 }
 """Each with its budget, in bytecodes of CPython 3.11."""
 

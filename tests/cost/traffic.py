@@ -41,10 +41,11 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def token(number: int) -> bytes:
+def token(number: int, ids: str = "") -> bytes:
+    """`ids`: the field that an engine adds which was asked for token ids."""
     event = (
         '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":'
-        f'[{{"index":0,"delta":{{"content":" t{number}"}},"logprobs":null,"finish_reason":null}}]}}'
+        f'[{{"index":0,"delta":{{"content":" t{number}"}},"logprobs":null,"finish_reason":null{ids}}}]}}'
     )
     data = b"data: %b\n\n" % event.encode()
     return b"%x\r\n%b\r\n" % (len(data), data)

@@ -426,7 +426,8 @@ class Attempt:
             and data.endswith(EVENT_ENDS)
             and (passage is None or passage.is_empty)
         )
-        conn.raw = (TokensWithIds(response) if self.has_ids else response) if may_pass_raw else None
+        log = response.tokens
+        conn.raw = None if not may_pass_raw else response if log is None else TokensWithIds(response, log)
         if not response.show(body, ended and failure is None, reply.trailers):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:

@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellgate.proxy.http.errors import Failure, FailureKind, shape_of
 from cellgate.proxy.http.heads import is_request_id, own_response
@@ -41,9 +41,8 @@ from cellgate.proxy.resume.answer_reader import (
     only_add,
     told_in,
 )
-from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
-from cellgate.proxy.resume.transcript import without_ids, without_prompt
+from cellgate.proxy.resume.transcript import IDS, NO_IDS, TokenLog
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Ask, Outcome
@@ -72,8 +71,9 @@ class Response:
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
     it; `is_read`: it is one whose answer is read, by a `reader` once it has an event that does more than add
-    to a text; `has_ids`: its events have token ids, which the client has not asked for; `lines` are header
-    lines of the gate's own, whatever the answer; `shows_internals`: the client may know which unit answers.
+    to a text; `tokens` takes the token ids out of its events, if the client has not asked for them; `lines`
+    are header lines of the gate's own, whatever the answer; `shows_internals`: the client may know which unit
+    answers.
     """
 
     __slots__ = (
@@ -96,7 +96,6 @@ class Response:
         "closes",
         "continued",
         "events",
-        "has_ids",
         "in_event",
         "is_events",
         "is_read",
@@ -117,6 +116,7 @@ class Response:
         "sent",
         "shows_internals",
         "status",
+        "tokens",
         "ttft_s",
         "unit",
         "usual_ends",
@@ -165,8 +165,9 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = self.in_event = self.has_ids = self.is_read = False
+        self.paused = self.is_events = self.in_event = self.is_read = False
         self.replay: ReplayBuffer | None = None
+        self.tokens: TokenLog | None = None
         self.reader: AnswerReader | None = None
         self._skim: JsonSkim | None = None
         """Of a body that is none of events, if it did not come at once."""
@@ -255,7 +256,7 @@ class Response:
     def pass_on(self, data: bytes, body: bytes) -> None:
         """Send a read of the unit unchanged, but for token ids; `body` is its content."""
         framed = self._framed(body)
-        self._send(framed if self.has_ids else data)
+        self._send(data if self.tokens is None else framed)
 
     def hint(self, heads: bytes) -> None:
         """Pass on what a unit says before its answer (RFC 9110, 15.2), unless something was sent already."""
@@ -333,7 +334,7 @@ class Response:
         self._chunks = replay.chunks
         if ways:
             self._fold_at = self.sent + FOLD_BYTES
-            self.has_ids = bool(ways & TOKENS)
+            self.tokens = replay.tokens
 
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
@@ -386,7 +387,9 @@ class Response:
         return max(self.events - reader.empty, 0), text // BYTES_PER_TOKEN
 
     def _framed(self, body: bytes) -> bytes:
-        """A part of the body as it is sent. It is read, and the replay buffer keeps it with the token ids."""
+        """A part of the body as it is sent. It is read, and the replay buffer keeps it."""
+        if self.tokens is not None:
+            body = self.tokens.strip(body)
         if self.is_read:
             if self.reader is not None or not only_add(body, self._unit_state.usual_ends.events):
                 reader, state = self._the_reader(), self._unit_state
@@ -399,12 +402,12 @@ class Response:
                 self._first = body
         elif self._skim is not None:
             self._skim.feed(body)
-        framed = self._framing.frame(without_prompt(body) if self.has_ids else body)
+        framed = self._framing.frame(body)
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
                 self._fold()
-        return self._framing.frame(without_ids(body)) if self.has_ids else framed
+        return framed
 
     def _the_reader(self) -> AnswerReader:
         """The reader of a stream, made when it is needed."""
@@ -584,29 +587,32 @@ def refusal_lines(failure: Failure, reason: str = "") -> bytes:
 ANY_ENDS = (b"\n\n\r\n",)
 """Of the chunks of a stream that are all read, or none."""
 _END = len(b"\r\n")
-
-
-class TokenReceiver(Protocol):
-    """The response."""
-
-    def count(self, events: int) -> None: ...
-    def pass_on(self, data: bytes, body: bytes) -> None: ...
+_IDS_SIZE = len(IDS)
 
 
 class TokensWithIds:
-    """In the place of the response, which would pass chunks on unchanged."""
+    """In the place of the response, which would pass chunks on unchanged: takes the ids out of them first."""
 
     usual_ends = ANY_ENDS
 
-    __slots__ = ("_response",)
+    __slots__ = ("_log", "_response")
 
-    def __init__(self, response: TokenReceiver) -> None:
+    def __init__(self, response: Response, log: TokenLog) -> None:
         self._response = response
+        self._log = log
 
     def on_token(self, chunk: bytes) -> None:
-        """One whole chunk with the event of a token."""
-        self._response.count(1)
-        self._response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
+        """One whole chunk with the event of a token. In a text there would be no such quotes."""
+        response, at = self._response, chunk.rfind(IDS)
+        if at > 0:
+            ids = chunk[at + _IDS_SIZE : (end := chunk.find(b"]", at))]
+            event = chunk[chunk.find(b"\n") + 1 : at] + NO_IDS + chunk[end + 1 :]
+            if ids.isdigit() and event.endswith(response.usual_ends):
+                self._log.ids.append(int(ids))
+                response.on_token(b"%x\r\n%b" % (len(event) - _END, event))
+                return
+        response.count(1)
+        response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
 
 
 # Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.

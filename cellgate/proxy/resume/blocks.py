@@ -50,6 +50,7 @@ class BlockTranscript:
         "finish",
         "frame",
         "is_done",
+        "pieces",
         "sequence",
         "size",
         "unsupported",
@@ -65,7 +66,7 @@ class BlockTranscript:
         self.frame: dict[str, Any] = {}
         self.finish = self.unsupported = ""
         self.sequence = -1
-        self.size = 0
+        self.size = self.pieces = 0
         self.closed, self.is_done = True, False
 
     @property
@@ -154,6 +155,7 @@ class BlockTranscript:
 
     def _grow(self, block: Block, text: str) -> None:
         self.size += len(text)
+        self.pieces += bool(text)
         if self.size <= TEXT_CHARS:
             block.text.add(text)
 

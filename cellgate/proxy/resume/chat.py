@@ -27,6 +27,7 @@ from cellgate.proxy.resume.eligible import (
     OPEN,
     TOKENS,
     BoundaryStops,
+    is_deterministic,
     stops_of,
     token_start,
     why_ineligible,
@@ -34,15 +35,19 @@ from cellgate.proxy.resume.eligible import (
 from cellgate.proxy.resume.messages import given
 from cellgate.proxy.resume.proof import (
     LLAMA_CPP,
+    UNKNOWN_CHARACTER,
     ProofRequest,
     Tokens,
     UnprovenError,
+    check_count,
     continued_by_ids,
     extended,
     ids_of,
+    is_counted,
     prove,
     prove_tokens,
     remaining,
+    rendered,
 )
 from cellgate.proxy.resume.raw import RawChat
 from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer, plain
@@ -54,7 +59,7 @@ from cellgate.proxy.resume.shown import (
     stitched,
     unsupported_in,
 )
-from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, asking, kind_of
+from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, TokenLog, Transcript, asking, kind_of
 from cellgate.router.retry import BUSY_STATUSES
 
 _WORKING_EVENTS = 64
@@ -66,7 +71,8 @@ class StreamJoiner:
 
     The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
     starts from the very beginning (`again`), and must repeat all that was shown.
-    `raw`: it sends raw text, which is split. `prompt`: its first event must have these token ids.
+    `raw`: it sends raw text, which is split. `prompt`: its first event must have these token ids. `ids` are
+    those of the answer behind which it goes on, if not all that came are.
     `is_over`: the answer is complete, further events are ignored.
     """
 
@@ -81,8 +87,10 @@ class StreamJoiner:
         again: bool = False,
         raw: RawChat | None = None,
         prompt: list[int] | None = None,
+        ids: list[int] | None = None,
     ) -> None:
         self.transcript = transcript
+        self._ids = ids
         self._guard = guard
         self._tokens = tokens
         text = transcript.text
@@ -135,7 +143,7 @@ class StreamJoiner:
         if self._prompt is not None and document.get("choices"):
             self._check_prompt(document)
         if self.transcript.tokens is not None:
-            self.transcript.tokens.take(document)
+            self._take_ids(self.transcript.tokens, document)
         if self._raw is not None:
             document = self._raw.translated(document)
         if strange := unsupported_in(document):
@@ -151,6 +159,13 @@ class StreamJoiner:
         if self.is_over:
             event += self._ended(document)
         return event
+
+    def _take_ids(self, log: TokenLog, document: dict[str, Any]) -> None:
+        if self._ids is not None and document.get("choices"):
+            # Until now the ids that came before were worth more.
+            log.restart(self._ids)
+            self._ids = None
+        log.take(document)
 
     def _check_prompt(self, document: dict[str, Any]) -> None:
         if document.get("prompt_token_ids") != self._prompt:
@@ -390,7 +405,14 @@ PlainWay = Generator[ProofRequest, dict[str, Any], NextPart | bytes]
 
 
 def open_message(stream: BrokenStream) -> PlainWay:
-    """The text as an open message of the assistant, or behind the prompt."""
+    """The text as an open message of the assistant, or behind the prompt.
+
+    Its tokens are counted by their ids, else by the events that brought it: a model may spell a text in other
+    tokens than a tokenizer.
+    """
+    tokens = stream.transcript.tokens
+    if tokens is not None and tokens.ids:
+        return (yield from _open_by_ids(stream, tokens))
     body, transcript = stream.body, stream.transcript
     text = transcript.text
     start = len(text) if transcript.finish else token_start(text, stops_of(body))
@@ -400,19 +422,54 @@ def open_message(stream: BrokenStream) -> PlainWay:
     if transcript.finish and not body.get("include_stop_str_in_output"):
         # The stop string was generated as well; only its tokens are counted here.
         given += transcript.stop
-    tokens = yield from prove(body, given, chat=stream.chat, engine=stream.engine)
+    counted = yield from prove(body, given, chat=stream.chat, engine=stream.engine)
+    if is_counted(body, chat=stream.chat) or is_deterministic(body):
+        whole = counted
+        if given != text:
+            whole = yield from prove(body, text, chat=stream.chat, engine=stream.engine)
+        check_count(whole.shown, transcript.shown.pieces)
+    if counted.spans and is_deterministic(body):
+        raise UnprovenError("one token spans the end of its prompt and the begin of its text")
     left = None
     if not transcript.finish:
-        left = remaining(body, tokens.shown, chat=stream.chat, engine=stream.engine)
+        left = remaining(body, counted.shown, chat=stream.chat, engine=stream.engine)
     if left is None:
-        return _last_events(stream, tokens)
+        return _last_events(stream, counted)
     is_llama_cpp = stream.engine == LLAMA_CPP
     guard = RepeatGuard(given) if stream.chat and is_llama_cpp else None
-    stitch = StreamJoiner(body, transcript, tokens, start, guard=guard)
+    stitch = StreamJoiner(body, transcript, counted, start, guard=guard)
     # llama.cpp does not count its tokens before the last event.
     counting = {} if is_llama_cpp else stitch.ask_usage()
     longer = orjson.dumps(extended(body, given, chat=stream.chat) | left | counting)
     return NextPart(stream.target, stream.asks_ids(longer), stitch)
+
+
+def _open_by_ids(stream: BrokenStream, tokens: TokenLog) -> PlainWay:
+    """The same where the token ids are known. A completion is asked for behind them."""
+    body, transcript = stream.body, stream.transcript
+    proven = yield from prove_tokens(body, tokens, chat=stream.chat)
+    text, is_all = transcript.text, proven.raw.startswith(transcript.text)
+    if transcript.finish and is_all:
+        return _last_events(stream, proven.counts)
+    kept = yield from proven.within(text)
+    if is_all and not kept.ids:
+        return (yield from again(stream))
+    if transcript.finish or not kept.ids:
+        raise UnprovenError("the tokens already sent do not spell its text")
+    left = remaining(body, kept.counts.shown, chat=stream.chat, engine=stream.engine)
+    if left is None:
+        return _last_events(stream, proven.counts)
+    if stream.chat:
+        longer = extended(body, kept.raw, chat=True)
+        if (yield from rendered(longer))[0] != kept.prompt + kept.ids:
+            if is_deterministic(body):
+                raise UnprovenError("its text is spelt in other tokens than the model has said")
+            yield from prove(body, kept.raw, chat=True, engine=stream.engine)
+    else:
+        longer = body | {"prompt": kept.prompt + kept.ids}
+    stitch = StreamJoiner(body, transcript, kept.counts, len(kept.raw), ids=kept.ids)
+    longer |= left | stitch.ask_usage()
+    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer)), stitch)
 
 
 def open_tokens(stream: BrokenStream) -> PlainWay:
@@ -436,6 +493,8 @@ def open_tokens(stream: BrokenStream) -> PlainWay:
 def by_tokens(stream: BrokenStream) -> PlainWay:
     """The tokens of the prompt and of what was shown: the unit sends raw text, which the gate splits."""
     proven = yield from prove_tokens(stream.body, ids_of(stream.transcript))
+    if UNKNOWN_CHARACTER in proven.raw:
+        raise UnprovenError("the tokens already sent are no text of their own")
     prompt = (yield from proven.prompt_text()) if stream.body.get("tools") else ""
     chat = RawChat(stream.body, stream.transcript, proven.raw, prompt)
     left = remaining(stream.body, proven.counts.shown, chat=True, engine=stream.engine)
@@ -449,9 +508,7 @@ def by_tokens(stream: BrokenStream) -> PlainWay:
 def again(stream: BrokenStream) -> PlainWay:
     """The same request: the unit must repeat what was shown. This needs no proof beforehand."""
     yield from ()
-    if stream.transcript.tokens is not None:
-        stream.transcript.tokens.restart()
-    stitch = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True)
+    stitch = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True, ids=[])
     return NextPart(stream.target, stream.asks_ids(stream.sent), stitch)
 
 

@@ -128,8 +128,8 @@ class BoundaryStops:
 # generated, which it takes for the prompt. AGAIN: the unit gets the same request, and must repeat what was
 # shown. So a repetition must be likely: the answer is greedy, or its sampling has a seed. Everything may
 # depend on what was generated. TOKENS: the unit gets the tokens of the prompt and of what was shown, where
-# the engine gives them (raw.py). Only chats that profit ask for them: those that may show more than
-# text. Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+# the engine gives them (raw.py): only they tell how long an answer is. Fields: OpenAI's API, vLLM 0.6 to
+# 0.33, SGLang 0.4 to 0.5.23.
 
 
 OPEN, AGAIN, TOKENS = 1, 2, 4
@@ -177,8 +177,6 @@ _ANYTHING = """logprobs top_logprobs tool_choice functions response_format struc
 _WITH_IDS = frozenset(("logprobs", "top_logprobs", "repetition_penalty"))
 """Fields for which the same tokens are enough: this penalty takes prompt and answer together."""
 PENALTIES = frozenset(("frequency_penalty", "presence_penalty", "repetition_penalty"))
-_HINTS = frozenset(("tools", "chat_template_kwargs", "reasoning_effort"))
-"""With one of these an answer may show more than text."""
 _COMPUTED = frozenset(_ANYTHING.split())
 """Fields with which a unit that computes the whole answer again computes the same answer."""
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
@@ -209,8 +207,8 @@ def ways_of(body: dict[str, Any], *, chat: bool) -> int:
         ways &= _ways_beside(body)
     if ways & ~AGAIN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
         return ways & AGAIN
-    profits = chat and (not ways & OPEN or not _HINTS.isdisjoint(body))
-    return ways if profits else ways & ~TOKENS
+    # Log probabilities of a completion tell where in the whole text they are.
+    return ways if chat or ways & OPEN else ways & ~TOKENS
 
 
 def _ways_beside(body: dict[str, Any]) -> int:

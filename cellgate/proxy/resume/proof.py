@@ -44,7 +44,7 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     common = _common(before, after)
     yield from check_same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
     # A token that spans the end of the prompt and the beginning of the text counts as sent.
-    return Tokens(len(before), len(after) - common)
+    return Tokens(len(before), len(after) - common, spans=common < len(before))
 
 
 class UnprovenError(Exception):
@@ -69,6 +69,8 @@ class Tokens(NamedTuple):
     shown: int
     is_exact: bool = False
     """Whether `shown` has the tokens without text as well, such as that which ended the answer."""
+    spans: bool = False
+    """Whether a token spans both: then the unit sees another prompt than the first one saw."""
 
 
 Proof = Generator[ProofRequest, dict[str, Any], Tokens]
@@ -100,6 +102,21 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> d
     return left
 
 
+def is_counted(body: dict[str, Any], *, chat: bool) -> bool:
+    """Whether it matters how many tokens an answer has had."""
+    options = body.get("stream_options")
+    tells = isinstance(options, dict) and bool(options.get("include_usage"))
+    return not chat or tells or any(isinstance(body.get(name), int) for name in (*_LIMITS, "min_tokens"))
+
+
+def check_count(tokens: int, pieces: int) -> None:
+    """Where no ids are known, a text that came in as many events as it has `tokens` was spelt in these.
+    Raises UnprovenError.
+    """
+    if tokens != pieces:
+        raise UnprovenError(f"what is {tokens} tokens came in {pieces} events: nobody knows how many")
+
+
 def rendered(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], tuple[list[int], int]]:
     """The tokens of the prompt of a chat, and how many tokens it may have with its answer; 0: unknown."""
     asked = {name: body[name] for name in _RENDERED if body.get(name) is not None}
@@ -109,16 +126,27 @@ def rendered(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], tu
         asked["chat_template_kwargs"] = known | (asked.get("chat_template_kwargs") or {})
     continues = bool(body.get("continue_final_message"))
     asked |= {"continue_final_message": continues, "add_generation_prompt": not continues}
+    return (yield from _tokens_and_limit(asked))
+
+
+def _tokens_and_limit(
+    asked: dict[str, Any],
+) -> Generator[ProofRequest, dict[str, Any], tuple[list[int], int]]:
     answer = yield ProofRequest("/tokenize", asked)
     limit = answer.get("max_model_len")
     return _tokens_in(answer), limit if isinstance(limit, int) else 0
+
+
+def _prompt_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What /tokenize is asked of a completion."""
+    return {name: body[name] for name in ("model", "prompt", "add_special_tokens") if name in body}
 
 
 def _rendered(body: dict[str, Any], *, chat: bool) -> Generator[ProofRequest, dict[str, Any], list[int]]:
     """The tokens of the prompt of `body`."""
     if chat:
         return (yield from rendered(body))[0]
-    return (yield from tokens_of({name: body[name] for name in ("model", "prompt") if name in body}))
+    return (yield from tokens_of(_prompt_of(body)))
 
 
 def _rendered_by_llama_cpp(
@@ -202,6 +230,25 @@ class SameTokens(NamedTuple):
     def counts(self) -> Tokens:
         return Tokens(len(self.prompt), len(self.ids), is_exact=True)
 
+    def within(self, text: str) -> Generator[ProofRequest, dict[str, Any], SameTokens]:
+        """The same with as many of the ids as spell nothing but a beginning of `text`: an engine holds back
+        what may become a stop string, and a character that is not whole. Raises UnprovenError.
+        """
+        if text.startswith(self.raw):
+            # The rest was shown by a unit that broke before it could go on.
+            return self
+        size, step = len(self.ids), 1
+        low, raw = 0, ""
+        # Usually few are too many: steps back get longer, and then the last one is halved.
+        while low + 1 < size:
+            middle = max(size - step, low + 1) if not low else (low + size) // 2
+            shorter = yield from text_behind(self.model, self.prompt, self.ids[:middle])
+            if text.startswith(shorter):
+                low, raw = middle, shorter
+            else:
+                size, step = middle, 2 * step
+        return self._replace(ids=self.ids[:low], raw=raw)
+
     def prompt_text(self) -> Generator[ProofRequest, dict[str, Any], str]:
         """The text of the whole prompt."""
         return (yield from text_of(self.model, self.prompt))
@@ -216,22 +263,29 @@ def ids_of(transcript: Transcript) -> TokenLog:
 
 
 def prove_tokens(
-    body: dict[str, Any], tokens: TokenLog
+    body: dict[str, Any], tokens: TokenLog, *, chat: bool = True
 ) -> Generator[ProofRequest, dict[str, Any], SameTokens]:
     """Prove that the prompt of `body` has the tokens that it had; and the raw text of those generated."""
-    prompt, limit = yield from rendered(body)
+    prompt, limit = yield from rendered(body) if chat else _tokens_and_limit(_prompt_of(body))
     if not limit:
         raise UnprovenError("the answer of /tokenize has no max_model_len")
     if digest_of(prompt) != tokens.prompt:
         raise UnprovenError("the unit's prompt has other tokens than that of the broken one")
     model = {"model": body["model"]} if body.get("model") else {}
-    ids, context = tokens.ids.tolist(), prompt[-CONTEXT_TOKENS:]
+    ids = list(tokens.ids)
+    return SameTokens(model, prompt, ids, (yield from text_behind(model, prompt, ids)), limit - len(prompt))
+
+
+def text_behind(
+    model: dict[str, Any], prompt: list[int], ids: list[int]
+) -> Generator[ProofRequest, dict[str, Any], str]:
+    """The raw text of tokens behind a prompt."""
+    context = prompt[-CONTEXT_TOKENS:]
     before = yield from text_of(model, context)
     both = yield from text_of(model, context + ids)
-    raw = both.removeprefix(before)
-    if not both.startswith(before) or UNKNOWN_CHARACTER in raw:
+    if not both.startswith(before):
         raise UnprovenError("the tokens already sent are no text of their own")
-    return SameTokens(model, prompt, ids, raw, limit - len(prompt))
+    return both[len(before) :]
 
 
 def continued_by_ids(body: dict[str, Any], proven: SameTokens, left: dict[str, int]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from cellgate.proxy.http.sse import (
     split,
     without_comments,
 )
-from cellgate.proxy.resume.eligible import OPEN
+from cellgate.proxy.resume.eligible import OPEN, TOKENS
 from cellgate.proxy.resume.shown import MismatchError
-from cellgate.proxy.resume.transcript import Transcript
+from cellgate.proxy.resume.transcript import TokenLog, Transcript
 
 IDLE_BYTES = 64 * 1024
 """More events without work than this are shown as they are."""
@@ -323,18 +323,20 @@ class MakeTranscript(Protocol):
 
 
 class ReplayBuffer:
-    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
+    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order; `tokens`
+    are the ids that its unit was asked for, which are in none of them.
 
     `ways` are the ways to resume it (eligible.py). Without any, its end alone is kept.
     """
 
-    __slots__ = ("_folded", "_framed", "_shape", "chunks", "ways")
+    __slots__ = ("_folded", "_framed", "_shape", "chunks", "tokens", "ways")
 
     def __init__(self, *, framed: bool, ways: int = OPEN, shape: MakeTranscript = Transcript) -> None:
         self._framed = framed
         self._shape = shape
         self._folded: AnyTranscript | None = None
         self.ways = ways
+        self.tokens = TokenLog() if ways & TOKENS else None
         self.chunks: list[bytes] | deque[bytes] = [] if ways else deque(maxlen=END_CHUNKS)
 
     def read(self) -> AnyTranscript:
@@ -347,6 +349,8 @@ class ReplayBuffer:
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
         self.ways = 0
+        if self.tokens is not None:
+            self.tokens.drop()
         self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
@@ -361,4 +365,5 @@ def plain(replay: ReplayBuffer) -> Transcript:
     """The transcript of a stream of chat or completions."""
     transcript = replay.read()
     assert isinstance(transcript, Transcript)
+    transcript.tokens = replay.tokens
     return transcript

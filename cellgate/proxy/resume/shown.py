@@ -73,9 +73,11 @@ class ShownCall:
 
 
 class SentText:
-    """All that was shown of the one choice. `logprobs` is of how many tokens log probabilities were sent."""
+    """All that was shown of the one choice. `logprobs` is of how many tokens log probabilities were sent,
+    `pieces` how many events have brought a part of it.
+    """
 
-    __slots__ = ("calls", "logprobs", "reasoning", "reasoning_names", "size", "text")
+    __slots__ = ("calls", "logprobs", "pieces", "reasoning", "reasoning_names", "size", "text")
 
     def __init__(self) -> None:
         self.text = GrowingText()
@@ -83,7 +85,7 @@ class SentText:
         self.reasoning_names: tuple[str, ...] = ()
         self.calls: list[ShownCall] = []
         self.logprobs = 0
-        self.size = 0
+        self.size = self.pieces = 0
 
     def take(self, choice: dict[str, Any]) -> GrowingText | None:
         """Add what a choice brings; what grew, if that is one text. The choice is one that
@@ -101,6 +103,7 @@ class SentText:
             self.grow(self.reasoning, delta[names[0]])
         for each in delta.get("tool_calls") or ():
             grown.append(self._take_call(each))
+        self.pieces += bool(grown)
         if count := logprobs_in(choice):
             self.logprobs += count
             return None

@@ -1,7 +1,9 @@
-"""Token ids in a stream of chat: asked for by the gate, kept beside the text, not shown to the client. Pure.
+"""Token ids in a stream of chat or completions: asked for by the gate, kept beside the text, not shown to the
+client. Pure.
 
 Wire format: vLLM from 0.10.2 on. `return_token_ids` in the request; then `prompt_token_ids` in the first
-event and `token_ids` in the choice of each further one. Without it both are null, or not there.
+event, of completions in its choice, and `token_ids` in the choice of each further one. Without it both are
+null, or not there.
 
 In this order: `TokenLog`, `Transcript`, `kind_of`.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +29,7 @@ _ASKED = b'{"return_token_ids":true,'
 # In a text the quotes would be escaped, so these are found as fields only.
 _PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
 _TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
+IDS, NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _SINCE = (0, 11)
 
@@ -41,22 +45,6 @@ def asking(body: bytes) -> bytes:
     return _ASKED + body[body.index(b"{") + 1 :]
 
 
-def without_ids(events: bytes) -> bytes:
-    """Events as they would be if nobody had asked."""
-    if b'token_ids":' not in events:
-        return events
-    if b'"prompt_token_ids":' in events:
-        events = _PROMPT.sub(b'"prompt_token_ids":null', events)
-    return _TOKENS.sub(b'"token_ids":null', events)
-
-
-def without_prompt(events: bytes) -> bytes:
-    """Events with a digest in the place of the prompt's ids, which may be very many."""
-    if b'"prompt_token_ids":' not in events:
-        return events
-    return _PROMPT.sub(lambda found: b'"prompt_token_ids":"%b"' % _digest(found[1]).encode(), events)
-
-
 def digest_of(ids: Sequence[int]) -> str:
     """What tells one prompt from another."""
     return _digest(b",".join(b"%d" % each for each in ids))
@@ -67,37 +55,49 @@ def _digest(ids: bytes) -> str:
 
 
 class TokenLog:
-    """The token ids of one answer, and the digest of its prompt's."""
+    """The token ids of one answer, and the digest of its prompt's, which may be very many."""
 
     __slots__ = ("ids", "prompt")
 
     def __init__(self) -> None:
         self.prompt = ""
-        self.ids = array("Q")
+        self.ids: array[int] | deque[int] = array("Q")
 
-    def pull(self, events: bytes) -> bytes:
-        """Take the ids of the answer out of whole events."""
-        return _TOKENS.sub(self._pulled, events) if b'"token_ids":' in events else events
+    def strip(self, events: bytes) -> bytes:
+        """Whole events as they would be if nobody had asked; their ids are taken."""
+        if b'token_ids":' not in events:
+            return events
+        if b'"prompt_token_ids":' in events:
+            events = _PROMPT.sub(self._strip_prompt, events)
+        return _TOKENS.sub(self._strip_ids, events)
 
-    def _pulled(self, found: re.Match[bytes]) -> bytes:
+    def _strip_prompt(self, found: re.Match[bytes]) -> bytes:
+        self.prompt = self.prompt or _digest(found[1])
+        return b'"prompt_token_ids":null'
+
+    def _strip_ids(self, found: re.Match[bytes]) -> bytes:
         self.ids.extend(int(each) for each in found[1].split(b",") if each.strip())
-        return b'"token_ids":null'
+        return NO_IDS
 
     def take(self, document: dict[str, Any]) -> None:
         """Take them out of the object of an event. Ids that are none are left, and found strange."""
-        prompt = document.pop("prompt_token_ids", None)
-        if isinstance(prompt, str | list) and not self.prompt:
-            self.prompt = prompt if isinstance(prompt, str) else digest_of(prompt)
         choices = document.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                choice.pop("prompt_token_ids", None)
-                if _are_ids(choice.get("token_ids")):
-                    self.ids.extend(choice.pop("token_ids"))
+        for each in (document, *(choices if isinstance(choices, list) else ())):
+            if not isinstance(each, dict):
+                continue
+            prompt = each.pop("prompt_token_ids", None)
+            if isinstance(prompt, list) and not self.prompt:
+                self.prompt = digest_of(prompt)
+            if _are_ids(each.get("token_ids")):
+                self.ids.extend(each.pop("token_ids"))
 
-    def restart(self) -> None:
-        """The answer begins again."""
-        self.ids = array("Q")
+    def drop(self) -> None:
+        """Keep none any more."""
+        self.ids = deque(maxlen=0)
+
+    def restart(self, ids: Iterable[int]) -> None:
+        """The answer goes on behind these."""
+        self.ids = array("Q", ids)
 
 
 def _are_ids(ids: object) -> bool:
@@ -155,8 +155,8 @@ class Transcript:
 
     def __init__(self, *, framed: bool = False, ways: int = OPEN | AGAIN) -> None:
         self._is_text_only = ways == OPEN
-        self.tokens = TokenLog() if ways & TOKENS else None
-        """The token ids, if its unit was asked for them."""
+        self.tokens: TokenLog | None = TokenLog() if ways & TOKENS else None
+        """The token ids, if its unit was asked for them: its ReplayBuffer takes them from what is read."""
         self.shown = SentText()
         self._tail = b""
         self._template = _NO_TEMPLATE
@@ -197,8 +197,7 @@ class Transcript:
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Add what was sent; an incomplete event waits for the next piece."""
-        # Pieces with ids are whole events.
-        left = iter(pieces) if self.tokens is None else map(self.tokens.pull, pieces)
+        left = iter(pieces)
         while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
@@ -269,8 +268,6 @@ class Transcript:
         if not isinstance(document, dict):
             self.unsupported = "an event that is not a JSON object"
             return
-        if self.tokens is not None:
-            self.tokens.take(document)
         before = self.shown.size
         grown = self.take(document)
         if grown is not None and self._is_framed:
@@ -320,6 +317,7 @@ class Transcript:
         if len(texts) != len(casts) or set(map(type, texts)) != {str}:
             return False
         self.events += len(texts)
+        self.shown.pieces += len(texts) - texts.count("")
         self.shown.grow(self._grown, "".join(texts))
         return True
 

@@ -75,7 +75,7 @@ def test_what_depends_on_what_was_generated_is_computed_again_if_it_comes_out_th
     assert "sampled without a seed" in why_ineligible(CHAT | fields, chat=True)
 
 
-def test_token_ids_are_of_use_where_more_than_text_may_come_and_the_same_tokens_are_enough() -> None:
+def test_token_ids_count_a_text_and_are_of_use_where_the_same_tokens_are_enough() -> None:
     tools = {"tools": [{"type": "function"}]}
     assert ways_of(CHAT | tools, chat=True) == OPEN | TOKENS
     assert ways_of(CHAT | {"logprobs": True}, chat=True) == TOKENS
@@ -85,8 +85,8 @@ def test_token_ids_are_of_use_where_more_than_text_may_come_and_the_same_tokens_
     assert ways_of(COMPLETION | {"logprobs": 1}, chat=False) == 0
     assert why_ineligible(CHAT | {"logprobs": True}, chat=True, has_ids=True) == ""
     # Plain text goes both ways if it comes out the same.
-    assert ways_of(CHAT, chat=True) == OPEN
-    assert ways_of(CHAT | {"temperature": 0.0}, chat=True) == OPEN | AGAIN
+    assert ways_of(CHAT, chat=True) == ways_of(COMPLETION, chat=False) == OPEN | TOKENS
+    assert ways_of(CHAT | {"temperature": 0.0}, chat=True) == OPEN | AGAIN | TOKENS
     assert ways_of(COMPLETION | {"prompt": [1, 2], "temperature": 0}, chat=False) == AGAIN
     # What nobody could join is not computed again.
     for name in ("n", "best_of", "use_beam_search", "kv_transfer_params", "a_field_of_next_year"):

@@ -260,7 +260,7 @@ def test_what_comes_back_as_it_was_is_proven_and_counted() -> None:
     begun |= {"continue_final_message": True, "add_generation_prompt": False}
     assert proven(Tokenizer(), CHAT | begun).shown == 3
     # A token that the seam made of two counts as shown.
-    assert proven(Tokenizer(), COMPLETION) == Tokens(2, 3)
+    assert proven(Tokenizer(), COMPLETION) == Tokens(2, 3, spans=True)
 
 
 TEMPLATES: dict[str, Callable[[str], str]] = {

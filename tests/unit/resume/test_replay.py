@@ -9,6 +9,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, error_event
 from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.request.answer_shape import are_idle
+from cellgate.proxy.request.response import TokensWithIds
 from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.proof import Tokens
@@ -27,8 +28,6 @@ from cellgate.proxy.resume.transcript import (
     asking,
     digest_of,
     gives_ids,
-    without_ids,
-    without_prompt,
 )
 from tests.cost.bench import counted
 from tests.wire.rig import Rig
@@ -440,29 +439,57 @@ def test_engines_that_are_known_to_give_them_are_asked_in_front_of_the_clients_o
 
 
 def test_the_client_gets_the_bytes_that_it_would_have_got() -> None:
-    shown = without_ids(FIRST + TOKEN)
+    shown = TokenLog().strip(FIRST + TOKEN)
     assert b'"prompt_token_ids":null,"prompt_text":null' in shown
     assert b'"finish_reason":null,"token_ids":null}]' in shown
     assert orjson.loads(shown.split(b"\n\n")[1][6:])["choices"][0]["delta"]["content"] == 'x "token_ids":[7]'
-    assert without_ids(shown) == shown
+    assert TokenLog().strip(shown) == shown
+
+
+class Kept:
+    """In the place of a response: what the client gets of whole chunks."""
+
+    usual_ends: tuple[bytes, ...] = (b'"finish_reason":null,"token_ids":null}]}\n\n\r\n',)
+
+    def __init__(self, log: TokenLog) -> None:
+        self.sent = b""
+        self.log = log
+        self.read = 0
+
+    def on_token(self, chunk: bytes) -> None:
+        self.sent += chunk
+
+    def count(self, events: int) -> None:
+        self.read += events
+
+    def pass_on(self, _: bytes, body: bytes) -> None:
+        self.sent += chunk(self.log.strip(body))
+
+
+@pytest.mark.parametrize("ids", [b"[44]", b"[44,5]", b"[]", b"null"])
+def test_a_whole_chunk_comes_out_as_if_nobody_had_asked(ids: bytes) -> None:
+    log = TokenLog()
+    kept = Kept(log)
+    sent = TOKEN.replace(b'"token_ids":[44,5]}', b'"token_ids":%b}' % ids)
+    TokensWithIds(kept, log).on_token(chunk(sent))  # type: ignore[arg-type]
+    assert kept.sent == chunk(TOKEN.replace(b'"token_ids":[44,5]}', b'"token_ids":null}'))
+    assert list(log.ids) == (orjson.loads(ids) or [])
+    assert kept.read == (ids != b"[44]")
 
 
 def test_those_of_a_prompt_are_kept_as_a_digest_and_those_of_the_answer_as_numbers() -> None:
-    kept = without_prompt(FIRST)
-    document = orjson.loads(kept.strip()[6:])
-    assert document["prompt_token_ids"] == digest_of([1, 22, 333])
-    assert without_prompt(FIRST.replace(b",22,", b", 22, ")) == kept
-    assert digest_of([1, 22, 333]) != digest_of([12, 2, 333])
-    log = TokenLog()
-    assert b'"token_ids":null' in log.pull(TOKEN)
-    assert log.ids.tolist() == [44, 5]
-    for event in (kept, TOKEN):
+    logs = TokenLog(), TokenLog(), TokenLog()
+    logs[0].strip(FIRST + TOKEN)
+    logs[1].strip(FIRST.replace(b",22,", b", 22, ") + TOKEN)
+    for event in (FIRST, TOKEN):
         document = orjson.loads(event.strip()[6:])
-        log.take(document)
+        logs[2].take(document)
+        assert "prompt_token_ids" not in document
         assert "token_ids" not in document["choices"][0]
-    assert (log.prompt, log.ids.tolist()) == (digest_of([1, 22, 333]), [44, 5, 44, 5])
+    assert [(log.prompt, list(log.ids)) for log in logs] == [(digest_of([1, 22, 333]), [44, 5])] * 3
+    assert digest_of([1, 22, 333]) != digest_of([12, 2, 333])
     # What are no ids is left to be found strange.
     for ids in ("abc", [1, "2"], [-1], {"a": 1}, [1.5]):
         log, document = TokenLog(), {"choices": [{"token_ids": ids}]}
         log.take(document)
-        assert (log.ids.tolist(), document) == ([], {"choices": [{"token_ids": ids}]})
+        assert (list(log.ids), document) == ([], {"choices": [{"token_ids": ids}]})
