@@ -5,7 +5,8 @@ tools, a stream). Rules:
 1. Another unit is asked before a doubtful answer is shown. It serves the request: that speaks against the
    first. A unit that has served others says the same: it is the request, and all are cleared.
 2. Where it is known to be the request, few are asked again. What is spent on opinions that change nothing is
-   a share of the requests; an opinion that gets the client a good answer is free.
+   a share of the requests; an opinion that gets the client a good answer is free. While one is awaited,
+   further doubtful answers of its unit are held: they come in bursts.
 3. What is held against a unit is weighed against its good answers, so that equals which answer badly by
    chance, or because somebody asks for it, stay equal. What it refuses of a kind, or of prompts longer than
    the longest that it served, goes to others.
@@ -125,19 +126,23 @@ class Opinions:
             return Advice.SHOW
         if is_broken or (record.against and not record.has_good):
             if record.in_flight >= IN_FLIGHT_MAX:
-                return Advice.SHOW
+                return Advice.SHOW if asked else Advice.HOLD
             self._opens(record)
             return Advice.INSIST
         is_known = now < self._own.get((kind, what), 0.0)
         self._known += is_known
         if self._purse < 1.0 or (is_known and self._known % AGAIN):
-            return Advice.SHOW
+            return Advice.SHOW if is_known or asked or not record.pending else Advice.HOLD
         self._purse -= 1.0
         self._opens(record)
         if is_known:
             # This only looks again.
             record.pending -= 1
         return Advice.ASK
+
+    def settled(self, unit: str, kind: Kind) -> int:
+        """How many doubts about answers of this unit have come to something."""
+        return self._record(unit, kind).settled
 
     def _opens(self, record: _Record) -> None:
         record.in_flight += 1
@@ -151,6 +156,7 @@ class Opinions:
 
     def _closes(self, unit: str, kind: Kind) -> _Record:
         record = self._record(unit, kind)
+        record.settled += 1
         record.in_flight = max(0, record.in_flight - 1)
         record.pending = max(0, record.pending - 1)
         return record
@@ -179,6 +185,7 @@ class Opinions:
         records = self._records.get(kind, {})
         for record in records.values():
             record.pending = 0
+            record.settled += 1
         if first in records:
             records[first].weigh(_SERVED)
         return True
@@ -294,6 +301,8 @@ class Advice(Enum):
     """Ask another unit, if one has room."""
     INSIST = auto()
     """The unit is known for it: the request goes to another one, and may wait for that."""
+    HOLD = auto()
+    """Others are asked about this unit already: keep the answer until one of them has said something."""
 
 
 class Refusing(NamedTuple):
@@ -327,7 +336,7 @@ class _Record:
         self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
         self.pending = 0
         """Doubtful answers of which it is not known yet whose fault they are."""
-        self.in_flight = 0
+        self.in_flight = self.settled = 0
         self.doubted_at = -UNSURE_S
         self.unasked = 0
         """Doubtful answers about which nobody could be asked."""

@@ -13,7 +13,7 @@ from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import Limits
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
-from tests.wire.stage import simulated, stage
+from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -119,15 +119,42 @@ async def test_streams_that_an_engine_ends_before_they_have_a_token_are_answered
     events: bytes,
 ) -> None:
     """As one that has lost a rank ends all it has: more at once than opinions may cost."""
-    script = SSE_HEAD + events + LAST_CHUNK
-    async with stage(script, _WORDS) as here:
-        clients = [here.client() for _ in range(20)]
-        opened = [await client.__aenter__() for client in clients]
-        asked = [client.ask(chat(max_tokens=8, user=str(at))) for at, client in enumerate(opened)]
-        replies = await asyncio.gather(*asked)
-        assert {b'"Hi"' in reply.body for reply in replies} == {True}
-        for client in clients:
-            await client.__aexit__(None, None, None)
+    async with stage(SSE_HEAD + events + LAST_CHUNK, _WORDS) as here:
+        assert {b'"Hi"' in reply.body for reply in await _burst(here, 20)} == {True}
+
+
+async def _burst(here: Stage, clients: int) -> list[Reply]:
+    """What so many clients get that ask at the same time."""
+
+    async def use(number: int) -> Reply:
+        async with here.client() as client:
+            return await client.ask(chat(max_tokens=8, user=str(number)))
+
+    return await asyncio.gather(*(use(number) for number in range(clients)))
+
+
+@pytest.mark.parametrize("clients", [64, 200])
+@simulated
+async def test_a_burst_at_a_unit_with_a_changed_key_is_served_by_others(clients: int) -> None:
+    """More at once than are asked twice: the first opinion decides for all."""
+
+    async def serve(request: Received) -> None:
+        await asyncio.sleep(0.5)
+        request.write(_WORDS)
+
+    refuses = whole(b'{"error":{"message":"Unauthorized"}}', "401 Unauthorized")
+    async with stage(refuses, serve) as here:
+        assert {reply.status for reply in await _burst(here, clients)} == {200}
+        assert len(here.units[0].requests) > 20
+
+
+@simulated
+async def test_a_burst_of_bad_requests_gets_its_refusals_and_few_are_asked_twice() -> None:
+    refuses = whole(b'{"error":{"message":"no such tool"}}', "400 Bad Request")
+    async with stage(refuses, refuses, refuses) as here:
+        for _ in range(3):
+            assert {reply.status for reply in await _burst(here, 64)} == {400}
+        assert here.received < 3 * 64 * 1.1
 
 
 _USED = b'"usage":{"prompt_tokens":4,"completion_tokens":0,"total_tokens":4}'

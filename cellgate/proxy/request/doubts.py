@@ -18,6 +18,7 @@ from cellgate.router.opinions import Kind
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.request.response import Doubt
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import UnitState
 
@@ -122,9 +123,11 @@ def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
     return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
 
 
-def show_first(exchange: Exchange) -> bool:
-    """Nobody has a better answer: show what the first unit said. False: no unit has said anything."""
-    first = next((each for each in exchange.doubtful if each.head is not None), None)
+def show_first(exchange: Exchange, held: Doubt | None = None) -> bool:
+    """Nobody has a better answer: show what the first unit said, or what was held. False: no unit has said
+    anything.
+    """
+    first = held or next((each for each in exchange.doubtful if each.head is not None), None)
     drop(exchange)
     if first is None or first.head is None or first.what == NO_PATH or exchange.response.begun:
         return False

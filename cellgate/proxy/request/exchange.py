@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.ports import Charge, Pending
     from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
     from cellgate.proxy.request.response import Doubt
+    from cellgate.proxy.request.second_opinion import HeldAnswer
     from cellgate.proxy.request.services import Admission, Services
     from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
     from cellgate.router.opinions import Kind
@@ -391,6 +392,8 @@ class Exchange:
     naming: Naming
     # From the first doubt on.
     kind: Kind
+    # While a doubtful answer is held.
+    held: HeldAnswer | None
     # Since when its stream, once begun, has shown events without work, and when that was last seen.
     idle: tuple[float, float]
     # Whether a unit has resumed its stream with nothing.
@@ -404,6 +407,7 @@ class Exchange:
         "continuation",
         "doubtful",
         "gate",
+        "held",
         "idle",
         "is_doubted",
         "is_held",

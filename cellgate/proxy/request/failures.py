@@ -15,7 +15,7 @@ from cellgate.proxy.request.continuation import Continuation, find_way
 from cellgate.proxy.request.doubts import able, unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
-from cellgate.proxy.request.second_opinion import doubt, repeated
+from cellgate.proxy.request.second_opinion import doubt, look_again, repeated
 from cellgate.proxy.request.start import (
     OF_LINKS,
     begin,
@@ -282,7 +282,11 @@ def tick(exchange: Exchange, now: float) -> None:
                 reason = "nothing came on a kept connection, while its unit worked"
                 failure = Failure(FailureKind.STALE_CONNECTION, reason)
     elif exchange.state is WAITING and not exchange.selection.is_queued:
-        find_unit(exchange)
+        held = getattr(exchange, "held", None)
+        if held is None:
+            find_unit(exchange)
+        else:
+            look_again(exchange, held, now)
         return
     if failure is None:
         if exchange.state is not RELAYING and not response.paused:

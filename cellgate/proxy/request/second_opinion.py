@@ -1,12 +1,13 @@
 """In doubt about an answer: asks another unit, before the client sees it. An action of the table.
 
 router/opinions.py decides; this keeps what the first unit said, finds another one, and shows the first answer
-where nobody has a better one.
+where nobody has a better one. Of a burst, a few are asked elsewhere, and the others are held until one of
+these has said something.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import NO_TOKEN, NONE_COUNTED, REPEATS
@@ -17,6 +18,7 @@ from cellgate.proxy.request.doubts import (
     is_asked_for,
     may_choose,
     outcome_of_doubt,
+    show_first,
     unsure,
 )
 from cellgate.proxy.request.exchange import ExchangeState
@@ -30,6 +32,10 @@ from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+
+
+HOLD_S = 10.0
+"""So long an answer is held at most."""
 
 
 def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
@@ -61,6 +67,11 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         return _end(exchange, what)
     # What is broken is no answer to anything.
     step = opinions.doubt(unit, kind, what, asked, now, is_broken=what == NO_TOKEN)
+    if step is Advice.HOLD:
+        if body is None or what == NO_PATH:
+            return _end(exchange, what)
+        exchange.held = HeldAnswer(_keep(exchange, what, body), opinions.settled(unit, kind), now + HOLD_S)
+        return True
     if step is Advice.SHOW or not _asks(exchange, what, body, step, others):
         if step is not Advice.SHOW:
             opinions.dropped(unit, kind, is_spent=False)
@@ -68,10 +79,49 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     return True
 
 
+class HeldAnswer(NamedTuple):
+    """A doubtful answer that is held `until` then, or until more than so many doubts about its unit have
+    `settled`.
+    """
+
+    first: Doubt
+    settled: int
+    until: float
+
+
+def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
+    """Time has passed: whether it is known by now what the held answer is worth."""
+    first, opinions, kind = held.first, exchange.gate.opinions, asked_kind(exchange)
+    settled = opinions.settled(first.unit, kind)
+    if settled == held.settled and now < held.until:
+        return
+    step = opinions.doubt(first.unit, kind, first.what, 0, now)
+    if step is Advice.HOLD and now < held.until:
+        exchange.held = held._replace(settled=settled)
+        return
+    exchange.held = None
+    if step in (Advice.ASK, Advice.INSIST):
+        exchange.doubtful = (first,)
+        other = _second(exchange, first.unit, [state.unit.name for state in able(exchange)])
+        if not isinstance(other, Refusal) or step is Advice.INSIST:
+            _go_on(exchange, other)
+            return
+    show_first(exchange, first)
+
+
 def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, others: list[str]) -> bool:
     """Whether another unit gets the request."""
-    attempt, response, selection = exchange.in_flight(), exchange.response, exchange.selection
-    unit, head = attempt.lease.unit, None if body is None else response.promised
+    other = _second(exchange, exchange.in_flight().lease.unit, others)
+    if isinstance(other, Refusal) and step is not Advice.INSIST:
+        return False
+    exchange.doubtful = (*exchange.doubtful, _keep(exchange, what, body))
+    _go_on(exchange, other)
+    return True
+
+
+def _second(exchange: Exchange, unit: str, others: list[str]) -> Lease | Refusal | None:
+    """Another unit than this one, one of the others; None: it comes later."""
+    selection = exchange.selection
     trusted = exchange.gate.opinions.witnesses(others)
     # Who answers nonsense looks the least loaded, to the next one who asks as well.
     selection.avoid = tuple(name for name in others if name not in trusted) if trusted else unsure(exchange)
@@ -79,20 +129,28 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     if isinstance(other, Refusal) and selection.avoid:
         selection.avoid = ()
         other = selection.acquire_second(exchange, unit)
-    if isinstance(other, Refusal) and step is not Advice.INSIST:
-        return False
+    return other
+
+
+def _keep(exchange: Exchange, what: str, body: bytes | None) -> Doubt:
+    """What the unit said; its attempt is over."""
+    attempt, response, selection = exchange.in_flight(), exchange.response, exchange.selection
+    unit, head = attempt.lease.unit, None if body is None else response.promised
     kept = Doubt(unit, what, head, response.own_lines, body or b"", response.status)
-    exchange.doubtful = (*exchange.doubtful, kept)
     if body is None:
         attempt.abandon()
     exchange.release(outcome_of_doubt(what, attempt.is_clients, response.status))
     selection.history = selection.history.after(unit)
     exchange.state = ExchangeState.WAITING
+    return kept
+
+
+def _go_on(exchange: Exchange, other: Lease | Refusal | None) -> None:
+    """The request goes to the other unit, or waits for one."""
     if isinstance(other, Refusal):
         find_unit(exchange, moved=True)
     elif other is not None:
         exchange.resolve(other)
-    return True
 
 
 def repeated(exchange: Exchange) -> None:

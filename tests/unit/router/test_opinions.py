@@ -150,6 +150,22 @@ def test_two_units_that_say_the_same_clear_each_other_and_few_are_asked_again() 
     assert arrive(opinions, 1) == ()
 
 
+def test_of_a_burst_a_few_are_asked_and_the_others_are_held_until_one_has_said_something() -> None:
+    opinions = Opinions()
+    advice = [opinions.doubt("a", CHAT, "401", 0, 1.0) for _ in range(60)]
+    assert (advice.count(Advice.ASK), advice.count(Advice.HOLD)) == (PURSE, 60 - PURSE)
+    settled = opinions.settled("a", CHAT)
+    opinions.served("a", "b", CHAT, 10, "401", is_fault=True)
+    assert opinions.settled("a", CHAT) > settled
+    assert {opinions.doubt("a", CHAT, "401", 0, 1.0) for _ in range(54)} == {Advice.INSIST}
+    # If it is the request, it is shown.
+    other = Opinions()
+    for _ in range(60):
+        other.doubt("a", CHAT, "400", 0, 1.0)
+    assert other.same("a", "b", CHAT, "400", others=0, now=1.0)
+    assert {other.doubt("a", CHAT, "400", 0, 1.0) for _ in range(5)} == {Advice.SHOW}
+
+
 def test_so_many_units_are_asked_about_one_request_and_in_vain() -> None:
     assert Opinions().doubt("a", CHAT, "400", OPINIONS_MAX, 1.0) is Advice.SHOW
     opinions = Opinions()
