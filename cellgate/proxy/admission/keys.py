@@ -6,6 +6,7 @@ In this order: `KeyDoor`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -213,6 +214,8 @@ def _key(name: bytes, value: bytes) -> bytes:
 # Follows the file of keys: what it says holds within a second. A file with a mistake changes nothing.
 
 
+REST_S = 0.0002
+"""While a large file is read, streams go on this often."""
 LOOK_S = 0.4
 """How often the file is looked at: revocation takes at most a second."""
 
@@ -225,6 +228,11 @@ async def end_task(task: asyncio.Task[None] | None) -> None:
             await task
 
 
+def _rest() -> None:
+    """Let the thread of the streams go on."""
+    time.sleep(REST_S)
+
+
 class KeyFollower:
     """Follows the file at `path`. `take` gets its keys, `refused` a line for each of its mistakes."""
 
@@ -235,13 +243,15 @@ class KeyFollower:
         self._take = take
         self._refused = refused
         self._mark: Signature = None
+        self._ring = KeyRing()
         self._task: asyncio.Task[None] | None = None
 
     def read(self) -> None:
         """Read it now, in this thread: at start nobody waits."""
         self._mark = signature(self._path)
         try:
-            self._take(read_keys(self._path))
+            self._ring = read_keys(self._path)
+            self._take(self._ring)
         except KeyFileError as error:
             self._refused(error.problems)
 
@@ -262,7 +272,10 @@ class KeyFollower:
                 continue
             self._mark = mark
             try:
-                self._take(await asyncio.to_thread(read_keys, self._path))
+                ring = await asyncio.to_thread(read_keys, self._path, _rest)
+                self._take(ring)
+                old, self._ring = self._ring, ring
+                await asyncio.to_thread(old.forget, _rest)
             except KeyFileError as error:
                 self._refused(error.problems)
             except Exception as error:  # The file must be followed, whatever comes.

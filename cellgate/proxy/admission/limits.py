@@ -15,9 +15,10 @@ In this order: `LimitLedger`, `Account`, `LimitPlan`, `UsageRecord`, `DoorCounts
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
+from itertools import chain, islice
 from math import ceil, inf
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ from cellgate.router.unit_state import Lease
 MINUTE_S, DAY_S = 60.0, 86_400.0
 IMPOSSIBLE = 16
 """A counter of Redis at so many times its limit was not written by gates."""
+ACCOUNTS_A_TICK = 256
+"""A millisecond or two."""
 IN_FLIGHT = "in_flight"
 """The limit of requests at one time, in `Failure.used_up` and the label of refusals."""
 
@@ -52,22 +55,36 @@ class LimitLedger:
         self._wall = wall
         self._record = record
         self._prices = KeyRing().prices
-        self._rules: dict[str, LimitRules] = {}
+        self._rules: Mapping[str, LimitRules] = {}
         self._accounts: dict[str, Account] = {}
         self._plans: dict[tuple[str, str], LimitPlan] = {}
+        self._old_plans: list[dict[tuple[str, str], LimitPlan]] = []
+        self._stale: dict[str, Account] = {}
+        """Accounts that have not got the present limits yet."""
 
     def take(self, ring: KeyRing) -> None:
-        """These keys, tenants and prices hold from now on. What was used of limits stays used."""
-        self._prices = ring.prices
-        tenants = {f"tenant {name}": tenant.limits for name, tenant in ring.tenants.items()}
-        self._rules = tenants | {f"key {key.name}": key.limits for key in ring.keys.values()}
-        self._plans.clear()
-        at = self._wall()
-        for title, account in list(self._accounts.items()):
+        """These keys, tenants and prices hold from now on. What was used of limits stays used. However many
+        there are, it takes no time: an account gets its limits with its next request, or from `tick`.
+        """
+        self._prices, self._rules = ring.prices, ring.limits
+        self._old_plans.append(self._plans)
+        self._plans = {}
+        stale, self._accounts = self._accounts, self._stale
+        self._accounts, self._stale = {}, stale if not self._accounts else self._accounts | stale
+
+    def tick(self) -> None:
+        """A few times a second: some of the accounts get their limits, and some of what is old goes."""
+        for title in list(islice(self._stale, ACCOUNTS_A_TICK)):
             if title in self._rules:
-                account.configure(self._rules[title], at, self.gates)
+                self._account(title)
             else:
-                del self._accounts[title]
+                del self._stale[title]
+        if self._old_plans:
+            plans = self._old_plans[0]
+            for _ in range(min(ACCOUNTS_A_TICK, len(plans))):
+                plans.popitem()
+            if not plans:
+                del self._old_plans[0]
 
     # -- for requests --------------------------------------------------------------------------------------
 
@@ -130,7 +147,7 @@ class LimitLedger:
 
     def meters(self) -> Iterator[tuple[str, Meter]]:
         """The meters in use, with a name for the counter of each one's window."""
-        for account in self._accounts.values():
+        for account in chain(self._accounts.values(), self._stale.values()):
             title = account.title.replace(" ", ":")
             for kind, meter in account.meters.items():
                 yield f"{title}:{kind.field}:{int(meter.begins_at)}", meter
@@ -155,9 +172,16 @@ class LimitLedger:
         return plan
 
     def _account(self, title: str) -> Account:
-        if title not in self._accounts:
-            self._accounts[title] = Account(title, self._rules[title], self._wall(), self.gates)
-        return self._accounts[title]
+        """It has the limits of now."""
+        found = self._accounts.get(title)
+        if found is None:
+            found, rules, at = self._stale.pop(title, None), self._rules[title], self._wall()
+            if found is None:
+                found = Account(title, rules, at, self.gates)
+            else:
+                found.configure(rules, at, self.gates)
+            self._accounts[title] = found
+        return found
 
     def _money(self, model: str, prompt: int, completion: int) -> int:
         """In millionths: a price is for a million tokens."""

@@ -78,6 +78,7 @@ class Accounting:
 
     def tick(self, now: float) -> None:
         """A few times a second."""
+        self.ledger.tick()
         if self.door is not None:
             self.door.tick(now)
         if self._usage is not None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from io import BytesIO
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ PRIORITY_LAST = 1_000_000
 """The priority that goes last; less than nothing goes before, down to minus as much."""
 
 
-def read_keys(path: str) -> KeyRing:
-    """The keys of the file at `path`. Raises KeyFileError."""
+def read_keys(path: str, rest: Callable[[], None] = lambda: None) -> KeyRing:
+    """The keys of the file at `path`; `rest` is called every LINES_AT_ONCE lines. Raises KeyFileError."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(FILE_BYTES + 1)
@@ -34,7 +35,7 @@ def read_keys(path: str) -> KeyRing:
         raise KeyFileError([f"{path}: expected a readable file: {reason}"]) from None
     if len(data) > FILE_BYTES:
         raise KeyFileError([f"{path}: expected at most {FILE_BYTES} bytes"])
-    return keys_in(path, data)
+    return keys_in(path, data, rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class TokenPrice:
 
 
 FILE_BYTES = 64 << 20
+LINES_AT_ONCE = 64
+"""Half a millisecond of reading."""
+FORGOTTEN_AT_ONCE = 1024
 PROBLEMS_MAX = 20
 """So many mistakes are told; the rest is counted."""
 
@@ -94,15 +98,17 @@ class _WrongError(Exception):
     """A value is not what it has to be: what was expected."""
 
 
-def keys_in(path: str, data: bytes) -> KeyRing:
+def keys_in(path: str, data: bytes, rest: Callable[[], None] = lambda: None) -> KeyRing:
     """`read_keys` for bytes that were read already. Raises KeyFileError."""
     draft = _Draft(path)
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(BytesIO(data), 1):
+        if number % LINES_AT_ONCE == 0:
+            rest()
         if line.strip() and not line.lstrip().startswith(b"#"):
             draft.take(number, line)
     if draft.problems:
         raise KeyFileError(draft.problems)
-    return draft.ring()
+    return draft.ring(rest)
 
 
 @dataclass
@@ -169,12 +175,17 @@ class _Draft:
             f"{self.path}:{number}: {name}: {text}" if name else f"{self.path}:{number}: {text}"
         )
 
-    def ring(self) -> KeyRing:
+    def ring(self, rest: Callable[[], None]) -> KeyRing:
         """All of it. What a key does not say is as its tenant says it; a tenant without a line has no
         limits.
         """
         keys: dict[bytes, Key] = {}
-        for name, values in self.keys.items():
+        for number, name in enumerate(list(self.keys)):
+            if number % LINES_AT_ONCE == 0:
+                rest()
+            # Taken off one by one: all at once would stop the threads beside this one.
+            values = self.keys.pop(name)
+            del self.digests[values["sha256"]]
             tenant_name, digest = values.pop("tenant", name), bytes.fromhex(values.pop("sha256"))
             tenant = self.tenants.setdefault(tenant_name, TenantRules(tenant_name))
             inherited = {"models": tenant.models, "priority": tenant.priority}
@@ -202,11 +213,31 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys, by the SHA-256 of each; tenants and prices by their names."""
+    """All keys, by the SHA-256 of each; tenants and prices by their names; limits by `key NAME` and `tenant
+    NAME`, of those who have some.
+    """
 
     keys: Mapping[bytes, Key] = field(default_factory=dict)
     tenants: Mapping[str, TenantRules] = field(default_factory=dict)
     prices: Mapping[str, TokenPrice] = field(default_factory=dict)
+    limits: Mapping[str, LimitRules] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Here, because whoever reads the file does so in a thread of its own.
+        tenants = {f"tenant {name}": each.limits for name, each in self.tenants.items()}
+        keys = {f"key {each.name}": each.limits for each in self.keys.values()}
+        object.__setattr__(self, "limits", {**tenants, **keys})
+
+    def forget(self, rest: Callable[[], None]) -> None:
+        """Let it go, a part at a time: a hundred thousand keys at once would stop all threads. It is empty
+        from the first moment on.
+        """
+        for table in (self.keys, self.tenants, self.limits):
+            assert isinstance(table, dict)
+            while table:
+                table.popitem()
+                if len(table) % FORGOTTEN_AT_ONCE == 0:
+                    rest()
 
 
 # Checks of single values.

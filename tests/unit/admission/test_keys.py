@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from cellgate.proxy.admission.keys import take_credentials
-from cellgate.proxy.admission.limits import GIVEN_BACK_S, DoorCounts, LimitLedger, Meter, Period, UsageRecord
+from cellgate.proxy.admission.limits import (
+    ACCOUNTS_A_TICK,
+    GIVEN_BACK_S,
+    DoorCounts,
+    LimitLedger,
+    Meter,
+    Period,
+    UsageRecord,
+)
 from cellgate.proxy.admission.token_estimator import TokenEstimator
-from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules, TokenPrice
+from cellgate.proxy.config.key_file import (
+    FORGOTTEN_AT_ONCE,
+    LINES_AT_ONCE,
+    Key,
+    KeyRing,
+    LimitRules,
+    TenantRules,
+    TokenPrice,
+    keys_in,
+)
 from cellgate.proxy.config.settings import KeySettings
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS, Fields
@@ -94,6 +114,60 @@ def test_limits_that_change_keep_what_was_used_and_tokens_are_charged_as_they_co
     assert desk.kind(prompt=10) is None
     desk.ledger.take(ring())
     assert desk.kind(prompt=10**9) is None
+
+
+def test_a_reload_of_many_keys_takes_no_turn_of_its_own_and_all_get_their_limits_in_some_ticks() -> None:
+    """A hundred thousand keys in use, and a file that changes them, cost the loop a few slices."""
+    keys = {b"%d" % n: Key(f"k{n}", TenantRules("t"), limits=LimitRules(in_flight=1)) for n in range(1000)}
+    desk = Desk(KeyRing(keys))
+    for key in keys.values():
+        desk.ledger.admit((key.name, 0, 0, AT), ASK)
+    fewer = {digest: replace(key, limits=LimitRules(in_flight=2)) for digest, key in list(keys.items())[1:]}
+    new = Counted(KeyRing(fewer).limits)
+    desk.ledger.take(cast("KeyRing", SimpleNamespace(prices={}, limits=new)))
+    assert new.looked == 0
+    assert isinstance(desk.ledger.admit(("k1", 0, 0, AT), ASK), bytes)
+    new.looked = 0
+    desk.ledger.tick()
+    assert new.looked <= 2 * ACCOUNTS_A_TICK
+    for _ in range(1 + 1000 // ACCOUNTS_A_TICK):
+        desk.ledger.tick()
+    assert len(desk.ledger._accounts) == 999
+    assert not desk.ledger._stale
+    assert not desk.ledger._old_plans
+    assert isinstance(desk.ledger.admit(("k2", 0, 0, AT), ASK), bytes)
+    assert isinstance(desk.ledger.admit(("k2", 0, 0, AT), ASK), Failure)
+
+
+def test_a_large_file_of_keys_is_read_and_let_go_with_rests_for_the_streams() -> None:
+    lines = [b'{"key":"k%d","sha256":"%064x","tenant":"t"}' % (n, n) for n in range(4096)]
+    rests = list[None]()
+    keys = keys_in("keys", b"\r\n".join(lines), lambda: rests.append(None))
+    assert len(keys.keys) == 4096
+    assert len(rests) >= 2 * len(lines) // LINES_AT_ONCE
+    rests.clear()
+    keys.forget(lambda: rests.append(None))
+    assert (dict(keys.keys), dict(keys.limits)) == ({}, {})
+    assert len(rests) >= len(lines) // FORGOTTEN_AT_ONCE
+
+
+class Counted(dict[str, LimitRules]):
+    """Limits that count how often somebody has looked; all at once is a mistake."""
+
+    looked = 0
+
+    def __getitem__(self, title: str) -> LimitRules:
+        self.looked += 1
+        return super().__getitem__(title)
+
+    def __contains__(self, title: object) -> bool:
+        self.looked += 1
+        return super().__contains__(title)
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all of them at once")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
 
 
 def test_money_is_reckoned_by_the_price_of_the_model_and_a_fallback_costs_what_it_costs() -> None:
