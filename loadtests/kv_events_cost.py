@@ -27,7 +27,7 @@ from cellgate.router.board import Board
 from cellgate.router.kv_index import Lessons
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
-from cellgate.router.prefix import LATE_S, Computed, KnownPrefixes, PrefixCache
+from cellgate.router.prefix import PREFIX_LATE_S, Computed, KnownPrefixes, PrefixCache
 from cellgate.router.queue import FairRules, Queue
 from cellgate.router.unit_state import Lease
 from loadtests.kit import progress
@@ -185,7 +185,7 @@ def _full(believed: PrefixCache, lessons: Lessons, ask: Ask) -> KnownPrefixes:
             known.apply(0, event, float(at))
         computed = Computed(ask.blocks if not at else (), 2.0, PROMPT * BLOCK_TOKENS, 0, float(at), float(at))
         known.note(computed)
-        known.tick(at + LATE_S)
+        known.tick(at + PREFIX_LATE_S)
     return known
 
 

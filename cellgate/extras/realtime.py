@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 ROUTE = "realtime"
-HEAD_BYTES = 64 << 10
+SESSION_HEAD_BYTES = 64 << 10
 REASON_BYTES = 123
 """The longest reason that a close frame has room for (RFC 6455, 5.5)."""
 SWITCH_S = 10.0
@@ -40,13 +40,13 @@ SWITCH_S = 10.0
 PARTING_S = 1.0
 """Sessions are closed this long before a stopping gate cuts what is left."""
 _UPGRADE = b"connection: upgrade\r\nupgrade: websocket\r\n"
-_REFUSED = Failure(
+_SESSION_REFUSED = Failure(
     FailureKind.METHOD_NOT_SUPPORTED,
     "protocol upgrades are not supported; see `realtime` in the configuration",
 )
 _TOO_EARLY = Failure(FailureKind.BAD_REQUEST, "the client sent messages before the WebSocket was open")
 _TWO_MODELS = Failure(FailureKind.BAD_REQUEST, "the query names more than one model; name one", param="model")
-_TOO_MANY = Failure(
+_SESSION_TOO_MANY = Failure(
     FailureKind.NO_RESOURCES, f"this process has {LIMITS.realtime_sessions} sessions; retry elsewhere"
 )
 
@@ -81,14 +81,14 @@ class RealtimeSession:
     def start(self) -> None:
         """Find a unit."""
         if not self._gate.settings.realtime:
-            self._refuse(_REFUSED)
+            self._refuse(_SESSION_REFUSED)
             return
         if self.request.body:
             self._refuse(_TOO_EARLY)
             return
         if len(self._others) >= LIMITS.realtime_sessions:
             reached("realtime_sessions")
-            self._refuse(_TOO_MANY)
+            self._refuse(_SESSION_TOO_MANY)
             return
         self._others.add(self)
         gate, request = self._gate, self.request
@@ -251,7 +251,7 @@ class RealtimeSession:
         self._head += data
         head, end, rest = self._head.partition(b"\r\n\r\n")
         if not end:
-            if len(head) > HEAD_BYTES:
+            if len(head) > SESSION_HEAD_BYTES:
                 self._failed(Failure(FailureKind.GARBAGE, "the head of its reply is too large"))
             return b""
         first, _, lines = head.partition(b"\r\n")
@@ -363,7 +363,7 @@ GOING_AWAY, POLICY, TRY_AGAIN = 1001, 1008, 1013
 """Status codes of a close (RFC 6455, 7.4.1; IANA's registry): the gate stops, or wants it to end; the unit
 went down."""
 _FRAME_HEAD = 2
-_LENGTH_BYTES = {126: 2, 127: 8}
+_SESSION_LENGTH_BYTES = {126: 2, 127: 8}
 _MASKED, _LENGTH = 0x80, 0x7F
 
 
@@ -403,11 +403,11 @@ class FrameEnds:
         if len(self._head) < _FRAME_HEAD:
             return _FRAME_HEAD
         mask = 4 if self._head[1] & _MASKED else 0
-        return _FRAME_HEAD + _LENGTH_BYTES.get(self._head[1] & _LENGTH, 0) + mask
+        return _FRAME_HEAD + _SESSION_LENGTH_BYTES.get(self._head[1] & _LENGTH, 0) + mask
 
     def _payload_size(self) -> int:
         short = self._head[1] & _LENGTH
-        size = _LENGTH_BYTES.get(short, 0)
+        size = _SESSION_LENGTH_BYTES.get(short, 0)
         return int.from_bytes(self._head[2 : 2 + size], "big") if size else short
 
 

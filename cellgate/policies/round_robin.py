@@ -11,7 +11,7 @@ from cellgate.router.nouns import Ask, Candidate
 
 # Consecutive multiples of the golden ratio's fraction cover [0, 1) more evenly than any other sequence
 # (Weyl, 1916), so one counter gives every unit its share without remembering who is in the list.
-_STRIDE = 0.6180339887498949
+_ROUND_STRIDE = 0.6180339887498949
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class RoundRobin:
         if all(c.weight == candidates[0].weight for c in candidates):
             start = turn % len(candidates)
         else:
-            start = _holder(candidates, (turn * _STRIDE % 1.0) * total)
+            start = _holder(candidates, (turn * _ROUND_STRIDE % 1.0) * total)
         return [*candidates[start:], *candidates[:start]]
 
 

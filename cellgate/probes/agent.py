@@ -46,15 +46,15 @@ DOUBT_S = 60.0
 """A process that is gone for this long while the others run may be a helper: canaries then decide."""
 COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
-SHOWN_MAX = 64
+AGENT_SHOWN_MAX = 64
 NAMED_MAX = 3
 SAID_MAX = 80
 """Characters of a name or a value in a report."""
-ALONE = 3
+ALONE_EXIT = 3
 """With fewer visible processes than this, the agent may be in its own namespace."""
-HEAD_BYTES = 8 * 1024
+AGENT_HEAD_BYTES = 8 * 1024
 HEAD_S = 5.0
-UNREAD_BYTES = 64 * 1024
+AGENT_UNREAD_BYTES = 64 * 1024
 CLIENTS_MAX = 128
 TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 IMAGE_VARIABLE = "CELLGATE_IMAGE_DIGEST"
@@ -73,7 +73,7 @@ COUNTERS_MAX = 1024
 FLAGS_MAX = 128
 ANCESTORS_MAX = 8
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_AGENT_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 # State of a process -> what it means once it has lasted this long. A tracer (a profiler, a debugger) stops a
 # process for moments; a disk or a driver may keep one waiting for a while.
@@ -216,7 +216,7 @@ class Proc:
         fields = tail.split()
         if len(fields) < 20:
             return None
-        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        cpu_s = (int(fields[11]) + int(fields[12])) * _AGENT_TICK_S
         name = "".join(char if char.isprintable() else "?" for char in head.partition("(")[2])
         return Stat(name, fields[0], int(fields[1]), cpu_s, int(fields[19]))
 
@@ -259,7 +259,7 @@ class Proc:
         with suppress(OSError, ValueError):
             for line in self._read("net/if_inet6").decode("utf-8", "replace").splitlines():
                 found.add(str(ipaddress.IPv6Address(bytes.fromhex(line[:32]))))
-        return sorted(found - {"::1"} - {ip for ip in found if ip.startswith("127.")})[:SHOWN_MAX]
+        return sorted(found - {"::1"} - {ip for ip in found if ip.startswith("127.")})[:AGENT_SHOWN_MAX]
 
     def nvidia_driver(self) -> str:
         """The version of NVIDIA's kernel module; empty without one."""
@@ -451,7 +451,7 @@ class Status(NamedTuple):
         """As JSON, on one line."""
         processes = [
             {"pid": n.pid, "name": n.name, "state": n.state, "cpu_s": round(n.cpu_s, 2)}
-            for n in self.needed[:SHOWN_MAX]
+            for n in self.needed[:AGENT_SHOWN_MAX]
         ]
         said: dict[str, Any] = {"cellgate_agent": 1, "state": self.state, "reason": self.reason}
         said.update(epoch=self.epoch, processes=processes, open_files=self.open_files)
@@ -523,7 +523,7 @@ class ProcessWatch:
         exact = {key for index, keys in enumerate(found) if self._targets[index].is_exact for key in keys}
         settled = exact | {key for key, at in self._matched_at.items() if now - at >= SETTLE_S}
         self._missing = self._wanting(found, settled, now)
-        if self._missing and len(commands) <= ALONE:
+        if self._missing and len(commands) <= ALONE_EXIT:
             self._missing += " (it sees almost no processes: is the process namespace shared?)"
         if not self._missing:
             self._adopt(settled, [len(keys & settled) for keys in found], now)
@@ -540,7 +540,7 @@ class ProcessWatch:
         }
         if target.is_exact:
             return keys
-        return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
+        return {key for key in keys if key in survivors or (key.start + 1) * _AGENT_TICK_S >= lost_at}
 
     def _wanting(self, found: list[set[ProcessKey]], settled: set[ProcessKey], now: float) -> str:
         """Why the settled ones cannot become needed; empty: they can."""
@@ -577,11 +577,13 @@ def _short_hash(*parts: str) -> str:
 # -- what the node runs ------------------------------------------------------------------------------------
 
 _INTERPRETER = re.compile(r"python[\d.]*|pypy[\d.]*")
-_PACKAGES = re.compile(r"vllm|sglang|tensorrt_llm|torch|transformers|neuronx_cc|nvidia_nccl_cu\d+")
+_AGENT_PACKAGES = re.compile(r"vllm|sglang|tensorrt_llm|torch|transformers|neuronx_cc|nvidia_nccl_cu\d+")
 _MODULES = ("nvidia", "neuron", "amdgpu", "efa", "mlx5_core")
 # What starts or carries an engine: its flags are not those of the engine.
 _CARRIERS = re.compile(r"--match\b|\bmultiprocessing\b|(^|/)raylet\b")
-_SECRET = re.compile(r"key|secret|passw|pwd|credential|auth|cookie|bearer|api.?token|token(?!s|iz)", re.I)
+_AGENT_SECRET = re.compile(
+    r"key|secret|passw|pwd|credential|auth|cookie|bearer|api.?token|token(?!s|iz)", re.I
+)
 _NUMBER = re.compile(r"-?\d{1,12}(\.\d{1,12})?")
 SECRET = "***"
 
@@ -595,7 +597,9 @@ def stack_of(proc: Proc, sysfs: str, pids: Sequence[int], key: bytes) -> dict[st
     stack["image"] = os.environ.get(IMAGE_VARIABLE, "")
     for pid in pids[:1]:
         stack.update(
-            (f"package {name}", version) for name, version in proc.packages(pid) if _PACKAGES.fullmatch(name)
+            (f"package {name}", version)
+            for name, version in proc.packages(pid)
+            if _AGENT_PACKAGES.fullmatch(name)
         )
     stack = {name: value[:SAID_MAX] for name, value in stack.items() if value}
     stack.update(flags_of(_command_of(proc, pids), key))
@@ -637,7 +641,7 @@ def _program_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _hidden(name: str, value: str, key: bytes) -> str:
-    if _SECRET.search(name):
+    if _AGENT_SECRET.search(name):
         return SECRET
     if not value or _NUMBER.fullmatch(value):
         return value
@@ -915,21 +919,21 @@ class Client(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self.is_served:
-            if self._received > HEAD_BYTES:
+            if self._received > AGENT_HEAD_BYTES:
                 self.transport.abort()
             return
-        self._head += data[:HEAD_BYTES]
+        self._head += data[:AGENT_HEAD_BYTES]
         head, end, _ = self._head.partition(b"\r\n\r\n")
         if end:
             self._answer(head.split(b"\r\n"))
-        elif self._received > HEAD_BYTES:
-            self._refuse(431, f"a request to this agent has at most {HEAD_BYTES} bytes")
+        elif self._received > AGENT_HEAD_BYTES:
+            self._refuse(431, f"a request to this agent has at most {AGENT_HEAD_BYTES} bytes")
 
     def send(self, data: bytes) -> None:
         """Write to a watcher; one that does not read is dropped."""
         if self.transport.is_closing():
             return
-        if self.transport.get_write_buffer_size() > UNREAD_BYTES:
+        if self.transport.get_write_buffer_size() > AGENT_UNREAD_BYTES:
             self.transport.abort()
         else:
             self.transport.write(data)

@@ -38,12 +38,12 @@ SILENCE_S = 3 * BEAT_S
 
 _Weight = tuple[Sign, Strength]
 
-_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
+_SAYS_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
 _UNREACHABLE: _Weight = (Sign.BAD, Strength.STRONG)
 # The states that an agent reports, and their weight; an unknown state is that of a newer agent.
 _STATES: dict[str, _Weight] = {
     "ok": (Sign.GOOD, Strength.WEAK),
-    "absent": _NOTHING,
+    "absent": _SAYS_NOTHING,
     "gone": (Sign.BAD, Strength.FATAL),
     "zombie": (Sign.BAD, Strength.FATAL),
     "stopped": (Sign.BAD, Strength.FATAL),
@@ -123,7 +123,7 @@ class AgentLink:
         notes[_CONNECTED] = True
         notes.pop(_LOST_AT, None)
         notes[_FAILURES] = 0
-        sign, strength = _STATES.get(message.state, _NOTHING)
+        sign, strength = _STATES.get(message.state, _SAYS_NOTHING)
         # A good report is the same when only the name of a process changes.
         news = (message.state, "" if sign is Sign.GOOD else message.reason, message.epoch)
         if notes.get(_REPORTED) != news:
@@ -142,11 +142,11 @@ class AgentLink:
         notes, now = context.notes, context.now()
         notes[_FAILURES] = failures = min(notes.get(_FAILURES, 0) + 1, _FAILURES_MAX)
         notes[_NOT_BEFORE] = now + min(self.pause_s * 2 ** (failures - 1), self.pause_max_s)
-        if _STATES.get(notes.get(_REPORTED, ("",))[0], _NOTHING)[0] is not Sign.BAD:
+        if _STATES.get(notes.get(_REPORTED, ("",))[0], _SAYS_NOTHING)[0] is not Sign.BAD:
             # The next connection reports a good state again, but not a bad one that was reported before.
             notes.pop(_REPORTED, None)
         if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
-            return self._evidence(context, _NOTHING, f"agent {self.address} not asked: {error}")
+            return self._evidence(context, _SAYS_NOTHING, f"agent {self.address} not asked: {error}")
         since = notes.get(_LOST_AT)
         if since is not None and now - notes[_SAID_AT] < _UNREACHABLE_PERIOD_S:
             return None
@@ -156,7 +156,7 @@ class AgentLink:
             reason = f"agent {self.address} unreachable: {error}"
             return replace(self._evidence(context, _UNREACHABLE, reason), is_unseen=True)
         lasts = f"agent {self.address} unreachable for {now - since:.0f} s: {error}"
-        return self._evidence(context, _NOTHING, lasts)
+        return self._evidence(context, _SAYS_NOTHING, lasts)
 
     def _shun(self, context: ProbeContext, error: NotAnAgentError) -> Evidence:
         """A wrong address or token is a fault of the configuration: neutral evidence."""
@@ -169,7 +169,7 @@ class AgentLink:
             reason = f"agent {self.address} accepts no more connections: {error}"
         else:
             reason = f"{self.address} is not a cellgate agent: {error}"
-        return self._evidence(context, _NOTHING, reason)
+        return self._evidence(context, _SAYS_NOTHING, reason)
 
     def _evidence(
         self, context: ProbeContext, weight: _Weight, reason: str, epoch: str | None = None
@@ -185,12 +185,12 @@ class AgentLink:
 # follow a thousand agents.
 
 
-LINE_BYTES = 64 * 1024
+AGENT_PROBE_LINE_BYTES = 64 * 1024
 MESSAGES_PER_S_MAX = 100
 """Ten times what an agent ever sends; heartbeats do not count."""
 BEATS_PER_S_MAX = 1000
 """A hundred times what an agent sends: as many wait for a gate that has not read for more than a minute."""
-LATE_S = 0.2
+AGENT_PROBE_LATE_S = 0.2
 """A timer that fires this late shows that the gate's event loop was blocked."""
 CONFIRM_S = 0.05
 """A heartbeat counts as missing when it still is a turn of the loop later: the timer may fire before the
@@ -292,7 +292,7 @@ class AgentStream:
     def _take_lines(self, part: bytes) -> None:
         self._line += part
         *lines, self._line = self._line.split(b"\n") if b"\n" in part else [self._line]
-        if len(self._line) > LINE_BYTES:
+        if len(self._line) > AGENT_PROBE_LINE_BYTES:
             raise self._garbled("a line that does not end")
         for line in lines:
             if line == HEARTBEAT:
@@ -360,7 +360,7 @@ class AgentStream:
         if now < silent_at:
             self._is_confirming = False
             self._arm(silent_at)
-        elif now - due > LATE_S:
+        elif now - due > AGENT_PROBE_LATE_S:
             self._arm(now + self._silence_s)
         elif not self._is_confirming:
             self._is_confirming = True
@@ -398,16 +398,16 @@ def _excerpt(data: bytes | bytearray) -> str:
 T = TypeVar("T", int, str)
 
 REPORT_BYTES = 256 << 10
-NAMES_MAX = 256
+AGENT_PROBE_NAMES_MAX = 256
 COUNTERS_MAX = 1024
 ADDRESSES_MAX = 64
 COMMUNICATORS_MAX = 8
 RANKS_MAX = 16
-TEXT_MAX = 120
+AGENT_PROBE_TEXT_MAX = 120
 
 _TROUBLE = (Verdict.SUSPECT, Verdict.DOWN)
 
-_ASKED = "asked"
+_ASKED_NOTE = "asked"
 """Note: how often ranks were asked since the unit was last well."""
 
 
@@ -434,14 +434,14 @@ class AgentReport:
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """A period after the last one; soon while the unit is in trouble."""
-        is_soon = context.verdict in _TROUBLE and context.notes.get(_ASKED, 0) < self.rank_asks
+        is_soon = context.verdict in _TROUBLE and context.notes.get(_ASKED_NOTE, 0) < self.rank_asks
         not_before: float = context.notes.get(_NOT_BEFORE, last_at)
         return max(not_before, last_at + (self.rank_s if is_soon else self.every_s))
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The report, if there is one."""
         of_ranks = context.verdict in _TROUBLE
-        context.notes[_ASKED] = context.notes.get(_ASKED, 0) + 1 if of_ranks else 0
+        context.notes[_ASKED_NOTE] = context.notes.get(_ASKED_NOTE, 0) + 1 if of_ranks else 0
         fetch = context.net.fetch(f"http://{self.address}", token=self.token)
         target = "/report?ranks" if of_ranks else "/report"
         try:
@@ -473,7 +473,10 @@ def _facts(context: ProbeContext, said: dict[str, Any], *, of_ranks: bool) -> No
         context.unit.name,
         context.node.name,
         context.now(),
-        {name: _printable(text) for name, text in _texts(said.get("stack"), str, NAMES_MAX).items()},
+        {
+            name: _printable(text)
+            for name, text in _texts(said.get("stack"), str, AGENT_PROBE_NAMES_MAX).items()
+        },
         counters,
         frozenset(map(_printable, addresses)),
         _communicators(said.get("ranks")) if of_ranks else (),
@@ -525,4 +528,4 @@ def _texts(said: object, kind: type[T], most: int) -> dict[str, T]:
 
 def _printable(text: str) -> str:
     """Raises TypeError for what is no text."""
-    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX])
+    return "".join(char if char.isprintable() else "?" for char in text[:AGENT_PROBE_TEXT_MAX])

@@ -47,9 +47,9 @@ from cellgate.router.retry import BUSY_STATUSES
 
 AWAKE_S, COUNTED_AWAKE_S = 2.0, 1.5
 """A unit with work gets a canary after so long without a sign of life; the second: if steps are counted."""
-KINDS_MAX = 4
+CANARY_KINDS_MAX = 4
 """Kinds of requests that are asked for: the last ones in use."""
-MODELS_MAX = 4
+CANARY_MODELS_MAX = 4
 """Models that are tried, one after the other, until one answers."""
 REFUSED_MAX_S = 4.0
 """The longest pause between canaries of a unit that refuses them all."""
@@ -76,11 +76,13 @@ _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
 _LACKS = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
-_NO_PATH = re.compile(rb"^\W*(?:detail\W*)?(?:not found|method not allowed|\d{3}:? not found)", re.IGNORECASE)
+_CANARY_NO_PATH = re.compile(
+    rb"^\W*(?:detail\W*)?(?:not found|method not allowed|\d{3}:? not found)", re.IGNORECASE
+)
 """What servers say of a path that they do not have."""
 _EXCERPT = 80
 _LOOKED_INTO = 4096
-_WORDS = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
+_ERROR_MESSAGE = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _DOUBLINGS_MAX = 16
 _LEFT_MAX_S = 8.0
 """The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line,
@@ -97,7 +99,7 @@ _TURN = "turn"
 """Note: the number of the next kind that is asked for."""
 _HUNG = "hung"
 """Note: the kind that ran out of time last, while others were answered."""
-_REFUSED = "refused"
+_REFUSED_NOTE = "refused"
 """Note: canaries in a row that were refused."""
 _LOADED = "loaded"
 """Note: the page on which the engine lists the models that are loaded; empty: it has none."""
@@ -107,12 +109,12 @@ _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
 _UNANSWERED = "unanswered"
 """Note: since when canaries in a row have had no answer; and when the last one was sent."""
-_ASKED = "asked"
+_ASKED_NOTE = "asked"
 _OUTRUN = "outrun"
 """Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
 """Note: the data parallel rank that the next canary goes to."""
-_USUAL_S = "usual_s"
+_USUAL_S_NOTE = "usual_s"
 """Note: how long a canary takes on an idle unit."""
 NO_PAIR = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 0}
 """With it an engine of SGLang that only does its part of a pair generates a token without the other one
@@ -130,7 +132,7 @@ class Canary:
 
     def limit_s(self, context: ProbeContext) -> float:
         """The longest timeout, for each request of a run: models, canaries of each kind, second canary."""
-        return (3 + KINDS_MAX) * max(context.rules.warm_up_timeout_s, canary_timeout_s(context))
+        return (3 + CANARY_KINDS_MAX) * max(context.rules.warm_up_timeout_s, canary_timeout_s(context))
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """The next period, but for an UP unit not before `canary_idle_s` after its last progress, or AWAKE_S
@@ -144,7 +146,7 @@ class Canary:
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
             return max(due, context.progress_at + _idle_s(context) + yield_s)
-        refused: int = context.notes.get(_REFUSED, 0)
+        refused: int = context.notes.get(_REFUSED_NOTE, 0)
         return max(due, last_at + min(self.period_s * (1 << min(refused, 8)) - self.period_s, REFUSED_MAX_S))
 
     def _left_until(self, context: ProbeContext, last_at: float) -> float:
@@ -166,7 +168,7 @@ class Canary:
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         progress_at, restarted, timeout_s = context.progress_at, context.restarted, canary_timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
-        context.notes[_ASKED] = asked_at
+        context.notes[_ASKED_NOTE] = asked_at
         if not _timeouts(context):
             context.notes[_UNANSWERED] = asked_at
         try:
@@ -215,7 +217,10 @@ class Canary:
         with suppress(FetchError):
             deadline = asked_at + max(context.rules.canary_timeout_s, 2.0 * first_s)
             fate = await _fly(context, _Kind(model=model), deadline)
-            took_s, usual = min(context.now() - asked_at, first_s), context.notes.setdefault(_USUAL_S, {})
+            took_s, usual = (
+                min(context.now() - asked_at, first_s),
+                context.notes.setdefault(_USUAL_S_NOTE, {}),
+            )
             if fate.sign is Sign.GOOD and not usual and took_s > least_s:
                 # Clients came meanwhile; but it took as long before any did.
                 usual[context.notes[_API][0]] = took_s
@@ -288,7 +293,7 @@ def canary_timeout_s(context: ProbeContext) -> float:
         # It has stalled for the limit, and its own counters say so.
         return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context), borne_s)
     # Those in a row without an answer have waited together.
-    is_next = _timeouts(context) > 0 and context.progress_at < context.notes[_ASKED]
+    is_next = _timeouts(context) > 0 and context.progress_at < context.notes[_ASKED_NOTE]
     silent_s = min(context.stall_limit_s * (0.5 if is_suspect or is_next else 1.0), _WAITS_MAX_S)
     load = context.load
     sees = load is not None and (load.sighted or _has_nothing_to_do(context))
@@ -305,7 +310,7 @@ def late_at(context: ProbeContext, doubted_at: float) -> float:
     those in a row without an answer, of a unit that is seen to stand still, have waited together.
     """
     still, notes = context.is_seen_still, context.notes
-    since: float = notes.get(_UNANSWERED, -inf) if still else max(notes.get(_ASKED, -inf), doubted_at)
+    since: float = notes.get(_UNANSWERED, -inf) if still else max(notes.get(_ASKED_NOTE, -inf), doubted_at)
     return max(max(since, context.progress_at) + canary_timeout_s(context), context.borne_until)
 
 
@@ -363,7 +368,7 @@ async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fat
         fates.append(await _fly(context, _Kind(model=model), context.now() + timeout_s))
     worst = min(fates, key=lambda fate: (fate.sign is not Sign.BAD, fate.sign is not Sign.NEUTRAL))
     is_refused = worst.is_refusal and worst.sign is Sign.NEUTRAL
-    context.notes[_REFUSED] = context.notes.get(_REFUSED, 0) + 1 if is_refused else 0
+    context.notes[_REFUSED_NOTE] = context.notes.get(_REFUSED_NOTE, 0) + 1 if is_refused else 0
     return worst
 
 
@@ -415,7 +420,7 @@ def _in_use(
             model = model_of(context)
         if (not use.stream or api.streams) and (loaded is None or model in loaded):
             found[use.route, use.stream] = _Kind(use.route, use.stream, model)
-        if len(found) == KINDS_MAX:
+        if len(found) == CANARY_KINDS_MAX:
             break
     return found
 
@@ -481,7 +486,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
         # What an engine reports may be this canary itself; that the one before it ran out of time tells more.
         is_outrun = context.notes.get(_OUTRUN, 0) > 0 and context.in_flight == 0
         if (is_usual and _has_nothing_to_do(context)) or is_outrun:
-            usual: dict[str, float] = context.notes.setdefault(_USUAL_S, {})
+            usual: dict[str, float] = context.notes.setdefault(_USUAL_S_NOTE, {})
             usual_s = usual.get(done.word, context.rules.canary_timeout_s / _USUAL_TIMES)
             usual[done.word] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
     return fate
@@ -514,7 +519,7 @@ async def _ask_token(context: ProbeContext, kind: _Kind, deadline: float) -> tup
         names = (known[0], *names)
     models = [kind.model]
     if not context.unit.models and kind.model in context.models:
-        models += sorted(context.models - {kind.model})[: MODELS_MAX - 1]
+        models += sorted(context.models - {kind.model})[: CANARY_MODELS_MAX - 1]
     tried: list[tuple[_Kind, Reply]] = []
     for name in sorted(names, key=lambda name: name != known[0]):
         for model in sorted(models, key=lambda model: model != known[1]):
@@ -596,7 +601,7 @@ def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:
 
 def _usual_s(context: ProbeContext) -> float:
     """How long a canary usually takes; at first so long that the shortest timeout is just enough."""
-    usual: dict[str, float] = context.notes.get(_USUAL_S, {})
+    usual: dict[str, float] = context.notes.get(_USUAL_S_NOTE, {})
     return max(usual.values(), default=context.rules.canary_timeout_s / _USUAL_TIMES)
 
 
@@ -635,13 +640,13 @@ def _advice(kind: _Kind, reply: Reply) -> str:
         return "; set `canary:` to an API that the unit serves"
     if model and re.search(rb"[\s\"'`]%b[\s\"'`]" % re.escape(model.encode()), reply.body[: 8 * _EXCERPT]):
         return f"; it does not serve `{model}`: see what its engine was started with"
-    if reply.body and not _NO_PATH.search(reply.body):
+    if reply.body and not _CANARY_NO_PATH.search(reply.body):
         return "; see its engine's log"
     return "; set `canary:` to an API that the unit serves, if its engine was started with the right model"
 
 
 def _say(kind: _Kind, reply: Reply) -> str:
     """A reply on one line, for a person to read: in the engine's own words, if its JSON has any."""
-    said = _WORDS.search(reply.body[:_LOOKED_INTO])
+    said = _ERROR_MESSAGE.search(reply.body[:_LOOKED_INTO])
     excerpt = ascii((said[1] if said is not None else reply.body)[:_EXCERPT].decode("utf-8", "replace"))
     return f"POST {at(APIS[kind.api].path, kind.model)}: HTTP {reply.status} {excerpt}"

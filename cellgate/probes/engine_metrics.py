@@ -23,7 +23,7 @@ _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""
 _ABSENT_LOOKS = 3
 """After this many in a row it is not a passing problem."""
-_ASKED = "asked"
+_ASKED_NOTE = "asked"
 """Note: the URL that is being asked, and how many requests of this gate the unit had then."""
 _LINES = "lines"
 """Note: which lines of the page are wanted."""
@@ -67,7 +67,7 @@ class EngineMetrics:
     def page(self, context: ProbeContext) -> PageGet:
         """Where its engine shows its numbers."""
         url = _url(context)
-        context.notes[_ASKED] = url, context.in_flight
+        context.notes[_ASKED_NOTE] = url, context.in_flight
         is_own, server, path = _place(url, context.unit.url)
         return PageGet(
             context.fetch if is_own else context.net.fetch(server), path, self.timeout_s, _LIMIT_BYTES
@@ -77,7 +77,7 @@ class EngineMetrics:
         """The load, or nothing: absence of metrics says nothing about the unit."""
         if isinstance(answer, FetchError):
             return ()
-        url, own_in_flight = context.notes[_ASKED]
+        url, own_in_flight = context.notes[_ASKED_NOTE]
         # Requests that came during the fetch may be in its numbers, and are not work of others.
         own_in_flight, load = max(own_in_flight, context.in_flight), None
         if answer.status == 200:
@@ -158,9 +158,9 @@ def _any_of(names: list[bytes]) -> bytes:
 _SAMPLE, _ROLES, _FAMILIES = _pattern()
 _SAME_WORK = re.compile(rb'(?:tp|pp|moe_ep|moe_tp)_rank="\d*"')
 """Labels of the ranks that compute the same requests together."""
-_BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
+_METRICS_BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
 _BLOCK_SIZE = re.compile(rb'block_size="(\d{1,6})"')
-_RANK = re.compile(rb'(?:engine|dp_rank)="(\d{1,4})"')
+_METRICS_RANK = re.compile(rb'(?:engine|dp_rank)="(\d{1,4})"')
 """How vLLM and SGLang name a data parallel rank."""
 _ADAPTERS = re.compile(rb'(?:running|waiting)_lora_adapters="([^"]*)"')
 _ADAPTER_PLACES = re.compile(rb'max_lora="(\d{1,6})"')
@@ -250,7 +250,7 @@ def _ranks(samples: Mapping[MetricRole, _Samples]) -> tuple[RankLoad, ...]:
     found: dict[int, dict[MetricRole, float]] = {}
     for role in _OF_RANKS:
         for (_, labels), value in samples.get(role, _NONE).items():
-            if rank := _RANK.search(labels):
+            if rank := _METRICS_RANK.search(labels):
                 sums = found.setdefault(int(rank[1]), {})
                 sums[role] = sums.get(role, 0.0) + value
     if len(found) < 2 or max(found) >= len(found):
@@ -311,7 +311,7 @@ def _role(name: bytes, labels: bytes) -> MetricRole | None:
 
 def _tokens(labels: bytes) -> float:
     """How many tokens blocks of a cache hold; 0 when it is not said."""
-    blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
+    blocks, size = _METRICS_BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
     return float(int(blocks[1]) * int(size[1])) if blocks and size else 0.0
 
 

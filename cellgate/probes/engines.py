@@ -233,7 +233,7 @@ METRICS: dict[str, MetricRole] = {
 _ELEMENTS_MAX = 1 << 18
 """Larger tensors are not made: an image of 3 x 224 x 224 is well below."""
 
-_TEXT_MAX = 128
+_ENGINE_TEXT_MAX = 128
 """Characters of a version or a fingerprint."""
 
 
@@ -281,7 +281,7 @@ def fingerprint_of(body: bytes) -> str:
 
 def short_text(found: Any) -> str:
     """`found`, if it is a text of one short line, else empty."""
-    is_short = isinstance(found, str) and len(found) <= _TEXT_MAX and found.isprintable()
+    is_short = isinstance(found, str) and len(found) <= _ENGINE_TEXT_MAX and found.isprintable()
     return found if is_short else ""
 
 
@@ -311,7 +311,7 @@ _CUT_SHORT = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"|"status"\s*:\s*"incomplete"'
 )
 
-_ENDED = re.compile(
+_ENGINE_ENDED = re.compile(
     rb'"(?:completion_tokens|output_tokens)"\s*:\s*0|"(?:finish_reason|stop_reason)"\s*:\s*"(?:stop|end_turn)"'
 )
 
@@ -333,7 +333,7 @@ def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
     if not has_answer(api, reply.body):
         return "no token"
     # A token may be one that is not shown; but an end without any is an answer of nothing.
-    return "nothing generated" if not is_shown and _ENDED.search(reply.body) else ""
+    return "nothing generated" if not is_shown and _ENGINE_ENDED.search(reply.body) else ""
 
 
 def _is_error(data: bytes) -> bool:
@@ -400,13 +400,24 @@ def encoded(api: Api, body: dict[str, Any]) -> tuple[bytes, str]:
 
 _BOUNDARY = "cellgate-canary"
 _RATE = 8000
-_SAMPLES = bytes(2 * _RATE)
+_ENGINE_SAMPLES = bytes(2 * _RATE)
 _WAV = (
     struct.pack(
-        "<4sI4s4sIHHIIHH", b"RIFF", 36 + len(_SAMPLES), b"WAVE", b"fmt ", 16, 1, 1, _RATE, 2 * _RATE, 2, 16
+        "<4sI4s4sIHHIIHH",
+        b"RIFF",
+        36 + len(_ENGINE_SAMPLES),
+        b"WAVE",
+        b"fmt ",
+        16,
+        1,
+        1,
+        _RATE,
+        2 * _RATE,
+        2,
+        16,
     )
-    + struct.pack("<4sI", b"data", len(_SAMPLES))
-    + _SAMPLES
+    + struct.pack("<4sI", b"data", len(_ENGINE_SAMPLES))
+    + _ENGINE_SAMPLES
 )
 
 

@@ -102,8 +102,8 @@ _LOOKED_AT_MAX = 256 << 10
 _LABEL = rb'([A-Za-z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,[ \t]*)?'
 _LABELS = re.compile(_LABEL)
 _UNNAMED = _LABEL.replace(b"([", b"(?:[", 1).replace(b'"((?:', b'"(?:(?:')
-_SAMPLE = re.compile(rb"[ \t]*(?:\{([ \t]*(?:%s)*)\})?[ \t]*([^ \t\r]+)" % _UNNAMED)
-_ESCAPED = re.compile(r"\\(.)")
+_EXPORTER_SAMPLE = re.compile(rb"[ \t]*(?:\{([ \t]*(?:%s)*)\})?[ \t]*([^ \t\r]+)" % _UNNAMED)
+_EXPORTER_ESCAPED = re.compile(r"\\(.)")
 
 
 class TooLargeError(ValueError):
@@ -142,7 +142,7 @@ def scan(page: bytes, metrics: Iterable[str]) -> Iterator[Sample]:
 
 
 def _sample(metric: str, rest: bytes) -> Iterator[Sample]:
-    match = _SAMPLE.match(rest)
+    match = _EXPORTER_SAMPLE.match(rest)
     if match is None:
         return
     try:
@@ -157,7 +157,9 @@ def _sample(metric: str, rest: bytes) -> Iterator[Sample]:
 def labels_of(sample: Sample) -> dict[str, str]:
     """The labels of a sample by name."""
     return {
-        name.decode(): _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], text.decode("utf-8", "replace"))
+        name.decode(): _EXPORTER_ESCAPED.sub(
+            lambda m: "\n" if m[1] == "n" else m[1], text.decode("utf-8", "replace")
+        )
         for name, text in _LABELS.findall(sample.labels)
     }
 
@@ -169,7 +171,7 @@ def labels_of(sample: Sample) -> dict[str, str]:
 # since the last run.
 
 
-_TEXT_MAX = 500
+_EXPORTER_TEXT_MAX = 500
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
@@ -181,12 +183,12 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 _MEANT = {"=": "==", "===": "==", "=>": ">=", "=<": "<=", "<>": "!=", "!==": "!="}
 
-_NAME = r"[A-Za-z_:][\w:]*"
+_EXPORTER_NAME = r"[A-Za-z_:][\w:]*"
 _RULE_LABEL = r'([A-Za-z_]\w*)\s*([=!~]+)\s*"((?:[^"\\]|\\.)*)"\s*(?:,\s*)?'
 _RULE_LABELS = re.compile(_RULE_LABEL, re.ASCII)
 _RULE_UNNAMED = _RULE_LABEL.replace("((", "(?:(").replace("([", "(?:[")
 _RULE = re.compile(
-    rf"(?:({_NAME})\s*(\())?\s*({_NAME})\s*(?:\{{(\s*(?:{_RULE_UNNAMED})*)\}})?\s*(\)?)\s*([=!<>~]+)\s*(\S+)",
+    rf"(?:({_EXPORTER_NAME})\s*(\())?\s*({_EXPORTER_NAME})\s*(?:\{{(\s*(?:{_RULE_UNNAMED})*)\}})?\s*(\)?)\s*([=!<>~]+)\s*(\S+)",
     re.ASCII,
 )
 
@@ -236,8 +238,8 @@ def growth(value: float, last: float | None) -> float:
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Rule:
     """Parse a rule. Raises RuleError."""
-    if len(text) > _TEXT_MAX:
-        raise RuleError(f"it is longer than {_TEXT_MAX} characters")
+    if len(text) > _EXPORTER_TEXT_MAX:
+        raise RuleError(f"it is longer than {_EXPORTER_TEXT_MAX} characters")
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise RuleError(_what_is_amiss(text))

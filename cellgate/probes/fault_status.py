@@ -34,7 +34,7 @@ from cellgate.router.nouns import (
 
 ASK_S = 0.5
 """The timeout of one question: the front end answers by itself."""
-RANKS_MAX = 64
+FAULT_RANKS_MAX = 64
 """So many ranks are looked at; an API server has one, mostly."""
 SERVERS_MAX = 16
 """And so many API servers beside the leader's."""
@@ -165,7 +165,7 @@ def ranks_in(page: bytes) -> list[RankFault]:
 
 def _ranks(found: object) -> Iterator[RankFault]:
     engines = found.get("engines") if isinstance(found, dict) else None
-    for each in engines[:RANKS_MAX] if isinstance(engines, list) else ():
+    for each in engines[:FAULT_RANKS_MAX] if isinstance(engines, list) else ():
         if not isinstance(each, dict) or not isinstance(status := each.get("status"), str):
             continue
         if status.lower() != _WELL:

@@ -45,7 +45,7 @@ _HEALTH = {
     ),
 }
 # grpc-status of a call without an answer; other statuses are DOUBT.
-_FAILED = {
+_GRPC_FAILED = {
     "5": NodeReport(
         NodeState.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"
     ),
@@ -138,7 +138,7 @@ class HealthCall(asyncio.Protocol):
             raise FetchError(Trouble.BROKEN, f"HTTP {status} is not a gRPC answer")
         if grpc != "0":
             why = f"grpc-status {grpc or 'missing'} {unquote(self._headers.get('grpc-message', ''))}".rstrip()
-            state, hint = _FAILED.get(grpc, NodeReport(NodeState.DOUBT, "the call failed"))
+            state, hint = _GRPC_FAILED.get(grpc, NodeReport(NodeState.DOUBT, "the call failed"))
             return NodeReport(state, f"{hint} ({why})")
         health = _status(self._body)
         if health not in _HEALTH:

@@ -28,23 +28,23 @@ TOKENS = 8
 """Steps of decoding."""
 LIKELY = 5
 """Likely tokens of each step that the engine is asked for; what OpenAI allows."""
-_APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_KNOWN_PROMPT_APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """In the order in which they are tried."""
-_NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
+_KNOWN_PROMPT_NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
 RETRY_S = 2.0
-FRESH_S = 2.5
+KNOWN_PROMPT_FRESH_S = 2.5
 """Only a unit that has shown life so lately is asked: it is well, and so what it does with the prompt
 explains a canary that waits behind it."""
 
-_LIMIT_BYTES = 64 << 10
+_KNOWN_PROMPT_LIMIT_BYTES = 64 << 10
 
 _STATE = "state"
 """Note: whether the last run got an answer (True), was not possible (False), or cannot be (None)."""
 _TOOK_S = "took_s"
 """Note: how long the last answer took."""
-_USUAL_TIMES = 3.0
+_KNOWN_PROMPT_USUAL_TIMES = 3.0
 """For so many times as long a canary may have to wait behind the next one."""
-_FAILED = "failed"
+_FAILED_NOTE = "failed"
 """Note: whether the last one was not answered in time; the next one explains nothing."""
 _API = "api"
 """Note: the API that has answered, with its engine and model."""
@@ -64,7 +64,7 @@ class KnownAnswer:
 
     def limit_s(self, _context: ProbeContext) -> float:
         """Both APIs."""
-        return self.timeout_s * len(_APIS)
+        return self.timeout_s * len(_KNOWN_PROMPT_APIS)
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """A period after an answer; soon while it is wanted, or the unit was not idle."""
@@ -82,18 +82,20 @@ class KnownAnswer:
         model = model_of(context)
         asked_at = context.now()
         took_s = context.notes.get(_TOOK_S)
-        if not context.notes.get(_FAILED):
-            context.occupied_until(asked_at + (self.timeout_s if took_s is None else _USUAL_TIMES * took_s))
+        if not context.notes.get(_FAILED_NOTE):
+            context.occupied_until(
+                asked_at + (self.timeout_s if took_s is None else _KNOWN_PROMPT_USUAL_TIMES * took_s)
+            )
         try:
             api, reply = await self._ask(context, model)
         except FetchError:
-            context.notes[_FAILED] = True
+            context.notes[_FAILED_NOTE] = True
             context.occupied_until(0.0)
             return
-        context.notes[_FAILED] = False
+        context.notes[_FAILED_NOTE] = False
         context.occupied_until(context.now())
         context.notes[_TOOK_S] = context.now() - asked_at
-        if reply.status in _NOT_SERVED:
+        if reply.status in _KNOWN_PROMPT_NOT_SERVED:
             context.notes[_STATE] = None
             return
         if reply.status in BUSY_STATUSES:
@@ -113,13 +115,13 @@ class KnownAnswer:
         for api in _apis(context):
             reply = await context.fetch(
                 "POST",
-                _APIS[api],
+                _KNOWN_PROMPT_APIS[api],
                 body=orjson.dumps(_body(api, model, context.engine)),
                 request_id=f"cellgate-canary-known-{context.new_id()}",
                 timeout_s=self.timeout_s,
-                max_bytes=_LIMIT_BYTES,
+                max_bytes=_KNOWN_PROMPT_LIMIT_BYTES,
             )
-            if reply.status not in _NOT_SERVED:
+            if reply.status not in _KNOWN_PROMPT_NOT_SERVED:
                 break
         return api, reply
 
@@ -132,7 +134,7 @@ def _may_ask(context: ProbeContext) -> bool:
         return False
     if context.verdict not in USABLE:
         return context.urgency is not Urgency.ROUTINE
-    is_well = context.now() - context.progress_at <= FRESH_S
+    is_well = context.now() - context.progress_at <= KNOWN_PROMPT_FRESH_S
     return context.urgency is Urgency.NOW or (is_well and not is_in_use(context))
 
 
@@ -140,7 +142,7 @@ def _apis(context: ProbeContext) -> list[str]:
     """The APIs that the unit may serve."""
     configured = context.unit.canary
     names = (configured,) if configured else engine(context.engine).canaries
-    return [api for api in _APIS if api in names]
+    return [api for api in _KNOWN_PROMPT_APIS if api in names]
 
 
 def _body(api: str, model: str, of_engine: str) -> dict[str, Any]:

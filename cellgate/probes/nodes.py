@@ -23,7 +23,7 @@ from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Troub
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
-_REASON_MAX = 400
+_NODE_REASON_MAX = 400
 
 _BAD_REPORTS = "bad_reports"
 """Note: bad reports of the node in a row."""
@@ -95,7 +95,7 @@ class NodeProbe(ABC):
             _SIGNS[said.state],
             _strength(context, said.state),
             self.name,
-            _on_one_line(said.reason, _REASON_MAX),
+            _on_one_line(said.reason, _NODE_REASON_MAX),
             context.now(),
             node=node,
         )
@@ -180,9 +180,9 @@ def _on_one_line(text: str, longest: int) -> str:
 
 KNOWN = 16_384
 """The number of parsed URLs that are kept."""
-_BUSY = 429
+_TOO_MANY_REQUESTS = 429
 
-_PAGE = "page"
+_PAGE_NOTE = "page"
 """Note: what to ask for."""
 _LAST = "last"
 """Note: the last reply and the evidence that it was, if that was good."""
@@ -205,10 +205,10 @@ class HttpProbe(NodePage):
 
     def page(self, context: ProbeContext) -> PageGet:
         """The URL."""
-        page: PageGet | None = context.notes.get(_PAGE)
+        page: PageGet | None = context.notes.get(_PAGE_NOTE)
         if page is None:
             root, target = split_url(self.url)
-            context.notes[_PAGE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
+            context.notes[_PAGE_NOTE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
         return page
 
     def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:
@@ -233,7 +233,7 @@ class HttpProbe(NodePage):
         """The result of the page's status."""
         if 200 <= reply.status < 300:
             return NodeReport(NodeState.GOOD, f"HTTP {reply.status}")
-        if reply.status == _BUSY:
+        if reply.status == _TOO_MANY_REQUESTS:
             return NodeReport(NodeState.NOTHING, f"busy, HTTP {reply.status}")
         return NodeReport(NodeState.BAD, _explain(reply))
 

@@ -31,22 +31,22 @@ from cellgate.router.nouns import (
 
 _Weight = tuple[Sign, Strength]
 
-_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
+_SAYS_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
 _TROUBLES: dict[Trouble, _Weight] = {
     Trouble.REFUSED: (Sign.BAD, Strength.FATAL),
     Trouble.UNREACHABLE: (Sign.BAD, Strength.WEAK),
     Trouble.TIMEOUT: (Sign.BAD, Strength.WEAK),
     Trouble.BROKEN: (Sign.BAD, Strength.WEAK),
-    Trouble.OWN: _NOTHING,
+    Trouble.OWN: _SAYS_NOTHING,
     # Suspect at once; a canary says nothing of it (probes/canary.py), so never more than that.
     Trouble.NAME: (Sign.BAD, Strength.STRONG),
 }
-_NOT_THERE = frozenset({404, 405})
-_ASKS_MORE = _NOT_THERE | {503}
+_READINESS_NOT_THERE = frozenset({404, 405})
+_ASKS_MORE = _READINESS_NOT_THERE | {503}
 
 _PATH = "path"
 """Note: the path that this unit has."""
-_ASKED = "asked"
+_ASKED_NOTE = "asked"
 """Note: the path that is being asked, and until when."""
 
 
@@ -79,14 +79,14 @@ class Readiness:
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""
         path = _paths(context)[0]
-        context.notes[_ASKED] = path, context.now() + self.timeout_s
+        context.notes[_ASKED_NOTE] = path, context.now() + self.timeout_s
         return PageGet(context.fetch, path, self.timeout_s)
 
     def read(
         self, context: ProbeContext, answer: Reply | FetchError
     ) -> tuple[Evidence] | AsyncGenerator[Finding, None]:
         """One piece of evidence."""
-        path, deadline = context.notes[_ASKED]
+        path, deadline = context.notes[_ASKED_NOTE]
         if isinstance(answer, Reply):
             if answer.status in _ASKS_MORE:
                 return self._ask_more(context, path, answer, deadline)
@@ -100,14 +100,14 @@ class Readiness:
         answer: Reply | FetchError = reply
         others = [other for other in _paths(context) if other != path]
         try:
-            while reply.status in _NOT_THERE and others:
+            while reply.status in _READINESS_NOT_THERE and others:
                 path = others.pop(0)
                 timeout_s = max(0.0, deadline - context.now())
                 answer = reply = await context.fetch("GET", path, timeout_s=timeout_s)
         except FetchError as error:
             answer = error
         else:
-            if reply.status not in _NOT_THERE:
+            if reply.status not in _READINESS_NOT_THERE:
                 context.notes[_PATH] = path
             if reply.status == 503:
                 for word in await ask_quiescence(context):
@@ -134,7 +134,7 @@ def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
     if reply.status >= 500:
         return Sign.BAD, Strength.STRONG
     # Anything else (no such path, not allowed) proves only that a server answers.
-    return (Sign.GOOD, Strength.WEAK) if reply.status == 200 else _NOTHING
+    return (Sign.GOOD, Strength.WEAK) if reply.status == 200 else _SAYS_NOTHING
 
 
 # EnginePause: whether an engine says that it stands still on purpose: it is paused, asleep or scaling.
@@ -147,7 +147,7 @@ ASK_S = 0.5
 """The timeout of one question: the front end answers by itself, or after one step of the engine."""
 _SCALING = b"scaling"
 """In the body of a 503 with which an engine answers every path while it scales."""
-_KNOWN = "known"
+_KNOWN_NOTE = "known"
 """Note: which of its paths the engine has."""
 
 
@@ -206,7 +206,7 @@ class QuiescenceProbe:
         if is_new and len(said) == len(questions):
             answered = tuple(q for q, answer in said.items() if answer is not _Says.NOTHING)
             hidden = tuple(question for question in answered if not question.is_shown)
-            context.notes[_KNOWN] = _Known(context.engine, now, hidden or answered)
+            context.notes[_KNOWN_NOTE] = _Known(context.engine, now, hidden or answered)
         for finding in _findings(context, said):
             yield finding
 
@@ -265,7 +265,7 @@ async def _answer(context: ProbeContext, question: HoldQuestion) -> HoldKind | _
 
 
 def _known(context: ProbeContext) -> _Known:
-    known: _Known = context.notes.get(_KNOWN, _Known())
+    known: _Known = context.notes.get(_KNOWN_NOTE, _Known())
     return known
 
 
@@ -297,8 +297,8 @@ _GATE_TROUBLES: dict[Trouble, _Weight] = {
     Trouble.UNREACHABLE: _BAD,
     Trouble.TIMEOUT: _BAD,
     Trouble.BROKEN: _BAD,
-    Trouble.OWN: _NOTHING,
-    Trouble.NAME: _NOTHING,
+    Trouble.OWN: _SAYS_NOTHING,
+    Trouble.NAME: _SAYS_NOTHING,
 }
 _NOT_USABLE = frozenset({404, 503})
 
@@ -341,8 +341,8 @@ def _weigh_gate(context: ProbeContext, reply: Reply) -> _Weight:
     if reply.status in _NOT_USABLE:
         return _BAD
     if reply.status != 200:
-        return _NOTHING
+        return _SAYS_NOTHING
     # Its gate suspects it as well, or finds it slow: that does not clear it.
     if context.verdict is Verdict.SUSPECT and "x-envoy-degraded" in reply.headers:
-        return _NOTHING
+        return _SAYS_NOTHING
     return Sign.GOOD, Strength.STRONG

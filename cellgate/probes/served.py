@@ -98,7 +98,7 @@ class _Served(NamedTuple):
     cards: ModelCards = MappingProxyType({})
 
 
-_NOTHING = _Served()
+_NONE_SERVED = _Served()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,11 @@ async def _ask_models(fetch: Fetch, configured: str, timeout_s: float) -> _Serve
     if configured != "triton":
         reply = await fetch("GET", "/v1/models", timeout_s=timeout_s)
         if reply.status not in _NOT_THERE:
-            return _read_list(reply.body) if reply.status == 200 else _NOTHING
+            return _read_list(reply.body) if reply.status == 200 else _NONE_SERVED
         reply = await fetch("GET", "/v2", timeout_s=timeout_s)
         metadata = parsed(reply.body) if reply.status == 200 else None
         if not isinstance(metadata, dict) or metadata.get("name") != "triton":
-            return _Served("openai") if reply.status in (200, *_NOT_THERE) else _NOTHING
+            return _Served("openai") if reply.status in (200, *_NOT_THERE) else _NONE_SERVED
     index = await fetch("POST", "/v2/repository/index", body=b'{"ready": true}', timeout_s=timeout_s)
     return _Served("triton", _names(parsed(index.body), "name") if index.status == 200 else ())
 
@@ -170,13 +170,13 @@ def _read_list(body: bytes) -> _Served:
     listed = parsed(body)
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list):
-        return _NOTHING
+        return _NONE_SERVED
     owners = {str(card.get("owned_by")) for card in cards if isinstance(card, dict)}
     known = [OWNERS[owner] for owner in sorted(owners & OWNERS.keys())]
     names = _names(cards, "id")
     # A list without models means that the server is still starting.
     if not names:
-        return _NOTHING
+        return _NONE_SERVED
     return _Served(next(iter(known), "openai"), names, _bases(cards, names), _facts(cards))
 
 

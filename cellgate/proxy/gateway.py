@@ -42,7 +42,7 @@ from cellgate.proxy.request.models import LocalEndpoints, choice_of
 from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, Observer, Reports
 from cellgate.proxy.request.routes import RoutingHeaders
 from cellgate.proxy.request.services import KeyCheck, Payer
-from cellgate.proxy.request.table import TABLE
+from cellgate.proxy.request.table import EXCHANGE_TABLE
 from cellgate.proxy.request.unclaimed_blocks import UnclaimedBlocks
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
@@ -58,7 +58,7 @@ _NO_ROOM = Failure(
 PAYERS_KEPT = 4096
 CLIENTS_PER_TURN = 256
 """So many clients have their clocks checked in one turn of the loop: it takes some 0.3 ms."""
-LINGER_S = 0.5
+GATEWAY_LINGER_S = 0.5
 """How long a stopping gate keeps idle connections: a request may be in transit."""
 
 Observe = Callable[[ResponseClient, Request, float], tuple[Observer, ...]]
@@ -194,7 +194,7 @@ class Gateway:
         if drain_s > 0.0:
             await self.entrance.close_politely()
         for client in list(self.clients):
-            client.leave_if_idle(LINGER_S)
+            client.leave_if_idle(GATEWAY_LINGER_S)
         await self._end(drain_s)
 
     async def leave_to_successor(self, *, drain_s: float) -> None:
@@ -241,8 +241,8 @@ class Gateway:
             )
             return session
         if self.observe is None:
-            return Exchange(TABLE, self, client, request)
-        return Exchange(TABLE, self, client, request, self.observe(client, request, self.now()))
+            return Exchange(EXCHANGE_TABLE, self, client, request)
+        return Exchange(EXCHANGE_TABLE, self, client, request, self.observe(client, request, self.now()))
 
     def own_lines(self, request: Request) -> bytes:
         """Without these, a page of another site cannot read why it was refused."""

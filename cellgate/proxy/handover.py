@@ -36,7 +36,7 @@ VARIABLE = "CELLGATE_HANDOVER"
 """Has the descriptor of the successor's socket."""
 HELLO, READY = b"h", b"r"
 FDS_MAX = 64
-ANSWER_S = 10.0
+HANDOVER_ANSWER_S = 10.0
 """How long a living gate may take to answer."""
 _LENGTH = struct.Struct("!I")
 
@@ -282,7 +282,7 @@ def inherit(environ: MutableMapping[str, str] = os.environ) -> Inheritance | Non
     try:
         sock = socket.socket(fileno=int(descriptor))
         sock.set_inheritable(False)
-        sock.settimeout(ANSWER_S)
+        sock.settimeout(HANDOVER_ANSWER_S)
         sock.sendall(HELLO)
         return Inheritance(sock, *receive(sock))
     except (OSError, ValueError, KeyError, IndexError, TypeError, orjson.JSONDecodeError) as error:

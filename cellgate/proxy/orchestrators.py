@@ -34,7 +34,7 @@ _METHODS: Mapping[ApiVerb, str] = {
     "delete": "DELETE",
 }
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_REASON_MAX = 300
+_ORCHESTRATOR_REASON_MAX = 300
 
 
 @asynccontextmanager
@@ -152,7 +152,7 @@ def _refusal(call: ApiCall, status: int, answer: Any) -> str:
     told = answer if isinstance(answer, dict) else {}
     causes = told.get("details", {}).get("causes", [])
     text = " ".join([str(told.get("message", "")), *(str(each.get("message", "")) for each in causes)])
-    return f"the API server refuses: {status} {' '.join(text.split())[:_REASON_MAX]}".rstrip()
+    return f"the API server refuses: {status} {' '.join(text.split())[:_ORCHESTRATOR_REASON_MAX]}".rstrip()
 
 
 # Amazon's APIs: a client of boto3, and what is wrong in one line.

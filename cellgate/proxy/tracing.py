@@ -86,9 +86,9 @@ CLOSE_TIMEOUT_S = 2.0
 TEXT_MAX = 256
 """Characters of a text that the client chose, as in the access log."""
 
-_FIELDS = (b"traceparent:", b"tracestate:")
+_TRACE_FIELDS = (b"traceparent:", b"tracestate:")
 _TRACEPARENT = re.compile(rb"traceparent: [0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})")
-_SAMPLED = 1
+_TRACE_SAMPLED = 1
 
 
 class Tracing:
@@ -136,7 +136,7 @@ class Tracing:
         """
         told = [line for line in request.lines if line.startswith(b"traceparent:")]
         if len(told) == 1 and (found := _TRACEPARENT.match(told[0])):
-            return bool(int(found[1], 16) & _SAMPLED)
+            return bool(int(found[1], 16) & _TRACE_SAMPLED)
         if random.random() < self._ratio:
             return True
         # Its unit must not begin a trace either.
@@ -153,14 +153,14 @@ class Tracing:
 
 
 def _without_trace(lines: list[bytes]) -> list[bytes]:
-    return [line for line in lines if not line.startswith(_FIELDS)]
+    return [line for line in lines if not line.startswith(_TRACE_FIELDS)]
 
 
 def _parent(request: Request) -> Context:
     """The client's span; an invalid one is ignored (W3C Trace Context, 4.3)."""
     carrier: dict[str, str] = {}
     for line in request.lines:
-        if line.startswith(_FIELDS):
+        if line.startswith(_TRACE_FIELDS):
             name, _, value = line.decode("latin-1").strip().partition(": ")
             # Several lines of tracestate are one list, and of traceparent they are nothing.
             carrier[name] = f"{carrier[name]},{value}" if name in carrier else value
@@ -391,7 +391,7 @@ class _FirstWords(logging.Handler):
         self.said.text = getattr(self.said, "text", "") or record.getMessage()
 
 
-_WORDS = _FirstWords()
+_FIRST_WORDS_OF_PATHS = _FirstWords()
 
 
 class CollectorLink:
@@ -410,7 +410,7 @@ class CollectorLink:
         exporters = logging.getLogger("opentelemetry.exporter")
         exporters.setLevel(logging.WARNING)
         exporters.propagate = False
-        exporters.handlers[:] = [_WORDS]
+        exporters.handlers[:] = [_FIRST_WORDS_OF_PATHS]
 
     @property
     def is_lost(self) -> bool:
@@ -419,11 +419,11 @@ class CollectorLink:
 
     def send(self, send: Callable[[], bool], count: int) -> bool:
         """Send `count` of them by calling `send`, which tells whether they were accepted."""
-        _WORDS.said.text = ""
+        _FIRST_WORDS_OF_PATHS.said.text = ""
         try:
             accepted = send()
         except Exception as error:
-            _WORDS.said.text = repr(error)
+            _FIRST_WORDS_OF_PATHS.said.text = repr(error)
             accepted = False
         tally(EXPORTS, self._what, "sent" if accepted else "dropped")
         if accepted:
@@ -433,7 +433,7 @@ class CollectorLink:
             self._lost = 0
         else:
             if not self._lost:
-                reason = _WORDS.said.text or "it gave no reason"
+                reason = _FIRST_WORDS_OF_PATHS.said.text or "it gave no reason"
                 lost = f"{self._what} are dropped until it does; requests are not affected"
                 refuses = f"does not accept {self._what} ({reason})"
                 self._log("warning", f"{self._section}: {self._endpoint} {refuses}: {lost}")

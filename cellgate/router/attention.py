@@ -25,7 +25,7 @@ USUAL_S = 10.0
 """What is usual of all units of a large fleet is looked at so often."""
 STAYS_S = 5.0
 """So long a unit is looked at after something was said of it."""
-STILL = 0.01
+STILL_LOAD = 0.01
 """Means that are less change nothing any more."""
 
 
@@ -86,11 +86,11 @@ def is_still(state: UnitState) -> bool:
     return not (
         state.leases
         or state.hold is not None
-        or state.batch > STILL
-        or state.prefilling > STILL
+        or state.batch > STILL_LOAD
+        or state.prefilling > STILL_LOAD
         or state.foreign
         or state.learnt_limit < state.unit.max_in_flight
         or state.restart_suspected_at >= 0.0
         or state.outlier.degraded
-        or state.costs.errors.last_share > STILL
+        or state.costs.errors.last_share > STILL_LOAD
     )

@@ -161,7 +161,7 @@ class Board:
         """Apply evidence. Evidence about a unit that is not configured (any more) is dropped."""
         state = self.units.get(evidence.unit)
         if state is None:
-            return _NOTHING
+            return _NO_CONSEQUENCE
         state.last_evidence[evidence.node, evidence.source] = evidence
         if evidence.sign is Sign.BAD:
             self.attention.note(state, evidence.at + STAYS_S)
@@ -176,7 +176,7 @@ class Board:
         state.case = after
         restarted = after.restarted != before.restarted
         if after.verdict is before.verdict and not restarted:
-            return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
+            return Consequence(wants_canary=wants_canary) if wants_canary else _NO_CONSEQUENCE
         if restarted:
             self._forget(state)
         if after.verdict is Verdict.UP:
@@ -577,7 +577,7 @@ class Changes(NamedTuple):
     probed_again: tuple[Unit, ...]
 
 
-_NOTHING = Consequence()
+_NO_CONSEQUENCE = Consequence()
 
 
 # Which kinds of requests clients send, so that canaries ask for these kinds. Pure.
@@ -587,11 +587,11 @@ _NOTHING = Consequence()
 
 
 USED_S = 600.0
-KEPT = 64
+USES_KEPT = 64
 """Kinds that are kept: the last ones."""
 LOOKED_AT = 64
 """Requests of a unit that are looked at for one that waits."""
-WAITS_S = 2.0
+HANGS_S = 2.0
 """A request that waits for so long, while later ones are answered, may hang alone."""
 LATER_S = 0.25
 """A request that came so much later was not under way at the same time."""
@@ -636,7 +636,7 @@ class Uses:
         """A request of a unit that waits, while a later one was answered."""
         for lease, _ in zip(state.leases, range(LOOKED_AT), strict=False):
             if not (lease.committed or lease.evicted or lease.paused):
-                is_old = now - lease.opened_at > WAITS_S
+                is_old = now - lease.opened_at > HANGS_S
                 return lease if is_old and self.answers_since(state, lease.opened_at) else None
         return None
 
@@ -645,7 +645,7 @@ class Uses:
         if use.route and at > self._at.get(use, -1.0):
             self._at.pop(use, None)
             self._at[use] = at
-            if len(self._at) > KEPT:
+            if len(self._at) > USES_KEPT:
                 del self._at[next(iter(self._at))]
 
 

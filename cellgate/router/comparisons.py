@@ -218,7 +218,7 @@ def _few(words: Iterable[str]) -> str:
 # usual. So a rank is called behind only when two reports, one after the other, have the same counts.
 
 
-NAMED_MAX = 4
+COMPARED_NAMED_MAX = 4
 FRESH_S = 60.0
 """A report that is older says nothing of the present."""
 
@@ -240,7 +240,7 @@ def conclusions(facts: UnitFacts, now: float) -> tuple[str, ...]:
         line for node in nodes for line in _of_ranks(facts.before.get(node.node), node, facts.node_of)
     )
     of_devices = (line for node in nodes for line in _of_devices(facts.baseline(node.node), node))
-    return tuple(dict.fromkeys((*of_ranks, *of_devices)))[:NAMED_MAX]
+    return tuple(dict.fromkeys((*of_ranks, *of_devices)))[:COMPARED_NAMED_MAX]
 
 
 def _of_ranks(before: NodeFacts | None, now: NodeFacts, node_of: Callable[[str], str]) -> Iterator[str]:

@@ -39,7 +39,7 @@ MORE = 0.125
 fill a fast unit beyond its slots.
 """
 
-_TOKENS_MAX = 1e9
+_COST_TOKENS_MAX = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ def _trust(age_s: float, rules: CostRules) -> float:
 
 def _waiting_tokens(report: OtherLoad, rules: CostRules) -> float:
     tokens = report.waiting_tokens
-    return min(report.waiting * rules.foreign_tokens if tokens is None else tokens, _TOKENS_MAX)
+    return min(report.waiting * rules.foreign_tokens if tokens is None else tokens, _COST_TOKENS_MAX)
 
 
 def _blend(trust: float, own: float, others: float) -> float:
@@ -393,7 +393,7 @@ def _blend(trust: float, own: float, others: float) -> float:
 # had more. While its KV cache is full it looks alike, but what fits there changes with every request.
 
 
-KV_FULL = 0.95
+KV_FULL_COSTS = 0.95
 """With so large a share in use, requests may wait for KV cache."""
 
 
@@ -411,7 +411,7 @@ class Seats:
         if load.running > self.limit:
             self.limit = inf
         self._most = max(self._most, load.running)
-        if not load.waiting or load.kv_use >= KV_FULL:
+        if not load.waiting or load.kv_use >= KV_FULL_COSTS:
             self._running = 0
             return
         if load.running == self._running == self._most > 0:

@@ -402,13 +402,13 @@ def _report(
 # Of sequences being decoded the mean counts. It keeps what lasts: a fast unit has more than a slow one.
 
 
-UNSEEN_S = 0.5
+MODEL_UNSEEN_S = 0.5
 """What others send within this time is not known: what they tell is up to a heartbeat old, and used until the
 next. From 0.4 to 0.8 s it makes no difference (docs/evidence/gym.md).
 """
 MEAN_S = 5.0
 """The mean follows within about this time. Chosen in the gym (docs/evidence/gym.md)."""
-_NONE = 0.05
+_NO_SHARE = 0.05
 """So few sequences on average are none."""
 
 
@@ -444,7 +444,7 @@ def expected_s(lines: Sequence[Line]) -> list[float]:
     if not told_s:
         return [0.0] * len(lines)
     there = [line.own_s + line.told_s for line in lines]
-    computed = [min(each, UNSEEN_S) for each in there]
+    computed = [min(each, MODEL_UNSEEN_S) for each in there]
     left = [each - gone for each, gone in zip(there, computed, strict=True)]
     level = _level(left, sum(computed) * told_s / sum(there))
     return [
@@ -466,7 +466,7 @@ class OtherGates:
         `told` is None while they tell of nothing.
         """
         if told is None:
-            if self._mean < _NONE:
+            if self._mean < _NO_SHARE:
                 self._heard_at = None
                 return None
             told = 0.0

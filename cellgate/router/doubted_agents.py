@@ -22,7 +22,7 @@ from cellgate.router.unit_state import UnitState
 if TYPE_CHECKING:
     from cellgate.router.board import Board
 
-TOGETHER_S = 10.0
+AGENTS_TOGETHER_S = 10.0
 """What agents have said within this time before is doubted as well, and what they say as soon after."""
 
 
@@ -35,7 +35,7 @@ def weighed(board: Board, evidence: Evidence) -> Evidence:
         return evidence
     said = 1 + sum(_is_out(other) for other in board)
     total = said - 1 + sum(other.is_usable() for other in board)
-    are_doubted = evidence.at - board.agents_doubted_at <= TOGETHER_S
+    are_doubted = evidence.at - board.agents_doubted_at <= AGENTS_TOGETHER_S
     if said <= board.rules.panic_share * total and not are_doubted:
         return evidence
     board.agents_doubted_at = evidence.at
@@ -49,7 +49,7 @@ def taken_back(board: Board, now: float) -> Iterator[Evidence]:
         if _is_out(state):
             for node, source in sorted(state.case.faults):
                 said = state.last_evidence.get((node, source))
-                if said is not None and now - said.at <= TOGETHER_S:
+                if said is not None and now - said.at <= AGENTS_TOGETHER_S:
                     reason = "doubted, because agents say the same of most units; a canary decides"
                     yield Evidence(
                         state.unit.name, Sign.GOOD, Strength.WEAK, AGENT, reason, now, node=node or None

@@ -45,7 +45,7 @@ STALLS = 1.5
 PREFILLS = 1.5
 COUNTERS_FRESH_S = 1.0
 """Older counters cannot show whether the engine makes progress."""
-LATE_S = 0.5
+STALL_LATE_S = 0.5
 """The counters of a suspect are read this often."""
 CLEARED_S = 30.0
 """A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
@@ -53,7 +53,7 @@ UNSEEN_S = 8.0
 """A stall is believed to be work for this long where nothing but a time-out of ours speaks against it: of a
 stream on an engine that may serve one request at a time; and of a unit while no other of its pool does
 better, even if its counters stand still."""
-FIRST_S = 0.5
+STALL_FIRST_S = 0.5
 """A unit under work is borne for so much longer than it takes to notice a stall and to wait for a canary: a
 pause of garbage collection, or of a kernel that is compiled, may be as long."""
 ENGINE_SEES_S = 5.0
@@ -149,7 +149,7 @@ def borne_until(state: UnitState, now: float, rules: Rules) -> float:
     """
     if not state.leases or now - state.quiet_since < rules.silent_min_s or is_told(state):
         return -inf
-    least_s = rules.silent_min_s + rules.canary_timeout_s + FIRST_S
+    least_s = rules.silent_min_s + rules.canary_timeout_s + STALL_FIRST_S
     return state.quiet_since + max(least_s, STALLS * state.pauses.longest_s(state.quiet_since))
 
 
@@ -193,7 +193,7 @@ def is_seen_still(state: UnitState, now: float) -> bool:
     if is_told(state):
         return True
     load = state.load
-    is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + LATE_S
+    is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + STALL_LATE_S
     return is_read and load is not None and load.at_engine > 0 and load.at > state.progress_at
 
 

@@ -31,8 +31,8 @@ CANDIDATES_MAX = 8
 
 _HASH = (1 << 60) - 1
 """An int of two digits: 32 bytes."""
-_DEPTH = (1 << 16) - 1
-_EVICT_SHARE = 8
+_INDEX_DEPTH = (1 << 16) - 1
+_INDEX_EVICT_SHARE = 8
 
 
 class KvIndex:
@@ -109,7 +109,7 @@ class KvIndex:
             or self.block_tokens not in (0, event.block_tokens)
             or len(event.tokens) != count * event.block_tokens * TOKEN_BYTES
             or (event.extra is not None and len(event.extra) != count)
-            or depth_of(chain) + count > _DEPTH
+            or depth_of(chain) + count > _INDEX_DEPTH
             or len(self._chains) + count > self.limit
         )
 
@@ -133,7 +133,7 @@ class KvIndex:
             if chain is not None and not (again and self._is_left(chain)):
                 gone[chain] = held.pop(chain)
         if len(self.gone) > self.limit:
-            for chain in list(islice(self.gone, self.limit // _EVICT_SHARE + 1)):
+            for chain in list(islice(self.gone, self.limit // _INDEX_EVICT_SHARE + 1)):
                 del self.gone[chain]
 
     def _is_left(self, name: int) -> bool:
@@ -150,7 +150,7 @@ class KvIndex:
         times: as far as all runs agree that it could be. None: there is no such run, or too many.
         """
         first, last = bisect_left(self._leaf_at, since), bisect_right(self._leaf_at, until)
-        leaves = {leaf for leaf in self._leaves[first:last] if leaf & _DEPTH == blocks}
+        leaves = {leaf for leaf in self._leaves[first:last] if leaf & _INDEX_DEPTH == blocks}
         if not leaves or len(leaves) > CANDIDATES_MAX:
             return None
         return self._common(leaves)
@@ -162,7 +162,7 @@ class KvIndex:
         while len(leaves) > 1:
             leaves = {self._before(leaf) for leaf in leaves}
         found, chain = [], leaves.pop()
-        while chain & _DEPTH:
+        while chain & _INDEX_DEPTH:
             found.append(chain)
             chain = self._before(chain)
         found.reverse()
@@ -203,18 +203,18 @@ Event = Stored | Removed | Cleared
 
 def depth_of(chain: int) -> int:
     """How many blocks of a prompt a chain hash stands for."""
-    return chain & _DEPTH
+    return chain & _INDEX_DEPTH
 
 
 def root(block_tokens: int, lora: bytes) -> int:
     """What the first block of a prompt follows. Its depth is 0."""
-    return xxh3_64_intdigest(lora, block_tokens) & _HASH & ~_DEPTH
+    return xxh3_64_intdigest(lora, block_tokens) & _HASH & ~_INDEX_DEPTH
 
 
 def following(chain: int, tokens: bytes, extra: bytes = b"") -> int:
     """The chain hash of the block of these tokens behind `chain`."""
     seed = xxh3_64_intdigest(extra, chain) if extra else chain
-    return (xxh3_64_intdigest(tokens, seed) << 16 & _HASH) | ((chain & _DEPTH) + 1)
+    return (xxh3_64_intdigest(tokens, seed) << 16 & _HASH) | ((chain & _INDEX_DEPTH) + 1)
 
 
 # Which block of tokens a block of a prompt's bytes ends in, learnt from prompts that engines stored. Pure.
@@ -282,5 +282,5 @@ class Lessons:
             taught[block] = one
         self.count += 1
         if len(taught) > LESSONS_MAX:
-            for block in list(islice(taught, LESSONS_MAX // _EVICT_SHARE)):
+            for block in list(islice(taught, LESSONS_MAX // _INDEX_EVICT_SHARE)):
                 del taught[block]

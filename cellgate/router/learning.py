@@ -49,7 +49,7 @@ _FADED = 3.0
 """But never less than so many samples: one is an accident."""
 _WINDOW_TOKENS = 2048
 """A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
-_WINDOW_S = 0.005
+_LEARNING_WINDOW_S = 0.005
 _SPAN_S = 1.0
 _SURPLUS = 1.25
 """Over so long so much more than the rate can be no accident of which prompts ended together."""
@@ -104,7 +104,7 @@ class Rates:
             self.followed += 1
             self._tokens += tokens
             self._busy_s += busy_s
-            if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
+            if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _LEARNING_WINDOW_S:
                 rate.learn(self._tokens / self._busy_s)
                 self._tokens, self._busy_s = 0, 0.0
             return
@@ -113,7 +113,9 @@ class Rates:
         if tokens >= _WORK_SHARE * latency.value * rate.value:
             self._alone_tokens += tokens
             self._alone_s += busy_s
-            if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(_WINDOW_S, latency.value):
+            if self._alone_tokens >= _WINDOW_TOKENS and self._alone_s >= max(
+                _LEARNING_WINDOW_S, latency.value
+            ):
                 rate.learn(self._alone_tokens / self._alone_s)
                 self._alone_tokens, self._alone_s = 0, 0.0
 
@@ -339,7 +341,7 @@ class Errors:
 LATENCY_MAX_S = 60.0
 
 _FADE = 0.95
-_LEAST_S = 0.05
+_LEARNING_LEAST_S = 0.05
 """Shorter work counts as none."""
 _LATENCY_CLIP = 4.0
 _CLIPS = (20.0, 20.0, 4.5)
@@ -378,7 +380,7 @@ class Latency:
         self.seen = seen = self.seen + 1
         if work_s > LATENCY_MAX_S:
             work_s = LATENCY_MAX_S
-        least_s = _LEAST_S + work_s
+        least_s = _LEARNING_LEAST_S + work_s
         usual_s = self.value + least_s
         if ttft_s > usual_s:
             ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _LATENCY_CLIP))
@@ -601,9 +603,9 @@ class StepTimes:
 FADE_S = 300.0
 """What was confirmed so long ago counts half."""
 
-_NOTHING = 1e-9
+_NO_RATE = 1e-9
 """What sums of floats may differ by."""
-LEAST = 1e-6
+LEARNING_LEAST = 1e-6
 """A unit is taken to be at least so many times as fast as the fastest."""
 
 _Rate = TypeVar("_Rate", Estimate, Latency, Steps)
@@ -629,7 +631,7 @@ def learn_of_peers(units: Sequence[Peer], elapsed_s: float) -> None:
     most = max((unit.weight for unit in units), default=1.0)
     kinds: dict[Hashable, list[_Fast]] = {}
     for kind, weight, rates in units:
-        kinds.setdefault(kind, []).append((max(weight / most, LEAST), rates))
+        kinds.setdefault(kind, []).append((max(weight / most, LEARNING_LEAST), rates))
         for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
             estimate.fade(keep)
     everyone = [unit for kind in kinds.values() for unit in kind]
@@ -658,7 +660,7 @@ def weights_fit(units: Sequence[tuple[float, Rates]]) -> bool:
         [(log(weight), log(speed)) for weight, speed in each] for each in (prefill, decoding, plain) if each
     ]
     weighed = sum(_scatter([speed - weight for weight, speed in each]) for each in known)
-    return weighed <= sum(_scatter([speed for _, speed in each]) for each in known) + _NOTHING
+    return weighed <= sum(_scatter([speed for _, speed in each]) for each in known) + _NO_RATE
 
 
 def _scatter(values: Sequence[float]) -> float:

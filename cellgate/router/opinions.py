@@ -31,10 +31,10 @@ _REFUSED, _SERVED = 2.5, 0.5
 other answer. Of equals which answer badly with any probability p the mean is below one: a first answer that
 is good, (1 - p) * 0.5; one that is not, nor that of the other, p * p * 0.5; one that is not while that of the
 other is, p * (1 - p) * 2.5."""
-_SURE = 0.9 * _REFUSED**HANDFUL
+_OPINION_SURE = 0.9 * _REFUSED**HANDFUL
 _APART, _APART_MIN = 0.25, 4
 """A unit seems worse if so much more of its answers are doubtful than of others, of at least so many."""
-WATCH_S = 30.0
+OPINION_WATCH_S = 30.0
 """So long after the last doubtful answer good ones are counted as well."""
 KNOWN_S = 300.0
 """So long after it what units refuse is forgotten."""
@@ -79,7 +79,7 @@ class Opinions:
     def arrived(self, kind: Kind, size: int, units: Collection[str], now: float) -> tuple[str, ...]:
         """A request has come while watching: which of the `units` that could take it are to be spared it."""
         quiet_s = now - self._last_at
-        if quiet_s > KNOWN_S or (quiet_s > WATCH_S and not self._any_refuses()):
+        if quiet_s > KNOWN_S or (quiet_s > OPINION_WATCH_S and not self._any_refuses()):
             self._forget()
             return ()
         self._purse = min(PURSE, self._purse + SHARE)
@@ -245,8 +245,8 @@ class Opinions:
         arrived, self._arrived = self._arrived, 0
         size = record.refuses_above() if record.has_good else 0
         model, needs = kind.model and f" of {kind.model}", kind.needs and f" with {kind.needs}"
-        of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if 0 < size < _NOTHING else "")
-        is_sure = record.refuses_above() != _NOTHING
+        of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if 0 < size < _NO_OPINION else "")
+        is_sure = record.refuses_above() != _NO_OPINION
         others = [each for name, each in self._records[kind].items() if name != unit]
         return Refusing(
             unit,
@@ -263,7 +263,7 @@ class Opinions:
 
     def _any_refuses(self) -> bool:
         return any(
-            record.refuses_above() != _NOTHING
+            record.refuses_above() != _NO_OPINION
             for records in self._records.values()
             for record in records.values()
         )
@@ -385,7 +385,7 @@ class _Record:
         above = sum(not good and size > served for size, good in self.outcomes)
         if above >= HANDFUL:
             return served
-        return -1 if self.against_it >= _SURE else _NOTHING
+        return -1 if self.against_it >= _OPINION_SURE else _NO_OPINION
 
 
-_NOTHING = 1 << 62
+_NO_OPINION = 1 << 62

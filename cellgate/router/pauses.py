@@ -12,7 +12,7 @@ KEPT_S = 120.0
 """For so long a pause is remembered."""
 LONGEST_S = 8.0
 """What was silent for longer has not paused: it hung, and was cured."""
-KEPT = 16
+PAUSES_KEPT = 16
 
 
 class Pauses:
@@ -25,7 +25,7 @@ class Pauses:
     __slots__ = ("_ended", "restarted", "since")
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._ended: deque[tuple[float, float]] = deque(maxlen=PAUSES_KEPT)
         self.since = -1.0
         self.restarted: tuple[str, float] | None = None
 

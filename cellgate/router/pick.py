@@ -257,13 +257,13 @@ class Router:
 
     def _is_over(self, ticket: Ticket, why: Lease | Refusal, now: float) -> bool:
         """Whether one that lost its unit has waited long enough: as long as any other for units on hold."""
-        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why in _STILL else 0.0
+        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why in _NOBODY_MOVES else 0.0
         return now >= ticket.expires_at + more_s
 
     def _why_held_up(self, ticket: Ticket, now: float) -> Refusal | None:
         """Why it still waits, if that is only because all its units stand still."""
         found = self._best(ticket.ask, now, ticket.tried)
-        return found if isinstance(found, Refusal) and found in _STILL else None
+        return found if isinstance(found, Refusal) and found in _NOBODY_MOVES else None
 
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
@@ -425,7 +425,7 @@ SPARED_UNITS = 3
 """So many units that have enough to read of somebody are passed over for the next one."""
 _WAITS = (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.STALLED, Refusal.FULL)
 """Refusals that may be over soon, without room on another unit."""
-_STILL = (Refusal.ON_HOLD, Refusal.STALLED)
+_NOBODY_MOVES = (Refusal.ON_HOLD, Refusal.STALLED)
 OnResult = Callable[[Lease | Refusal], None]
 Best = tuple[Candidate, Candidates]
 """The unit that ranks first, and the candidates."""

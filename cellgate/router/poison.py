@@ -30,7 +30,7 @@ MEMORY_S = 600.0
 """A death is forgotten after so long."""
 MARKS_MAX = 16
 """The most deaths that are kept for a fingerprint: the last ones."""
-JOINED_S = 2.0
+POISON_JOINED_S = 2.0
 """Requests of one unit that break within this time belong to one death."""
 SETTLED_S = 0.25
 """After this long it is known which requests belong to a death."""
@@ -230,11 +230,11 @@ class Death:
     def is_of(self, loss: Loss) -> bool:
         """Whether a loss is of this death, and not of another one."""
         if self.lost_at is None:
-            return loss.at - self.at <= JOINED_S
+            return loss.at - self.at <= POISON_JOINED_S
         # A moved request may get another unit there, or the same one before it is seen to be dead, and break
         # on a connection that was kept.
         was_there = loss.opened_at <= self.lost_at or loss.unit != self.unit or loss.worked_at <= self.lost_at
-        return was_there and loss.at - self.last_at <= JOINED_S
+        return was_there and loss.at - self.last_at <= POISON_JOINED_S
 
     def who(self, now: float) -> Collection[int]:
         """The requests of this death, as far as known."""

@@ -49,8 +49,8 @@ FIRST_TOKENS_S = 50_000.0
 """Tokens a second of a link of which nothing is known: 10 GB/s at 200 kB a token."""
 SETUP_S = 0.01
 """What a transfer takes apart from its tokens."""
-_WEIGHT = 0.5
-_CLIP = 4.0
+_LINK_WEIGHT = 0.5
+_LINK_CLIP = 4.0
 
 
 class Pairs:
@@ -197,7 +197,7 @@ class Pairs:
             (leg.seconds + link.seconds(tokens, now) + link.closed_s(now), leg, link)
             for leg in legs
             if leg.unit != decoder
-            and ((link := self.links.get((leg.unit, decoder), _UNKNOWN)).is_open(now) or must)
+            and ((link := self.links.get((leg.unit, decoder), _UNKNOWN_LINK)).is_open(now) or must)
         ]
         if not ways:
             return None
@@ -274,8 +274,8 @@ class TransferLink:
             self.tokens_s = max(self.tokens_s, FIRST_TOKENS_S) if self.seen else FIRST_TOKENS_S
         sample = tokens / max(seconds - SETUP_S, 1e-4)
         # Between a factor of 4 slower and faster, so that one sample moves little.
-        step = min(max(log(sample / self.tokens_s), -log(_CLIP)), log(_CLIP))
-        self.tokens_s *= exp(_WEIGHT * step)
+        step = min(max(log(sample / self.tokens_s), -log(_LINK_CLIP)), log(_LINK_CLIP))
+        self.tokens_s *= exp(_LINK_WEIGHT * step)
         self.seen += 1
         self.seen_at = now
 
@@ -310,7 +310,7 @@ PLAIN_LIMIT_S = 10.0
 
 _PROMPT_ONLY = Expected(1.0)
 _NO_SPLITS: Mapping[str, SplitPlan] = {}
-_UNKNOWN = TransferLink()
+_UNKNOWN_LINK = TransferLink()
 """Of a pair that has had no request; it is never changed."""
 
 

@@ -20,21 +20,21 @@ from typing import NamedTuple
 
 from cellgate.router.kv_index import Cleared, Event, KvIndex, Lessons, Taught
 
-MAX_BLOCKS = 1 << 18
+PREFIX_MAX_BLOCKS = 1 << 18
 """The most that is kept of one unit: 40 to 58 MB for 32 million tokens."""
 DEFAULT_KV_TOKENS = 500_000
 """Assumed size of a KV cache that is not known."""
 
 _TRUST_STEP = 0.05
-_EVICT_SHARE = 32
+_PREFIX_EVICT_SHARE = 32
 """One part in this many is evicted at a time, because finding the oldest walks over recently used ones."""
 _RUN_BLOCKS, _RUNS = 4, 64
 """There is at most one run for so many blocks, and so many more."""
 
 
 def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> int:
-    """How many blocks of prompt a KV cache of so many tokens holds: at least 1, at most MAX_BLOCKS."""
-    return int(min(max(kv_tokens * bytes_per_token / block_bytes, 1.0), MAX_BLOCKS))
+    """How many blocks of prompt a KV cache of so many tokens holds: at least 1, at most PREFIX_MAX_BLOCKS."""
+    return int(min(max(kv_tokens * bytes_per_token / block_bytes, 1.0), PREFIX_MAX_BLOCKS))
 
 
 class _Run:
@@ -228,8 +228,8 @@ class PrefixCache:
         """Drop what was not used for longest."""
         limit, runs = self.limit, self._most_runs
         spare, spare_runs = len(self._runs) - limit, len(self._order) - runs
-        spare += limit // _EVICT_SHARE if spare > 0 else 0
-        spare_runs += runs // _EVICT_SHARE if spare_runs > 0 else 0
+        spare += limit // _PREFIX_EVICT_SHARE if spare > 0 else 0
+        spare_runs += runs // _PREFIX_EVICT_SHARE if spare_runs > 0 else 0
         oldest = []
         for run in self._order:
             if spare <= 0 and spare_runs <= 0:
@@ -259,7 +259,7 @@ class PrefixCache:
 
 HALF_LIFE_S = 60.0
 """What was shared so long ago counts half. Engines keep what is used for longer than that."""
-STEP_S = 0.5
+PREFIX_STEP_S = 0.5
 """What fades in a minute need not be faded more often."""
 BEGINNINGS_MAX = 65_536
 """So many beginnings are counted at most (10 MB); the one not seen for longest goes first."""
@@ -289,7 +289,7 @@ class SharedPrefixes:
             known = self._beginnings[block] = Reuses(now)
             if len(self._beginnings) > BEGINNINGS_MAX:
                 del self._beginnings[next(iter(self._beginnings))]
-        elif now - known.at > STEP_S:
+        elif now - known.at > PREFIX_STEP_S:
             known.count *= 0.5 ** ((now - known.at) / HALF_LIFE_S)
             known.at = now
             # The one not seen for longest comes first.
@@ -307,9 +307,9 @@ class SharedPrefixes:
 # 3. A rank whose events are interrupted has no say. A unit has a prompt if one of its ranks has it.
 
 
-PROVEN = 0.5
+PROVEN_SHARE = 0.5
 """The share of prompts that must have appeared in recent events."""
-LATE_S = 0.25
+PREFIX_LATE_S = 0.25
 """Events of a prompt come at most so much later than its first token."""
 KNOWN_PENDING_MAX = 64
 PER_TICK = 16
@@ -376,7 +376,7 @@ class KnownPrefixes:
 
     def is_used(self) -> bool:
         """Whether its events decide."""
-        return bool(self._live) and self.proven >= PROVEN
+        return bool(self._live) and self.proven >= PROVEN_SHARE
 
     def _lacks(self, block: int) -> bool:
         return all(taught.get(block) in index.gone for index, taught in self._live)
@@ -431,7 +431,7 @@ class KnownPrefixes:
         """Look for the prompts whose events must have come by now."""
         pending = self._pending
         for _ in range(PER_TICK):
-            if not pending or now < pending[0].until + LATE_S:
+            if not pending or now < pending[0].until + PREFIX_LATE_S:
                 return
             self._learn(pending.popleft())
 
@@ -440,7 +440,7 @@ class KnownPrefixes:
         for index, _ in self._live:
             size = index.block_tokens
             full = computed.tokens // size
-            chain = index.prompt(full, computed.since, computed.until + LATE_S) if full else None
+            chain = index.prompt(full, computed.since, computed.until + PREFIX_LATE_S) if full else None
             if chain is not None:
                 self.found += 1
                 self.proven += _STEP * (1.0 - self.proven)
@@ -491,7 +491,7 @@ Proven = tuple[str, Sequence[int], int]
 """A unit, the blocks of a prompt, and how many of them an earlier one had."""
 
 _NOWHERE: Mapping[str, int] = {}
-_STEPS = tuple(sorted({size for power in range(13) for size in (1 << power, 3 << power >> 1)}))
+_SIZE_STEPS = tuple(sorted({size for power in range(13) for size in (1 << power, 3 << power >> 1)}))
 """1, 2, 3, 4, 6, 8, 12, ...: who shares a beginning for the first time knows two thirds of it or more."""
 
 
@@ -635,7 +635,7 @@ def _ends(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
 
 def _steps(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
     for unit, blocks, _ in rows:
-        for size in _STEPS:
+        for size in _SIZE_STEPS:
             if size >= len(blocks):
                 break
             yield unit, blocks[size - 1]

@@ -26,7 +26,7 @@ REQUESTS_MAX = 1024
 """Requests that are remembered, and replayed: three replays take about 3 ms then."""
 ENOUGH = 20
 """Fewer requests predict nothing."""
-SHARE = 0.9
+SCALING_SHARE = 0.9
 """The quantile of what is predicted."""
 CORRECTION_MOST = 4.0
 """By how much a replay is scaled at most, up or down."""
@@ -34,7 +34,7 @@ CALM = 0.7
 """The saturation up to which units may be left to fewer."""
 AT_ONCE_S = 0.001
 """Between the first token and the end of a plain answer there is less."""
-_ROUNDS = 8
+_SCALING_ROUNDS = 8
 """Batch and step agree to a few percent after so many."""
 
 
@@ -138,7 +138,7 @@ def _slower(demand: Demand, units: int) -> float:
     sequences = sum(arrival.decode_s for arrival in arrivals) / span_s
     before_s = demand.step_s(min(sequences / demand.units, demand.seats))
     factor = 1.0
-    for _ in range(_ROUNDS if before_s else 0):
+    for _ in range(_SCALING_ROUNDS if before_s else 0):
         factor = demand.step_s(min(sequences * factor / units, demand.seats)) / before_s
     return factor
 
@@ -146,7 +146,7 @@ def _slower(demand: Demand, units: int) -> float:
 def quantile(values: Iterable[float]) -> float:
     """That of `SHARE`; 0 without values."""
     ordered = sorted(values)
-    return ordered[min(int(len(ordered) * SHARE), len(ordered) - 1)] if ordered else 0.0
+    return ordered[min(int(len(ordered) * SCALING_SHARE), len(ordered) - 1)] if ordered else 0.0
 
 
 def demand_of(served: Iterable[AnsweredRequest], states: Sequence[UnitState], now: float) -> Demand:
@@ -213,7 +213,7 @@ def _mean(values: Iterable[float]) -> float:
 # Which unit is missed least: the one whose cache holds least that no other one of its pool holds. Pure.
 
 
-BLOCKS_MAX = 512
+SCALING_BLOCKS_MAX = 512
 """Blocks of each cache that are looked at, those that were used last."""
 UNITS_MAX = 16
 """Of more units, those with the fewest blocks are compared: to compare so many takes about 3 ms."""
@@ -238,7 +238,7 @@ def least_valued(states: Sequence[UnitState]) -> Valued | None:
     if unusable:
         return Valued(min(unusable), 0.0)
     fewest = sorted(present, key=lambda state: len(state.costs.prefixes))[:UNITS_MAX]
-    held = {state.unit.name: state.costs.prefixes.recent(BLOCKS_MAX) for state in fewest}
+    held = {state.unit.name: state.costs.prefixes.recent(SCALING_BLOCKS_MAX) for state in fewest}
     holders = Counter(block for blocks in held.values() for block in blocks)
     values = {
         state: _seconds(state, sum(holders[block] == 1 for block in held[state.unit.name]))

@@ -482,7 +482,7 @@ class UnitState(InRotation):
     def speed(self) -> Speed | None:
         """Its speed for a comparison; None with too few recent tokens."""
         # Counting the gaps takes a tenth of a millisecond, and there are many idle units.
-        if self.batch < SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
+        if self.batch < UNIT_SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
             return None
         if (gap_s := self.step_times.gap_s(0.5)) is None:
             return None
@@ -505,7 +505,7 @@ SLOW_START_LEAST = 0.1
 STALLS_KEPT = 256
 PREFILLING_MOST = 0.25
 """The gaps of a unit that computes prompts for a larger part of the time are not used as its speed."""
-SPEED_BATCH = 0.1
+UNIT_SPEED_BATCH = 0.1
 """The speed of a unit with fewer requests on average is not compared."""
 SHORTEST_STALL_S = 0.25
 """Shorter stalls are not recorded."""
@@ -647,7 +647,7 @@ def _nobody() -> None:
 # because the server ends when one of them does.
 
 
-RANKS_MAX = 256
+UNIT_RANKS_MAX = 256
 """Further ranks of one unit are not known to the gate."""
 
 
@@ -696,7 +696,7 @@ class Ranks:
 
     def report(self, loads: tuple[RankLoad, ...], blocks: int, at: float) -> None:
         """Apply the engine's report on its ranks; `blocks` of prompts fit into the caches of all."""
-        self.count = count = min(len(loads), RANKS_MAX)
+        self.count = count = min(len(loads), UNIT_RANKS_MAX)
         while len(self.ranks) < count:
             self.ranks.append(Rank(max(blocks // count, 1)))
         for rank, load in zip(self.ranks, loads[:count], strict=False):

@@ -31,7 +31,7 @@ from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Selection, Transition
 from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.request.table import IMPOSSIBLE, TABLE
+from cellgate.proxy.request.table import EXCHANGE_TABLE, IMPOSSIBLE_EVENTS
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
 from tests.wire.replies import MalformedError
@@ -106,7 +106,7 @@ def methods() -> dict[str, list[tuple[Any, str]]]:
 def watched(call: Callable[[str], None]) -> Iterator[None]:
     """Have `call` called before each method and action."""
     before = {name: getattr(*places[0]) for name, places in methods().items()}
-    rows = dict(TABLE)
+    rows = dict(EXCHANGE_TABLE)
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -122,10 +122,10 @@ def watched(call: Callable[[str], None]) -> Iterator[None]:
             for holder, attribute in places:
                 setattr(holder, attribute, wrapped[name])
         for pair, row in rows.items():
-            TABLE[pair] = Transition(by_action.get(row.action, row.action), row.follows)
+            EXCHANGE_TABLE[pair] = Transition(by_action.get(row.action, row.action), row.follows)
         yield
     finally:
-        TABLE.update(rows)
+        EXCHANGE_TABLE.update(rows)
         for name, places in PLACES.items():
             for holder, attribute in places:
                 setattr(holder, attribute, before[name])
@@ -273,19 +273,21 @@ def test_a_defect_anywhere_ends_one_request_and_leaves_nothing_behind(scene: str
 
 def test_each_pair_has_a_row_or_a_reason_why_it_cannot_be_and_each_state_is_reached_and_left() -> None:
     for pair in product(ExchangeState, ExchangeEvent):
-        assert (pair in TABLE) is not (pair in IMPOSSIBLE), pair
-        assert IMPOSSIBLE.get(pair, "has a row"), pair
-    from_over = {row.follows for (state, _), row in TABLE.items() if state is ExchangeState.OVER}
+        assert (pair in EXCHANGE_TABLE) is not (pair in IMPOSSIBLE_EVENTS), pair
+        assert IMPOSSIBLE_EVENTS.get(pair, "has a row"), pair
+    from_over = {row.follows for (state, _), row in EXCHANGE_TABLE.items() if state is ExchangeState.OVER}
     assert from_over == {(ExchangeState.OVER,)}
-    reached = {state for (before, _), row in TABLE.items() for state in row.follows if state != before}
+    reached = {
+        state for (before, _), row in EXCHANGE_TABLE.items() for state in row.follows if state != before
+    }
     assert reached == set(ExchangeState) - {ExchangeState.PARSING}
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_what_happens_keeps_to_the_table(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: list[str] = []
-    for pair, row in list(TABLE.items()):
-        monkeypatch.setitem(TABLE, pair, kept(pair, row, wrong))
+    for pair, row in list(EXCHANGE_TABLE.items()):
+        monkeypatch.setitem(EXCHANGE_TABLE, pair, kept(pair, row, wrong))
     run(scene, lambda _name: None)
     assert wrong == []
 

@@ -303,7 +303,7 @@ def watched_by(transport: NotedTransport, *statuses: agent.Status) -> tuple[agen
 
 
 def test_a_watcher_that_does_not_read_is_dropped() -> None:
-    transport = NotedTransport(unread=agent.UNREAD_BYTES + 1)
+    transport = NotedTransport(unread=agent.AGENT_UNREAD_BYTES + 1)
     _, client = watched_by(transport, agent.Status("ok", "", ""))
     client.send(b"x")
     client.send(b"x")

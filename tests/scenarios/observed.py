@@ -27,7 +27,7 @@ from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.ports import Pending, PickRequest, Waiter
-from cellgate.proxy.request.table import TABLE
+from cellgate.proxy.request.table import EXCHANGE_TABLE
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.pick import Best, Router
 from cellgate.router.unit_state import Lease, UnitState
@@ -132,7 +132,7 @@ class ObservedExchange(Exchange):
     def __init__(
         self, gateway: Gateway, client: ResponseClient, request: Request, failures: Counter[FailureKind]
     ) -> None:
-        super().__init__(TABLE, gateway, client, request)
+        super().__init__(EXCHANGE_TABLE, gateway, client, request)
         self._failures = failures
 
     def failed(self, failure: Failure) -> None:

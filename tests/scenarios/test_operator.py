@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cellgate.proxy.gateway import LINGER_S
+from cellgate.proxy.gateway import GATEWAY_LINGER_S
 from cellgate.router.nouns import Fleet, Verdict
 from cellgate.router.queue import FairRules
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
@@ -151,7 +151,7 @@ async def test_a_stop_in_good_order_loses_nothing(stage: Stage) -> None:
     for visit in await stage.crowd(4, max_tokens=4):
         assert visit.is_answered
         assert visit.reply.headers["connection"] == "close"
-    await asyncio.sleep(2.0 + LINGER_S)
+    await asyncio.sleep(2.0 + GATEWAY_LINGER_S)
     assert idle.transport.is_closing()
     assert (await stage.client.get("/readyz")).end is End.REFUSED
     assert all(visit.is_answered for visit in await early)

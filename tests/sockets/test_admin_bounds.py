@@ -159,8 +159,8 @@ async def test_what_is_closed_and_never_read_is_gone_some_time_later() -> None:
         caller.sendall(GET[:-2] + b"Connection: close\r\n\r\n")
         await until(lambda: any(each.is_idle() for each in port.server.clients))
         await asyncio.sleep(0.05)
-        port.server.tick(port.server.now() + http.IDLE_S + 1.0)
-        port.server.tick(port.server.now() + http.IDLE_S + http.CLOSE_S + 2.0)
+        port.server.tick(port.server.now() + http.ADMIN_IDLE_S + 1.0)
+        port.server.tick(port.server.now() + http.ADMIN_IDLE_S + http.CLOSE_S + 2.0)
         await until(lambda: not port.server.clients)
         caller.close()
 

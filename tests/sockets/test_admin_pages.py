@@ -365,7 +365,7 @@ async def test_stopping_does_not_wait_for_followers() -> None:
 
 
 async def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(pages, "PAGES_HEARTBEAT_S", 0.005)
 
     async with admin_port() as port, port.client.get(port.url + "/events?follow=1") as reply:
         await reply.content.readuntil(b"\n\n")

@@ -21,7 +21,7 @@ import pytest
 from cellgate.proxy.admin import health_process
 from cellgate.proxy.admin.health_process import HealthProcess, SharedStatus
 from cellgate.proxy.admin.http import refusal
-from cellgate.proxy.admin.pages import BACKLOG, AdminPort, AdminView
+from cellgate.proxy.admin.pages import PAGES_BACKLOG, AdminPort, AdminView
 from cellgate.proxy.config.settings import Address, Peers
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
@@ -41,7 +41,7 @@ async def gate_port(host: str = "127.0.0.1") -> AsyncIterator[AdminPort]:
     shared_status = SharedStatus()
     port = AdminPort(_view(), shared_status)
     try:
-        await port.open(await listen(Address(host, 0), BACKLOG))
+        await port.open(await listen(Address(host, 0), PAGES_BACKLOG))
         shared_status.publish(True, b"ready\n")
         yield port
     finally:
@@ -129,7 +129,7 @@ async def test_it_listens_on_ipv6_and_nothing_is_left_of_a_port_that_was_closed(
         pid, address = port.health_pid, port.address
         assert address[0] == "::1"
         with pytest.raises(OSError, match="in use"):
-            await listen(Address(*address), BACKLOG)
+            await listen(Address(*address), PAGES_BACKLOG)
         answers = await asyncio.to_thread(get, port, "/livez", "/units")
         assert [status for status, _ in answers] == [200, 200]
     with pytest.raises(ProcessLookupError):
@@ -436,7 +436,7 @@ def test_silence_is_bounded(door: Door) -> None:
             # Its answer comes when the health process is done with the first.
             other.sendall(LIVEZ)
             read(other)
-        door.now = 100.0 + health_process.IDLE_S
+        door.now = 100.0 + health_process.HEALTH_IDLE_S
         assert sock.recv(1) == b""
 
 

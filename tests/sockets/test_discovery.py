@@ -113,7 +113,7 @@ async def test_srv_records_have_ports_and_weights_of_their_own() -> None:
 
 
 async def test_no_record_and_no_answer_are_losses_not_an_empty_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(sources, "SOURCE_PATIENCE_S", 0.2)
     async with name_server() as (server, at):
         for silent, why in ((False, "The DNS query name does not exist"), (True, "The resolution lifetime")):
             server.silent = silent

@@ -45,7 +45,7 @@ from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons
 from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
 
-ASK_S = 2.0
+KV_EVENTS_ASK_S = 2.0
 """How long a unit may take to tell where it publishes."""
 
 
@@ -119,7 +119,7 @@ class KvEventFollowers:
 
     async def _ask(self, state: UnitState, followed: Followed, engine: str) -> None:
         try:
-            reply = await self._fetch_of(state)("GET", PATHS[engine], timeout_s=ASK_S)
+            reply = await self._fetch_of(state)("GET", PATHS[engine], timeout_s=KV_EVENTS_ASK_S)
         except FetchError:
             followed.asked = None
             return

@@ -48,8 +48,8 @@ TAKEN_BYTES = 1 << 20
 """So much is taken out of a socket in one turn of the loop."""
 FRAMES_MAX = 8
 
-_END = b"\xff" * 8
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_KV_WIRE_END = b"\xff" * 8
+_KV_WIRE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CLOSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 """The connection was closed before it could be used, as by a process that is just ending."""
 
@@ -113,7 +113,7 @@ class ZmqLink:
         self._socket.subscribe(b"")
         self._inbox = Inbox(self._socket, self._came)
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED | _CLOSED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _KV_WIRE_FAILED | _CLOSED
         )
         self._loop.add_reader(int(self._monitor.FD), self._came.set)
         try:
@@ -133,7 +133,7 @@ class ZmqLink:
             event = parse_monitor_message(frames)["event"]
             is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._closed = 0 if is_up else self._closed + bool(event & _CLOSED)
-            if event & _FAILED or self._closed > CLOSED_MAX:
+            if event & _KV_WIRE_FAILED or self._closed > CLOSED_MAX:
                 raise BrokenPublisherError(f"{self._publisher.endpoint} does not speak ZeroMQ")
             return Reached(is_up)
         frames = self._inbox.take()
@@ -156,7 +156,7 @@ class ZmqLink:
                     while (frames := inbox.take()) is None:
                         await came.wait()
                         came.clear()
-                if frames[-2:-1] == [_END]:
+                if frames[-2:-1] == [_KV_WIRE_END]:
                     return
                 yield _message(frames)
         except (TimeoutError, zmq.ZMQError) as error:
@@ -290,7 +290,7 @@ _STORED = (
     "lora_name",
     "extra_keys",
 )
-_WHOLE = frozenset({None, "", "full_attention", "mla_attention"})
+_KV_WIRE_WHOLE = frozenset({None, "", "full_attention", "mla_attention"})
 """Kinds of groups of layers that keep the whole prompt."""
 
 
@@ -359,7 +359,7 @@ def _kind(found: Any) -> object:
 
 
 def _stored(found: Mapping[str, Any]) -> Iterator[Stored]:
-    if found.get("kv_cache_spec_kind") not in _WHOLE or found.get("kv_cache_spec_sliding_window"):
+    if found.get("kv_cache_spec_kind") not in _KV_WIRE_WHOLE or found.get("kv_cache_spec_sliding_window"):
         return
     names, before = [_name(one) for one in found["block_hashes"] or ()], found.get("parent_block_hash")
     parent = None if before is None else _name(before)
@@ -421,7 +421,7 @@ def _hex(value: Any) -> str:
 # stands for all addresses of the engine's machine is that of the unit's URL.
 
 
-RANKS_MAX = 64
+KV_WIRE_RANKS_MAX = 64
 """A unit has at most so many data-parallel ranks."""
 PATHS = {"vllm": "/kv_event_sources", "sglang": "/server_info"}
 """What an engine is asked, by its name."""
@@ -461,7 +461,7 @@ def _by_rank(answer: Mapping[str, Any]) -> dict[int, tuple[Any, Any]]:
     return {
         int(rank): (row.get("endpoint"), row.get("replay_endpoint"))
         for rank, row in rows.items()
-        if int(rank) < RANKS_MAX and row.get("publisher", "zmq") == "zmq"
+        if int(rank) < KV_WIRE_RANKS_MAX and row.get("publisher", "zmq") == "zmq"
     }
 
 
@@ -472,7 +472,7 @@ def _by_base(row: Any) -> dict[int, tuple[Any, Any]]:
         row.get(name) for name in ("endpoint_host", "endpoint_port_base", "replay_endpoint_port_base")
     )
     ranks = row.get("dp_size") or 1
-    if not (isinstance(base, int) and isinstance(ranks, int) and 0 < ranks <= RANKS_MAX):
+    if not (isinstance(base, int) and isinstance(ranks, int) and 0 < ranks <= KV_WIRE_RANKS_MAX):
         return {}
     return {
         rank: (f"tcp://{host}:{base + rank}", f"tcp://{host}:{replay + rank}" if replay else "")
@@ -549,11 +549,11 @@ SMALL_BYTES = 1 << 14
 GROWN_BLOCKS = 256
 """Blocks, or events, of one part: to apply so many takes half a millisecond."""
 BATCH_CPU_S = 2.0
-STUCK_S = 10.0
-IDLE_S = 10.0
+KV_WIRE_STUCK_S = 10.0
+KV_WIRE_IDLE_S = 10.0
 LENGTH_BYTES = 8
 """Each message is its length, big-endian, followed by that many bytes; a part of length 0 is the end."""
-_COMMAND = (sys.executable, "-c", "from cellgate.extras.kv_events.wire import main; main()")
+_KV_WIRE_COMMAND = (sys.executable, "-c", "from cellgate.extras.kv_events.wire import main; main()")
 
 EventPart = list[Event]
 
@@ -603,23 +603,23 @@ class KvDecoder:
                 if not is_whole:
                     # Its answer was not read to the end.
                     self.end()
-                self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.end)
+                self._timer = asyncio.get_running_loop().call_later(KV_WIRE_IDLE_S, self.end)
 
     async def _elsewhere(self, payload: bytes, rank: int | None) -> AsyncGenerator[EventPart, None]:
         """Raises OSError, EOFError and TimeoutError when the process does not do it."""
         process = self._process or await asyncio.create_subprocess_exec(
-            *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
+            *_KV_WIRE_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
         packed = pickle.dumps((payload, rank))
-        async with asyncio.timeout(STUCK_S):
+        async with asyncio.timeout(KV_WIRE_STUCK_S):
             process.stdin.write(len(packed).to_bytes(LENGTH_BYTES, "big"))
             process.stdin.write(packed)
             await process.stdin.drain()
         while True:
-            async with asyncio.timeout(STUCK_S):
+            async with asyncio.timeout(KV_WIRE_STUCK_S):
                 length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
                 told = pickle.loads(await process.stdout.readexactly(length)) if length else None
             if told is None:

@@ -68,7 +68,7 @@ class AlbWeight:
     async def _forever(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(ALB_PERIOD_S)
 
     async def look(self) -> None:
         """Compare the weight, and change it if it is another one. Never raises."""
@@ -98,7 +98,9 @@ class AlbWeight:
         self.failures += 1
         if not self._is_failing:
             self._is_failing = True
-            log_line("warning", f"alb: {reason}; the weight stays as it is, tried again every {PERIOD_S:g} s")
+            log_line(
+                "warning", f"alb: {reason}; the weight stays as it is, tried again every {ALB_PERIOD_S:g} s"
+            )
 
     def _bring(self, wanted: int) -> Reweighted:
         """Read the rule, and write it if the weight is another one. In a thread."""
@@ -195,5 +197,5 @@ def _weight(group: Mapping[str, Any]) -> int:
     return int(group.get("Weight", 1))
 
 
-PERIOD_S = 10.0
+ALB_PERIOD_S = 10.0
 """How often the weight is compared with what it should be."""

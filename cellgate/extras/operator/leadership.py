@@ -5,8 +5,8 @@ them.
 
 1. The leader renews its lease twice a second. Once it has run out, another gate that stands for the scope
    gets it.
-2. A new leader waits SETTLE_S first. Meanwhile all gates write again the documents that a Redis which came
-   back empty, or a replica that has become the primary, does not know.
+2. A new leader waits LEADER_SETTLE_S first. Meanwhile all gates write again the documents that a Redis
+   which came back empty, or a replica that has become the primary, does not know.
 3. Redis has the last word: a document is written right before the action that it announces, and is refused
    when the lease has run out, however long that gate stood still.
 4. Without Redis nobody leads, because no gate knows whether another does.
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 RENEW_S = 0.5
-LEASE_S = 2.5
-SETTLE_S = 1.5
-"""With LEASE_S and RENEW_S at most 4.5 s from the death of a leader to the first action of the next."""
+LEADER_LEASE_S = 2.5
+LEADER_SETTLE_S = 1.5
+"""With LEADER_LEASE_S and RENEW_S at most 4.5 s from a leader's death to the first action of the next."""
 SLICE = 32
 """So many scopes are asked about in one exchange."""
 DOCUMENTS_MAX = 4096
@@ -59,8 +59,8 @@ QUEUE_MAX = 64
 """The most texts that wait in a list; the oldest are dropped."""
 ORDER_BYTES = 16_384
 """A longer text in a list is no order."""
-_UNREACHED = "Redis cannot be asked which gate acts: %s"
-_UNASKED = "Redis has not been asked yet which gate acts"
+_LEADER_UNREACHED = "Redis cannot be asked which gate acts: %s"
+_LEADER_UNASKED = "Redis has not been asked yet which gate acts"
 
 
 class Document(NamedTuple):
@@ -126,7 +126,7 @@ class Leadership:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock_ahead_ms = 1000.0 * (time.time() - now())
-        self.trouble = _UNASKED
+        self.trouble = _LEADER_UNASKED
         """Why nobody is known to lead; empty: somebody is."""
 
     def start(self) -> None:
@@ -157,7 +157,7 @@ class Leadership:
             self._wake.set()
 
     def leads(self, scope: str) -> bool:
-        """Whether this gate's lease on the scope holds, and has held for SETTLE_S."""
+        """Whether this gate's lease on the scope holds, and has held for LEADER_SETTLE_S."""
         known = self._scopes.get(scope)
         return known is not None and known.token > 0 and known.settled_at <= self._now() < known.ours_until
 
@@ -226,7 +226,7 @@ class Leadership:
                 await self._ask(sorted(self.scopes() | self._scopes.keys()))
                 self.trouble = ""
             except Exception as error:  # No exception may end this task, which has to reconnect.
-                self.trouble = _UNREACHED % in_words(error)
+                self.trouble = _LEADER_UNREACHED % in_words(error)
                 with suppress(Exception):
                     await self._client.disconnect()
             with suppress(TimeoutError):
@@ -250,7 +250,7 @@ class Leadership:
         lost = [part for name in known.missing if (text := known.written.get(name)) for part in (name, text)]
         forged = [part for row in known.forged.items() for part in row]
         lease = self.signer.sign(self._place(scope, self.gate), _LEASE % self.gate.encode())
-        head = self.gate, round(1000 * LEASE_S), int(stands), KEEP_MS, lease, *known.usurper
+        head = self.gate, round(1000 * LEADER_LEASE_S), int(stands), KEEP_MS, lease, *known.usurper
         return *head, len(known.forged), *forged, *lost
 
     def _place(self, scope: str, name: str) -> str:
@@ -268,7 +268,7 @@ class Leadership:
         if known.leader != self.gate:
             known.token = 0
         elif token != known.token:
-            known.token, known.settled_at = token, self._now() + SETTLE_S
+            known.token, known.settled_at = token, self._now() + LEADER_SETTLE_S
             self._on_leading(scope, token)
 
     def _leader(self, scope: str, leader: bytes, lease: bytes) -> str:
@@ -280,7 +280,7 @@ class Leadership:
         if lease != known.lease:
             known.lease, known.lease_at = lease, now
             known.is_signed = self.signer.believes(self._place(scope, gate), lease)
-        if known.is_signed and now - known.lease_at <= LEASE_S + RENEW_S:
+        if known.is_signed and now - known.lease_at <= LEADER_LEASE_S + RENEW_S:
             return gate
         known.usurper = leader, lease
         self.on_forged(scope, f"a lease of {gate[:64]!r}, which holds nothing")
@@ -328,7 +328,7 @@ class Leadership:
         try:
             (answer,) = await answered(self._client, [words])
         except (RedisError, OSError, TimeoutError) as error:
-            raise NotActingError(_UNREACHED % in_words(error)) from error
+            raise NotActingError(_LEADER_UNREACHED % in_words(error)) from error
         return answer
 
 
@@ -539,7 +539,7 @@ def _read(document: Document) -> Claim | None:
 
 SCOPE = ":roll"
 """No cell can have this name."""
-NAME = "roll"
+ROLL_LEASE = "roll"
 ORDERS = "roll:orders"
 ROLL_PURPOSE = "roll"
 ROLL_KEPT_S = 600.0
@@ -572,7 +572,7 @@ class SharedRoll:
 
     def hear(self, document: Document) -> None:
         """A document of the scope."""
-        if document.name == NAME and self._is_of_now(document):
+        if document.name == ROLL_LEASE and self._is_of_now(document):
             self._text = document.text
 
     def _is_of_now(self, document: Document) -> bool:
@@ -606,7 +606,7 @@ class SharedRoll:
 
     async def write(self, text: bytes) -> int:
         """Write the document; its fencing token. Raises NotActingError when another gate conducts."""
-        token = await self._leadership.write(SCOPE, NAME, text)
+        token = await self._leadership.write(SCOPE, ROLL_LEASE, text)
         self._text = text
         return token
 

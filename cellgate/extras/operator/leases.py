@@ -1,7 +1,7 @@
 """Gates agree through Leases of Kubernetes on who acts: one Lease for each cell. For gates without Redis.
 
-1. The gate that has the Lease of a cell renews it every RENEW_S. Once nobody has changed it for LEASE_S, by
-   the clock of the gate that looks, another gate that stands for the cell takes it.
+1. The gate that has the Lease of a cell renews it every CLAIM_RENEW_S. Once nobody changed it for LEASE_S,
+   by the clock of the gate that looks, another gate that stands for the cell takes it.
 2. Every change carries the version that it is made of, and the API server refuses it when that is not the
    last one any more. So an attempt is claimed by a change of the Lease, right before its action: a gate that
    stood still while another one took the Lease is refused, and does nothing.
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from cellgate.proxy.control.plane import Plane
 
 
-RENEW_S = 2.0
+CLAIM_RENEW_S = 2.0
 LEASE_S = 10.0
-STEP_S = 5.0
+CLAIM_STEP_S = 5.0
 """An exchange with the API server takes no longer."""
 _UNREACHED = "which gate acts is not known: %s"
 
@@ -144,12 +144,12 @@ class KubernetesLeases:
                         await self._give_back()
             except ApiError as error:
                 self.trouble = _UNREACHED % error
-                await asyncio.sleep(RENEW_S)
+                await asyncio.sleep(CLAIM_RENEW_S)
 
     async def _keep_looking(self) -> None:
         while True:
             self.trouble = await self._round()
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(CLAIM_RENEW_S)
 
     async def _round(self) -> str:
         """One step for each cell; what was wrong first, empty: nothing. A Lease that the server refuses takes
@@ -206,7 +206,7 @@ class KubernetesLeases:
         self._held[cell].ours_until = asked_at + LEASE_S if is_ours else 0.0
 
     async def _ask(self, call: ApiCall) -> ApiObject:
-        async with asyncio.timeout(STEP_S):
+        async with asyncio.timeout(CLAIM_STEP_S):
             return await ask(self._api, call)
 
     def _take(self, cell: str, lease: ApiObject) -> None:

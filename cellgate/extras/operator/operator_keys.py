@@ -39,7 +39,7 @@ from cellgate.proxy.config.settings import SECRET_VARIABLE
 from cellgate.proxy.config.units import Keys, all_but, section
 from cellgate.proxy.config.yaml_file import Problem
 
-_LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
+_OPERATOR_LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
 
 
 class OperatorKeys(Keys):
@@ -71,7 +71,7 @@ def program(found: object) -> tuple[str, ...]:
 def webhook_url(found: object) -> str:
     """The URL of a webhook: https, or http on this machine."""
     url = checks.page(found)
-    if url.startswith("https://") or _LOOPBACK.match(url):
+    if url.startswith("https://") or _OPERATOR_LOOPBACK.match(url):
         return url
     raise InvalidValueError(
         "https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?"
@@ -166,7 +166,7 @@ class RollKeys(Keys, of=RollPolicy):
     max_degraded: Annotated[float, PlainValidator(checks.share)]
 
 
-WAYS = ("command", "webhook", "kubernetes", "ecs", "systemd")
+ACTION_WAYS = ("command", "webhook", "kubernetes", "ecs", "systemd")
 """Keys of a remedy of which there has to be exactly one."""
 
 
@@ -200,13 +200,13 @@ class RecoveryKeys(Keys, of=Remedy):
 def remedy(found: object) -> tuple[str, Remedy]:
     """The cell of a mapping, and the remedy that it makes: exactly one way to act."""
     keys = RecoveryKeys.model_validate(found)
-    action: UnitAction = _only_one(keys, WAYS)
+    action: UnitAction = _only_one(keys, ACTION_WAYS)
     if keys.secret_file is not None:
         if not isinstance(action, CallWebhook):
             raise ValueError(f"secret_file signs webhooks: {action.kind} does not take it")
         action = replace(action, secret=keys.secret_file)
     installed(action.kind, action.kind)
-    return keys.cell, Remedy(action=action, **all_but(keys, "cell", "secret_file", *WAYS))
+    return keys.cell, Remedy(action=action, **all_but(keys, "cell", "secret_file", *ACTION_WAYS))
 
 
 def roll_policy(found: object) -> RollPolicy:

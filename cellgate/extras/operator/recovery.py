@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from cellgate.proxy.control.plane import Plane
 
 
-RETRY_S = 15.0
+RECOVERY_RETRY_S = 15.0
 """How long an engine's own fault tolerance may take to bring a unit back, before it is restarted."""
 
-_WELL = (RecoveryResult.OK, RecoveryResult.RETRIED, RecoveryResult.DRY_RUN, RecoveryResult.CANCELLED)
+_ENDED_WELL = (RecoveryResult.OK, RecoveryResult.RETRIED, RecoveryResult.DRY_RUN, RecoveryResult.CANCELLED)
 
 Counts = MutableMapping[tuple[str, str], int]
 """How many attempts ended, by cell and result."""
@@ -223,8 +223,10 @@ class Recovery:
             self._report("recovery", unit, f"its engine says: {said}; it is asked to retry its ranks")
         if not await self._ports.retry(state):
             return False
-        self._report("recovery", unit, f"all ranks are healthy again; a canary has {RETRY_S:g} s to pass")
-        for _ in range(int(RETRY_S / PERIOD_S)):
+        self._report(
+            "recovery", unit, f"all ranks are healthy again; a canary has {RECOVERY_RETRY_S:g} s to pass"
+        )
+        for _ in range(int(RECOVERY_RETRY_S / PERIOD_S)):
             if state.case.verdict is not Verdict.DOWN:
                 break
             await asyncio.sleep(PERIOD_S)
@@ -289,7 +291,7 @@ class Recovery:
     # -- what is told --------------------------------------------------------------------------------------
 
     def _report_end(self, unit: str, state: RecoveryState, remedy: Remedy, report: RecoveryReport) -> None:
-        went_well = report.result in _WELL
+        went_well = report.result in _ENDED_WELL
         kind: ActionKind = "recovery_done" if went_well else "recovery_failed"
         match report.result:
             case RecoveryResult.CANCELLED:
@@ -351,7 +353,7 @@ def _in_hand(state: UnitState, now: float, rules: Rules) -> str:
 
 
 EVIDENCE_KEPT = 16
-_REASON_MAX = 1024
+_RECOVERY_REASON_MAX = 1024
 
 
 def incident(
@@ -405,7 +407,7 @@ def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
         "CELL": about["cell"],
         "URL": about["url"],
         "NODES": ",".join(node["name"] for node in about["nodes"]),
-        "REASON": one_line(about["reason"])[:_REASON_MAX],
+        "REASON": one_line(about["reason"])[:_RECOVERY_REASON_MAX],
         "NODE": about["node"] or "",
         "EPOCH": epoch,
         "SINCE": about["since"],

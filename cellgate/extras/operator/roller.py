@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.control.plane import Plane
 
 
-PERIOD_S = 0.5
+ROLL_PERIOD_S = 0.5
 WRITE_AGAIN_MS = 60 * 1000
 """A roll that keeps units out, or goes on, is written again so often: gates that begin later must find one
 that is not old, and Redis forgets what is a day old.
@@ -121,7 +121,7 @@ class Roller:
         """Look at the roll; must be called at least once a second."""
         if now < self._due:
             return
-        self._due = now + PERIOD_S
+        self._due = now + ROLL_PERIOD_S
         self._store.stand(willing=not self.is_over and not self._ports.waits(now))
         self._read()
         if self._store.conducts() and (self._look is None or self._look.done()):

@@ -120,7 +120,7 @@ _DTYPES = {
     "auto": 16,
 }
 _SCALE_BITS = 16
-_GROUP = 128
+_PLANNER_GROUP = 128
 # mxfp4: 4 bits and a scale of 8 bits for 32 weights (OCP Microscaling Formats 1.0). NVFP4: one for 16.
 _MXFP4 = 4 + 8 / 32
 _NVFP4 = 4 + 8 / 16
@@ -139,7 +139,7 @@ def weight_bits(quantization: Mapping[str, Any]) -> float:
     method = str(quantization.get("quant_method", ""))
     if method in ("gptq", "awq", "auto-round"):
         return _grouped(
-            quantization.get("bits"), quantization.get("group_size", _GROUP), "bits", has_zero=True
+            quantization.get("bits"), quantization.get("group_size", _PLANNER_GROUP), "bits", has_zero=True
         )
     if method in ("fp8", "fbgemm_fp8"):
         return 8.0

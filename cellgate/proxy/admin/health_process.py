@@ -147,7 +147,7 @@ DEAD_S = 10.0
 NICE = -10
 HELD_MAX = 256
 """The most connections. A new one replaces the one that has been idle for longest."""
-IDLE_S = 75.0
+HEALTH_IDLE_S = 75.0
 SWEEP_S = 1.0
 RETIRE = b"r"
 """The gate sends this when another gate answers on the same listeners."""
@@ -286,7 +286,7 @@ class HealthProcess:
         self._note(visitor)
 
     def _note(self, visitor: _Connection) -> None:
-        visitor.due = self._clock() + IDLE_S
+        visitor.due = self._clock() + HEALTH_IDLE_S
         self._connections.pop(visitor, None)
         self._connections[visitor] = None
 

@@ -132,8 +132,8 @@ def _fields(content_type: str, headers: HeaderPairs) -> HeaderPairs:
 
 CONNECTIONS_MAX = 1024
 """With more, the one that has been idle for longest is closed."""
-IDLE_S = 75.0
-HEAD_S = 10.0
+ADMIN_IDLE_S = 75.0
+ADMIN_HEAD_S = 10.0
 """From the first byte of a head to its end."""
 LINE_BYTES = 8190
 """Of a line of a head, of which there are at most 128 (aiohttp's own bounds)."""
@@ -201,7 +201,7 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if data and self.is_idle() and not self._in_head:
             self._in_head = True
-            self._deadline = self._clock.time() + HEAD_S
+            self._deadline = self._clock.time() + ADMIN_HEAD_S
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -224,7 +224,7 @@ class Connection(web.RequestHandler):
         """It waits for a request, unless it is closed."""
         if self._link is None:
             return
-        self._deadline = self._clock.time() + IDLE_S
+        self._deadline = self._clock.time() + ADMIN_IDLE_S
         self._clients.pop(self, None)
         self._clients[self] = None
 

@@ -145,7 +145,7 @@ class AdminPort:
     async def _start_health_process(self) -> asyncio.subprocess.Process:
         fds = [self._shared_status.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
         return await asyncio.create_subprocess_exec(
-            *_COMMAND, *map(str, fds), pass_fds=fds, stdin=asyncio.subprocess.DEVNULL
+            *_PAGES_COMMAND, *map(str, fds), pass_fds=fds, stdin=asyncio.subprocess.DEVNULL
         )
 
     async def _keep_health_process(self) -> None:
@@ -168,7 +168,7 @@ class AdminPort:
     async def _end_health_process(self) -> None:
         """It ends by itself because its socket is closed, unless it is stopped."""
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(PAGES_END_S):
                 await self._health_process.wait()
         except TimeoutError:
             self._health_process.kill()
@@ -274,7 +274,7 @@ def _hash(text: str, tag: str) -> str:
 # A live stream of events, as server-sent events.
 
 
-HEARTBEAT_S = 10.0
+PAGES_HEARTBEAT_S = 10.0
 
 
 async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
@@ -284,7 +284,7 @@ async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
         yield b": what happens from now on; what happened before is in GET /events\n\n"
         while True:
             try:
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(PAGES_HEARTBEAT_S):
                     event = await anext(follower)
             except TimeoutError:
                 yield b": heartbeat\n\n"
@@ -392,8 +392,8 @@ async def drain_least_valued(
 # are in http.py.
 
 
-_CHALLENGE = (("WWW-Authenticate", "Bearer"),)
-_NAME = "{name}"
+_PAGES_CHALLENGE = (("WWW-Authenticate", "Bearer"),)
+_PAGES_NAME = "{name}"
 
 PageHandler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 """Answers a request; the name is that of the unit or cell in its path."""
@@ -437,7 +437,7 @@ class _Admin:
         if view.conduct is not None:
             for deed in (*STILL, *ONWARD):
                 conduct = partial(conduct_unit, view, view.conduct, deed=deed)
-                self._routes[f"/units/{_NAME}/{deed}"] = {"POST": conduct}
+                self._routes[f"/units/{_PAGES_NAME}/{deed}"] = {"POST": conduct}
         if view.scaling is not None:
             self._routes["/scaling"] = {"GET": partial(scaling_page, view.scaling)}
             self._routes["/scaling/drain"] = {"POST": partial(drain_least_valued, view, view.scaling)}
@@ -463,7 +463,7 @@ class _Admin:
             certified=certified,
         )
         if no is not None:
-            return error_reply(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
+            return error_reply(*no, _PAGES_CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
         try:
             response = await self._routed(request)
             # What this page shows is published at the end of this turn: /readyz must not say less than it.
@@ -612,7 +612,7 @@ async def _not_configured(why: str, _request: web.BaseRequest, _name: str) -> we
 
 def _match(pattern: str, path: str) -> str | None:
     """What stands for the name in a path of this pattern; empty where there is none, None: it is another."""
-    before, name, after = pattern.partition(_NAME)
+    before, name, after = pattern.partition(_PAGES_NAME)
     if not name:
         return "" if path == pattern else None
     found = path.removeprefix(before).removesuffix(after)
@@ -629,10 +629,10 @@ def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: HeaderPairs =
 # replaced.
 
 
-BACKLOG = 128
+PAGES_BACKLOG = 128
 RESTART_S = 1.0
-END_S = 2.0
+PAGES_END_S = 2.0
 TLS_RECORD = b"\x16"
 """A connection that speaks TLS begins with this: a handshake (RFC 8446, 5.1). No HTTP does."""
 _FDS_AT_ONCE = 32
-_COMMAND = (sys.executable, "-m", "cellgate.proxy.admin.health_process")
+_PAGES_COMMAND = (sys.executable, "-m", "cellgate.proxy.admin.health_process")

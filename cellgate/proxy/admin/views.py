@@ -292,7 +292,7 @@ def _nodes(state: UnitState) -> list[dict[str, str]]:
 # What comes next for a unit, and when; and what an operator can do. One line each. Pure.
 
 
-_NEXT: dict[Rotation, str] = {
+_WHAT_FOLLOWS: dict[Rotation, str] = {
     Rotation.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
     Rotation.ON_HOLD: "when its engine goes on, a canary (a request for one token) is sent; when it passes, "
     "the unit gets requests. In {hold_left} at the latest it is judged again, whatever its engine says.",
@@ -307,9 +307,11 @@ _NEXT: dict[Rotation, str] = {
     Rotation.DRAINING: "its requests end there; {canary}. {passes} must pass in a row; {then}",
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
-_ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
-_REFUSED = "it gets plain requests every second; when it answers as others do, a canary is sent."
-_FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
+_WHAT_FOLLOWS_ANSWERS = (
+    "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
+)
+_WHAT_FOLLOWS_REFUSED = "it gets plain requests every second; when it answers as others do, a canary is sent."
+_WHAT_FOLLOWS_FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 
 def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
@@ -317,11 +319,11 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     rules, faults = moment.rules, sorted(state.case.faults)
     is_held_down = faults and state.hold is None and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
-    words = _NEXT[rotation] if not is_held_down else _FAULTS
+    words = _WHAT_FOLLOWS[rotation] if not is_held_down else _WHAT_FOLLOWS_FAULTS
     if is_held_down and faults == [ANSWER_FAULT]:
-        words = _ANSWERS
+        words = _WHAT_FOLLOWS_ANSWERS
     elif is_held_down and {source for _, source in faults} == {REFUSING_SOURCE}:
-        words = _REFUSED
+        words = _WHAT_FOLLOWS_REFUSED
     return words.format(
         unit=state.unit.name,
         canary=_canary(moment),
@@ -386,7 +388,7 @@ _HEADLINES: dict[Rotation, str] = {
 }
 _NAMES_CAUSE = (Rotation.SUSPECT, Rotation.STARTING, Rotation.DOWN, Rotation.DRAINING)
 """What needs no line more."""
-_SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
+_WHAT_FOLLOWS_SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
 
 
 def explain(state: UnitState, moment: Moment) -> list[str]:
@@ -513,7 +515,7 @@ def _good_since(evidence: Evidence, state: UnitState, moment: Moment) -> str:
 
 
 def _source(node: str | None, source: str) -> str:
-    return f"{source} of node {node}" if node is not None else _SOURCES.get(source, source)
+    return f"{source} of node {node}" if node is not None else _WHAT_FOLLOWS_SOURCES.get(source, source)
 
 
 def _requests(state: UnitState) -> str:

@@ -103,7 +103,7 @@ class Hook:
         if how == "unreadable":
             return UNREADABLE
         if how != "too_large":
-            return FAILED
+            return GUARDRAIL_FAILED
         return REQUEST_TOO_LARGE if phase == "request" else ANSWER_TOO_LARGE
 
     def after(self, call: Callable[[], None]) -> asyncio.TimerHandle:
@@ -136,7 +136,7 @@ class GuardrailVerdict(NamedTuple):
 
 
 OnOpinion = Callable[[GuardrailVerdict | Failure], None]
-FAILED = Failure(
+GUARDRAIL_FAILED = Failure(
     FailureKind.GUARDRAIL_FAILED, "the guardrail of this gate gave no verdict in time; retry later"
 )
 """What a client gets for a hook that fails, where requests are not let through without its verdict."""
@@ -289,9 +289,9 @@ _OF_PROTOCOL = frozenset(
 """Keys whose strings say what kind of thing it is, whose, or why it ended."""
 _OF_THE_REQUEST = frozenset(("instructions", "metadata", "prompt_token_ids", "tools", "usage"))
 """Keys of what the client itself has sent, and of what was counted."""
-_NOT_READ = frozenset(("audio", "b64_json", "image", "images"))
+_GUARDRAIL_NOT_READ = frozenset(("audio", "b64_json", "image", "images"))
 """Keys of sounds and pictures."""
-_ENDS = (".done", ".completed", ".incomplete", ".failed")
+_GUARDRAIL_ENDS = (".done", ".completed", ".incomplete", ".failed")
 """Kinds of events that repeat what those before them have brought."""
 _NAME_CHARS = 256
 """A name of the protocol is no longer; what is, is shown."""
@@ -414,7 +414,7 @@ def written_in(events: bytes, known: str = "") -> Written:
             found.run.append(data.decode("utf-8", "replace"))
             continue
         kind = value.get("type") if isinstance(value, dict) else ""
-        if isinstance(kind, str) and kind.endswith(_ENDS):
+        if isinstance(kind, str) and kind.endswith(_GUARDRAIL_ENDS):
             # What was shown is not shown twice; what was not, is.
             _repeated(value, known + "".join(found.run), found)
         else:
@@ -468,7 +468,7 @@ def _look(value: Any, name: str, depth: int, found: Written, ids: _Ids) -> None:
         return
     elif depth == 0:
         found.beside.append(orjson.dumps(value).decode())
-    elif name in _NOT_READ and isinstance(value, dict):
+    elif name in _GUARDRAIL_NOT_READ and isinstance(value, dict):
         found.is_unread = found.is_unread or bool(value.get("data"))
         for key in value.keys() - {"data"}:
             _look(value[key], key, depth - 1, found, ids)
@@ -491,7 +491,7 @@ def _look(value: Any, name: str, depth: int, found: Written, ids: _Ids) -> None:
 def _look_at_text(text: str, name: str, found: Written) -> None:
     if not text or (name in _OF_PROTOCOL and len(text) <= _NAME_CHARS):
         return
-    if name in _NOT_READ:
+    if name in _GUARDRAIL_NOT_READ:
         found.is_unread = True
     elif name in _RUN:
         found.run.append(text)

@@ -216,7 +216,7 @@ def _key(name: bytes, value: bytes) -> bytes:
 
 REST_S = 0.0002
 """While a large file is read, streams go on this often."""
-LOOK_S = 0.4
+KEYS_LOOK_S = 0.4
 """How often the file is looked at: revocation takes at most a second."""
 
 
@@ -265,7 +265,7 @@ class KeyFollower:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(KEYS_LOOK_S)
             # In another thread, because the file may be on a network.
             mark = await asyncio.to_thread(signature, self._path)
             if mark == self._mark:

@@ -204,7 +204,7 @@ class LimitLedger:
     def _over(
         self, account: Account, kind: MeterKind, amounts: Amounts, at: float, lines: bytes, soon_s: float
     ) -> Failure:
-        meter, what = account.meters[kind], _WORDS[kind.measure]
+        meter, what = account.meters[kind], _MEASURE_WORDS[kind.measure]
         if amounts[kind.measure] > meter.limit:
             message = (
                 f"this request needs {amounts[kind.measure]:,} {what}, more than {account.title} may use "
@@ -406,8 +406,8 @@ class Account:
 # Each request comes here twice, so it is written for few bytecodes.
 
 
-_NAMES = {Measure.REQUESTS: b"requests", Measure.TOKENS: b"tokens"}
-_LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%ds\r\n"
+_LIMIT_NAMES = {Measure.REQUESTS: b"requests", Measure.TOKENS: b"tokens"}
+_LIMIT_LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%ds\r\n"
 
 
 class LimitPlan:
@@ -423,7 +423,7 @@ class LimitPlan:
         self.in_flight = 0
         self._shown: list[tuple[Meter, tuple[Meter, ...]]] = []
         self._template = b""
-        for measure, name in _NAMES.items():
+        for measure, name in _LIMIT_NAMES.items():
             meters = tuple(
                 meter
                 for account in accounts
@@ -432,7 +432,7 @@ class LimitPlan:
             )
             if meters:
                 self._shown.append((meters[0], meters[1:]))
-                self._template += _LINES % (name, name, name)
+                self._template += _LIMIT_LINES % (name, name, name)
 
     def charge(self, amounts: Amounts, least: Amounts, at: float, gates: int) -> bool:
         """Charge a request with `amounts`. False: a limit has no room for `least`, and nothing is charged."""
@@ -644,7 +644,7 @@ class DoorCounts(Collector):
 
 
 _FREE = TokenPrice()
-_WORDS = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens", Measure.MONEY: "money"}
+_MEASURE_WORDS = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens", Measure.MONEY: "money"}
 
 GIVEN_BACK_S = 5
 """When a request is worth another try that was refused while others of its key are in flight."""

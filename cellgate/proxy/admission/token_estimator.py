@@ -28,7 +28,7 @@ _GREAT = 1024
 """Smaller errors do not lead beyond what can be."""
 FORGET_S = 600.0
 """So long after its last lesson nothing is known: who was refused by it could not correct it."""
-KEPT = 16_384
+ESTIMATES_KEPT = 16_384
 """More of them are not kept: the one made longest ago goes."""
 
 
@@ -85,7 +85,7 @@ class TokenEstimators:
     def make(self, who: Who) -> TokenEstimator:
         """One that is to be taught, because nothing is known."""
         self.known[who] = made = TokenEstimator()
-        if len(self.known) > KEPT:
+        if len(self.known) > ESTIMATES_KEPT:
             del self.known[next(iter(self.known))]
         return made
 

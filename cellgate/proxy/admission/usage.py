@@ -146,7 +146,7 @@ def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] 
 
 TEXT_MAX = 256
 """The most characters of a text that a client or an engine chose."""
-NAMES = (
+USAGE_COLUMNS = (
     "time",
     "request_id",
     "key",
@@ -189,7 +189,7 @@ def usage_line(at: float, row: UsageRow) -> bytes:
         bill.is_estimated,
         row.cost,
     )
-    return orjson.dumps(dict(zip(NAMES, values, strict=True))) + b"\n"
+    return orjson.dumps(dict(zip(USAGE_COLUMNS, values, strict=True))) + b"\n"
 
 
 class SyncedFile:
@@ -240,7 +240,7 @@ def rows_of(path: str) -> Iterator[dict[str, object]]:
                 found = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
-            if isinstance(found, dict) and all(name in found for name in NAMES):
+            if isinstance(found, dict) and all(name in found for name in USAGE_COLUMNS):
                 yield found
 
 

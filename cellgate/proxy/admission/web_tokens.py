@@ -25,7 +25,7 @@ from cellgate.proxy.observe.text import one_line
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys. A shared secret would let whoever verifies also sign."""
-TOKEN_BYTES = 8192
+WEB_TOKEN_BYTES = 8192
 VERIFIED_MAX = 16_384
 """Tokens that are known to be good; of more, those that were verified first are verified again."""
 PAGE_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class WebTokens:
 
     def key(self, token: bytes, digest: bytes, ring: KeyRing) -> Key | None:
         """The key that a token stands for; None: it is none that counts."""
-        if len(token) > TOKEN_BYTES or token.count(b".") != 2:
+        if len(token) > WEB_TOKEN_BYTES or token.count(b".") != 2:
             return None
         claims = self._verified.get(digest) or self._verify(token, digest)
         tenant = ring.tenants.get(str(claims.get(self._settings.tenant_claim))) if claims else None

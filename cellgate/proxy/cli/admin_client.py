@@ -21,7 +21,7 @@ from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
 _SET = f"--admin HOST:PORT, or in {ADMIN_VARIABLE}"
-SILENT_S = 30.0
+CALL_SILENT_S = 30.0
 """Three times what a gate's live stream is silent for at most."""
 RELOAD_TIMEOUT_S = 60.0
 """A configuration of a thousand units takes seconds to read."""
@@ -60,7 +60,7 @@ def events(admin: Address) -> list[dict[str, Any]]:
 @contextmanager
 def followed(admin: Address) -> Iterator[Iterator[dict[str, Any]]]:
     """What happens from now on, until the gate ends the stream or goes silent. Raises CommandError."""
-    with _opened(admin, "GET", "/events?follow=1", SILENT_S) as reply:
+    with _opened(admin, "GET", "/events?follow=1", CALL_SILENT_S) as reply:
         if reply.headers.get_content_type() != "text/event-stream":
             raise stranger(admin)
         yield _events_of(reply)

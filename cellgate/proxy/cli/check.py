@@ -201,9 +201,9 @@ def _counts(engine: str) -> bool | None:
 
 
 _WIDTH = 100
-_NAMED_MAX = 5
-_HEAD = ("FAULT", "WHILE IT STREAMS", "WHILE IT IDLES")
-_ENGINES = {
+_CHECK_NAMED_MAX = 5
+_CHECK_HEAD = ("FAULT", "WHILE IT STREAMS", "WHILE IT IDLES")
+_STEPS_ARE = {
     True: "the engine counts its steps",
     False: "the engine does not count its steps, so only its streams show that it works",
     None: "the engine is not known yet; in brackets: if it does not count its steps, unlike vLLM",
@@ -220,16 +220,18 @@ def times_text(fleet: Fleet, rules: Rules) -> str:
 
 
 def _kind(kind: UnitKind, names: Sequence[str], rules: Rules) -> str:
-    more = len(names) - _NAMED_MAX
-    named = ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-    head = f"How soon {named} is out of rotation ({kind.agents} nodes have agents; {_ENGINES[kind.counts]}):"
+    more = len(names) - _CHECK_NAMED_MAX
+    named = ", ".join(names[:_CHECK_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    head = (
+        f"How soon {named} is out of rotation ({kind.agents} nodes have agents; {_STEPS_ARE[kind.counts]}):"
+    )
     known = rows(kind, rules)
     blind = rows(kind._replace(counts=False), rules) if kind.counts is None else known
     lines = [
         (row.fault, _seconds(row.busy_s, other.busy_s), _seconds(row.idle_s, other.idle_s))
         for row, other in zip(known, blind, strict=True)
     ]
-    return f"{fill(head, _WIDTH)}\n{table([_HEAD, *lines])}"
+    return f"{fill(head, _WIDTH)}\n{table([_CHECK_HEAD, *lines])}"
 
 
 def _seconds(known: float, blind: float) -> str:

@@ -26,13 +26,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 MODEL = "sim"
-STEP_S = 0.02
+DEMO_STEP_S = 0.02
 MOST_TOKENS = 8192
 """The length of the context: of a prompt and its answer."""
 _USUAL_TOKENS = 200
 """How long an answer is when the request has no limit."""
 _TEXT = "blue light is short and red long so the air turns it to all sides but not at dusk when far"
-_WORDS = _TEXT.split()
+_DEMO_TEXT_WORDS = _TEXT.split()
 _PIECE = re.compile(rb" ?[A-Za-z0-9]{1,6}|.", re.DOTALL)
 
 
@@ -51,7 +51,7 @@ class DemoEngine:
         while await self._has_work.wait():
             await loop.sock_sendall(self._follower, b"?")
             await loop.sock_recv(self._follower, 1)
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(DEMO_STEP_S)
             async with self._step:
                 self._step.notify_all()
 
@@ -65,7 +65,7 @@ class DemoEngine:
             for _ in range(most):
                 async with self._step:
                     await self._step.wait()
-                word = f" {_WORDS[said % len(_WORDS)]}"
+                word = f" {_DEMO_TEXT_WORDS[said % len(_DEMO_TEXT_WORDS)]}"
                 said = crc32(word.encode(), said)
                 self.generated_tokens += 1
                 yield word

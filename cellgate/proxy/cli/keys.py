@@ -90,9 +90,9 @@ def _append(path: str, line: bytes) -> None:
 # `cellgate keys usage FILE`: adds up a usage log.
 
 
-LATEST = "~"
+KEYS_LATEST = "~"
 """Comes after each time."""
-_HEAD = ("REQUESTS", "PROMPT TOKENS", "COMPLETION TOKENS", "COST", "ESTIMATED")
+_KEYS_HEAD = ("REQUESTS", "PROMPT TOKENS", "COMPLETION TOKENS", "COST", "ESTIMATED")
 
 
 def _usage_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,14 +109,14 @@ def _usage_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_up(args: argparse.Namespace) -> int:
     """Print the totals. Raises CommandError."""
     try:
-        found = totals(rows_of(args.file), args.by, args.since or "", args.until or LATEST)
+        found = totals(rows_of(args.file), args.by, args.since or "", args.until or KEYS_LATEST)
     except OSError as error:
         raise CommandError(f"{args.file}: {error.strerror}") from None
     if args.json:
         print(json.dumps({name: asdict(total) for name, total in found.items()}, indent=2))
     else:
         rows = [(name or "-", *_row(total)) for name, total in found.items()]
-        print(table([(args.by.upper(), *_HEAD), *rows]))
+        print(table([(args.by.upper(), *_KEYS_HEAD), *rows]))
     return 0
 
 

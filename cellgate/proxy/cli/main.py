@@ -211,9 +211,9 @@ def run_version(args: argparse.Namespace) -> int:  # noqa: ARG001
 # of the gate that the command would ask: a script calls `cellgate completion units` when they are wanted.
 
 
-NAMES = {"units": "name", "cells": "cell"}
+NAME_COLUMNS = {"units": "name", "cells": "cell"}
 """What a gate is asked for the names of, and where a unit of it has them."""
-_KINDS = {"UNIT": "units", "DECODER": "units", "CELL": "cells"}
+_COMMAND_KINDS = {"UNIT": "units", "DECODER": "units", "CELL": "cells"}
 """The metavars of arguments that are such names."""
 
 
@@ -239,16 +239,16 @@ class Words(NamedTuple):
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
     """For which shell."""
     told = "source the output, or save it where it looks; units, cells: names at the gate, for such a script"
-    parser.add_argument("shell", choices=[*sorted(_SHELLS), *NAMES], help=told)
+    parser.add_argument("shell", choices=[*sorted(_SHELLS), *NAME_COLUMNS], help=told)
 
 
 def run_completion(args: argparse.Namespace) -> int:
     """Print the script, or names. Raises CommandError."""
-    if args.shell in NAMES:
+    if args.shell in NAME_COLUMNS:
         from cellgate.proxy.cli import admin_client  # Late: most commands need it not.
 
         found = admin_client.units(admin_address())
-        print(*sorted({str(unit[NAMES[args.shell]]) for unit in found}), sep="\n")
+        print(*sorted({str(unit[NAME_COLUMNS[args.shell]]) for unit in found}), sep="\n")
         return 0
     print(*_SHELLS[args.shell]({name: _words(name) for name in COMMANDS}), sep="\n")
     return 0
@@ -263,13 +263,13 @@ def _words(name: str) -> Words:
             (each.help or "").partition(";")[0],
             each.nargs != 0,
             _choices(each),
-            _KINDS.get(str(each.metavar), ""),
+            _COMMAND_KINDS.get(str(each.metavar), ""),
         )
         for each in actions
         if each.option_strings
     ]
     places = [each for each in actions if not each.option_strings]
-    kinds = [_KINDS[str(each.metavar)] for each in places if each.metavar in _KINDS]
+    kinds = [_COMMAND_KINDS[str(each.metavar)] for each in places if each.metavar in _COMMAND_KINDS]
     return Words(flags, [word for each in places for word in _choices(each)], "".join(kinds[:1]))
 
 

@@ -31,13 +31,13 @@ from cellgate.proxy.cli.terminal import (
 from cellgate.proxy.config.settings import Address
 
 LOOK_EVERY_S = 1.0
-_FORMS = ("table", "wide", "json")
+_OPERATE_FORMS = ("table", "wide", "json")
 
 
 def units_arguments(parser: argparse.ArgumentParser) -> None:
     """In which form, once or on and on, of which gate."""
     told = "table, wide (weight, cache, engine and URL as well) or json (everything); default: %(default)s"
-    parser.add_argument("-o", "--output", metavar="FORM", choices=_FORMS, default="table", help=told)
+    parser.add_argument("-o", "--output", metavar="FORM", choices=_OPERATE_FORMS, default="table", help=told)
     as_json = "the same as -o json"
     parser.add_argument("--json", action="store_const", dest="output", const="json", help=as_json)
     parser.add_argument("--watch", action="store_true", help="then each unit that changes, until Ctrl-C")
@@ -113,7 +113,7 @@ def run_why(args: argparse.Namespace) -> int:
 # `cellgate explain`: where a request would go now, and its cost on each unit.
 
 
-_ASKED = {
+_OPERATE_ASKED = {
     "model": ("NAME", "the requested model; default: any"),
     "prompt_tokens": ("N", "the length of the prompt, none of it cached"),
     "session": ("NAME", "the session it belongs to"),
@@ -125,7 +125,7 @@ _ASKED = {
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     """What is known of the request, and which gate is asked."""
-    for name, (metavar, tells) in _ASKED.items():
+    for name, (metavar, tells) in _OPERATE_ASKED.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=tells)
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     add_admin(parser)
@@ -133,7 +133,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print the candidates. Raises CommandError."""
-    asked = {name: getattr(args, name) for name in _ASKED}
+    asked = {name: getattr(args, name) for name in _OPERATE_ASKED}
     found = admin_client.explain(args.admin, {name: value for name, value in asked.items() if value})
     print(json.dumps(found, indent=2) if args.json else explain_text(found))
     return 0
@@ -142,7 +142,7 @@ def run_explain(args: argparse.Namespace) -> int:
 # `cellgate drain` and `cellgate undrain`: a unit, all units of a cell, or the unit that is missed least.
 
 
-_DONE = {
+_OPERATE_DONE = {
     "drain": "drained: no new requests, those in flight finish",
     "undrain": "no longer drained: gets requests as soon as its verdict allows",
 }
@@ -172,7 +172,7 @@ def run_drain(args: argparse.Namespace) -> int:
     else:
         units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
         whom = f"cell {args.cell} ({', '.join(units)})"
-    print(f"{whom}: {_DONE[args.command]}")
+    print(f"{whom}: {_OPERATE_DONE[args.command]}")
     if drained and args.names:
         _warn_of_last(args.admin)
     return 0

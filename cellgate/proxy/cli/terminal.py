@@ -289,7 +289,7 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
 
 
-_BESIDE = {
+_BESIDE_VERDICT = {
     "drained": "drained",
     "draining": "draining",
     "restart_suspected": "restart suspected",
@@ -300,7 +300,7 @@ _BESIDE = {
 
 def verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
-    beside = [said for key, said in _BESIDE.items() if unit[key]]
+    beside = [said for key, said in _BESIDE_VERDICT.items() if unit[key]]
     hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
     links = [
         f"link {link['prefiller']} to {link['decoder']} avoided" for link in unit["links"] if link["avoided"]

@@ -27,11 +27,11 @@ BAR = 8
 NAME = 24
 LINKED = 4
 """Up to this many nodes are drawn with a line between them; more are drawn closer."""
-_ENDLESS = 1_000_000
+_TOP_ENDLESS = 1_000_000
 _FRAME_LINES = 4
 """The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
 
-_HEAD = ("UNIT", "VERDICT", "FOR", "LOAD", "IN FLIGHT", "KV", "CELL", "NODES")
+_TOP_HEAD = ("UNIT", "VERDICT", "FOR", "LOAD", "IN FLIGHT", "KV", "CELL", "NODES")
 _ORDER = (
     "down",
     "held",
@@ -58,7 +58,7 @@ _STYLES = {
     "draining": "cyan",
     "drained": "dim",
 }
-_NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "unseen": ("□", "○", "dim")}
+_NODE_MARKS = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "unseen": ("□", "○", "dim")}
 
 ROLLED_SHOWN = 6
 """Units of a roll that have a line."""
@@ -109,7 +109,7 @@ def frame(
     events: Sequence[Mapping[str, Any]],
     *,
     place: str,
-    height: int = _ENDLESS,
+    height: int = _TOP_ENDLESS,
     trouble: str = "",
 ) -> Group:
     """One picture, with as many units as fit into so many lines."""
@@ -182,7 +182,7 @@ def _roll(roll: Glance | None) -> list[Text]:
 def _blocks(units: Sequence[Glance]) -> list[list[Text]]:
     """The head of the table, then the lines of each unit: where it needs a look, a second one tells why."""
     scale_s = max((unit["load_s"] for unit in units), default=0.0)
-    rows = [[Text(name, "dim") for name in _HEAD], *(_cells(unit, max(scale_s, 1.0)) for unit in units)]
+    rows = [[Text(name, "dim") for name in _TOP_HEAD], *(_cells(unit, max(scale_s, 1.0)) for unit in units)]
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     blocks = [[_row(row, widths)] for row in rows]
     for unit, block in zip(units, blocks[1:], strict=True):
@@ -244,7 +244,7 @@ def _nodes(nodes: Sequence[Glance]) -> Text:
     """The leader is a square, followers are circles."""
     text = Text()
     for number, node in enumerate(nodes):
-        leader, follower, style = _NODES[node["state"]]
+        leader, follower, style = _NODE_MARKS[node["state"]]
         text.append("─" if number and len(nodes) <= LINKED else "", "dim")
         text.append(leader if node["role"] == "leader" else follower, style)
     return text

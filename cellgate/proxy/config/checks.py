@@ -36,12 +36,12 @@ from cellgate.proxy.config.settings import (
 )
 from cellgate.router.nouns import Role, ServingRole, Transfer
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHECKED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(:(?P<port>\d{{1,5}}))?/?", re.IGNORECASE | re.ASCII)
-_PAGE = re.compile(r"(?P<root>[^/?#]*//[^/?#]*)(?P<target>/[!-~]*)?", re.ASCII)
-_ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
-_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
+_CHECKED_PAGE = re.compile(r"(?P<root>[^/?#]*//[^/?#]*)(?P<target>/[!-~]*)?", re.ASCII)
+_CHECKED_ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
+_CHECKED_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
 _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LARGEST = 1e12
@@ -139,7 +139,7 @@ def size(found: object) -> int:
     """Bytes, as a whole number or as '64MiB'."""
     if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= _LARGEST:
         return found
-    match = _SIZE.fullmatch(found) if isinstance(found, str) else None
+    match = _CHECKED_SIZE.fullmatch(found) if isinstance(found, str) else None
     if match and int(match[1]) > 0:
         return int(match[1]) * _SIZE_UNITS[match[2]]
     raise InvalidValueError("a size: bytes as a whole number, or a string like 64MiB", _size_hint(str(found)))
@@ -213,7 +213,7 @@ def on_revoke(found: object) -> str:
 
 def name(found: object) -> str:
     """A name that can stand in a URL, a label and a log line."""
-    if isinstance(found, str) and _NAME.fullmatch(found):
+    if isinstance(found, str) and _CHECKED_NAME.fullmatch(found):
         return found
     hint = "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes"
     raise InvalidValueError("a name of at most 128 letters, digits, '.', '_' and '-'", hint)
@@ -261,7 +261,7 @@ def _is_host(host: str) -> bool:
 
 def address(found: object) -> Address:
     """HOST:PORT to listen on, port 0 to let the system choose."""
-    match = _ADDRESS.fullmatch(found) if isinstance(found, str) else None
+    match = _CHECKED_ADDRESS.fullmatch(found) if isinstance(found, str) else None
     if match and _is_host(match["host"]) and int(match["port"]) < 65536:
         return Address(match["host"].strip("[]"), int(match["port"]))
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
@@ -314,7 +314,7 @@ def page(found: object) -> str:
         raise InvalidValueError(expected)
     if "@" in found.partition("?")[0]:
         raise InvalidValueError(expected, found="a URL with '@' (not shown, it may hold a password)")
-    match = _PAGE.fullmatch(found)
+    match = _CHECKED_PAGE.fullmatch(found)
     root = _root(match["root"]) if match else None
     if match is None or root is None:
         raise InvalidValueError(expected)

@@ -80,9 +80,9 @@ FORGOTTEN_AT_ONCE = 1024
 PROBLEMS_MAX = 20
 """So many mistakes are told; the rest is counted."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+_KEY_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LARGEST = 10**15
+_KEY_FILE_LARGEST = 10**15
 
 
 class KeyFileError(Exception):
@@ -129,7 +129,7 @@ class _Draft:
         except orjson.JSONDecodeError as error:
             self._wrong(number, "", f"expected a JSON object: {error.msg} at column {error.colno}")
             return
-        kind = next((kind for kind in _FIELDS if isinstance(found, dict) and kind in found), None)
+        kind = next((kind for kind in _KEY_FILE_FIELDS if isinstance(found, dict) and kind in found), None)
         if kind is None:
             self._wrong(number, "", "expected an object with the field key, tenant or model")
             return
@@ -140,7 +140,7 @@ class _Draft:
 
     def _values(self, number: int, kind: str, found: dict[str, Any]) -> dict[str, Any]:
         """The values of the fields, checked."""
-        known, values = _FIELDS[kind], {}
+        known, values = _KEY_FILE_FIELDS[kind], {}
         for name, value in found.items():
             if name not in known:
                 hint = did_you_mean(name, known) or f"known here: {', '.join(known)}"
@@ -150,7 +150,7 @@ class _Draft:
                 values[name] = known[name](value)
             except _WrongError as error:
                 self._wrong(number, f"{name}{error.args[1]}", f"expected {error.args[0]}")
-        for name in _REQUIRED[kind]:
+        for name in _KEY_FILE_REQUIRED[kind]:
             if name not in found:
                 self._wrong(number, name, "required field is missing")
         return values
@@ -248,7 +248,7 @@ def _wrong(expected: str, where: str = "") -> _WrongError:
 
 
 def _name(found: object) -> str:
-    if isinstance(found, str) and _NAME.fullmatch(found):
+    if isinstance(found, str) and _KEY_FILE_NAME.fullmatch(found):
         return found
     raise _wrong("a name of at most 128 letters, digits, '.', '_', '@' and '-'")
 
@@ -290,18 +290,18 @@ def _expires(found: object) -> float:
 
 
 def _amount(found: object) -> float:
-    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= _LARGEST:
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= _KEY_FILE_LARGEST:
         return float(found)
     raise _wrong("a number, 0 or more")
 
 
 def _count(found: object) -> int:
-    if type(found) is int and 0 <= found <= _LARGEST:
+    if type(found) is int and 0 <= found <= _KEY_FILE_LARGEST:
         return found
     raise _wrong("a whole number, 0 or more")
 
 
-_LIMITS: dict[str, Callable[[object], float]] = {
+_KEY_FILE_LIMITS: dict[str, Callable[[object], float]] = {
     each.name: _amount if each.name.startswith("cost") else _count for each in fields(LimitRules)
 }
 
@@ -311,20 +311,20 @@ def _limits(found: object) -> LimitRules:
         raise _wrong("an object of limits")
     values: dict[str, Any] = {}
     for name, value in found.items():
-        if name not in _LIMITS:
-            raise _wrong(f"one of {', '.join(_LIMITS)}", f".{name}")
+        if name not in _KEY_FILE_LIMITS:
+            raise _wrong(f"one of {', '.join(_KEY_FILE_LIMITS)}", f".{name}")
         try:
-            values[name] = _LIMITS[name](value)
+            values[name] = _KEY_FILE_LIMITS[name](value)
         except _WrongError as error:
             raise _wrong(error.args[0], f".{name}") from None
     return LimitRules(**values)
 
 
 _SHARED: dict[str, Callable[[object], Any]] = {"models": _models, "priority": _priority, "limits": _limits}
-_FIELDS: dict[str, dict[str, Callable[[object], Any]]] = {
+_KEY_FILE_FIELDS: dict[str, dict[str, Callable[[object], Any]]] = {
     "key": {"key": _name, "sha256": _digest, "tenant": _name, "expires": _expires, **_SHARED},
     "tenant": {"tenant": _name, **_SHARED},
     "model": {"model": _model, "prompt": _amount, "completion": _amount},
 }
 """The fields of each kind of line, with their checks. A line is of the first kind whose field it has."""
-_REQUIRED = {"key": ("sha256",), "tenant": (), "model": ()}
+_KEY_FILE_REQUIRED = {"key": ("sha256",), "tenant": (), "model": ()}

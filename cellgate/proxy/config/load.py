@@ -48,7 +48,7 @@ _VARIABLES = (
 )
 
 K = TypeVar("K", bound=Keys)
-_ANYWHERE = {"0.0.0.0", "::"}
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
 _FLAGS = {
     "workers": "--workers",
     "listen": "--listen",
@@ -192,7 +192,7 @@ def _wrong_keys(file: FileKeys) -> Iterable[str]:
 # Which roles of units, and which transfer of their cell, go together. Pure.
 
 
-_ENGINES = {"nixl": "vllm", "sglang": "sglang"}
+_LOADED_ENGINES = {"nixl": "vllm", "sglang": "sglang"}
 
 
 def role_misfits(cells: Sequence[CellKeys]) -> Iterator[Problem]:
@@ -205,7 +205,7 @@ def role_misfits(cells: Sequence[CellKeys]) -> Iterator[Problem]:
                     reason = f"role: {unit.role} requires a transfer of its cell, such as transfer: nixl"
                     yield (*place, "units", index, "role"), reason
             continue
-        engine = _ENGINES[cell.transfer]
+        engine = _LOADED_ENGINES[cell.transfer]
         for unit in cell.units:
             if unit.engine not in ("", engine):
                 reason = f"transfer: {cell.transfer} requires {engine}, and unit {unit.name} is {unit.engine}"
@@ -296,7 +296,9 @@ def _shared_addresses(file: FileKeys) -> Iterator[Problem]:
     places = {"listen": file.listen, "admin": file.admin, "agent_check": file.agent_check}
     taken = [(key, place) for key, place in places.items() if place is not None and place.port]
     for (one, first), (other, second) in combinations(taken, 2):
-        if first.port == second.port and (first.host == second.host or _ANYWHERE & {first.host, second.host}):
+        if first.port == second.port and (
+            first.host == second.host or _ALL_ADDRESSES & {first.host, second.host}
+        ):
             yield (other,), f"{second} is taken by {one} ({first}); choose another port"
 
 

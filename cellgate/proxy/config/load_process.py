@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cellgate.proxy.config.settings import Settings
 
 ADMIN_TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
-_COMMAND = (sys.executable, "-m", "cellgate.proxy.config.load")
+_LOAD_COMMAND = (sys.executable, "-m", "cellgate.proxy.config.load")
 
 
 class ConfigReader:
@@ -27,7 +27,7 @@ class ConfigReader:
     def __init__(self, path: str | None, flags: Overrides) -> None:
         pipe = subprocess.PIPE
         # In a separate process group: a Ctrl-C is for the gate.
-        self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
+        self._process = subprocess.Popen(_LOAD_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
         self._asked = pickle.dumps((path, flags))
 
     def settings(self) -> Settings:

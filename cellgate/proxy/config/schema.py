@@ -306,7 +306,7 @@ SAID_ELSEWHERE = {"cells[].discover.unit": "cells[].units[]"}
 Json = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
+_SCHEMA_VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
 """Any value may come from the environment: config/yaml_file.py."""
 
 
@@ -327,13 +327,17 @@ def _map_of(value: Json) -> Json:
 
 
 _STRING = _kind("string")
-_ADDRESS = _kind("string", "HOST:PORT, with an IPv6 host in brackets")
+_SCHEMA_ADDRESS = _kind("string", "HOST:PORT, with an IPv6 host in brackets")
 _PAGE = _kind("string", "http://HOST:PORT/PATH or https://HOST:PORT/PATH")
 _FILE = _kind("string", "a file name")
 _PORT = _kind("integer", "a port", minimum=1, maximum=65535)
-_SIZE: Json = {
+_SCHEMA_SIZE: Json = {
     "description": "bytes, or a string like 64MiB",
-    "anyOf": [_kind("integer", minimum=1), _kind("string", pattern=r"^\d{1,9} ?(KiB|MiB|GiB)$"), _VARIABLE],
+    "anyOf": [
+        _kind("integer", minimum=1),
+        _kind("string", pattern=r"^\d{1,9} ?(KiB|MiB|GiB)$"),
+        _SCHEMA_VARIABLE,
+    ],
 }
 _LOG_FORMATS: Json = {"enum": [*get_args(LogFormat), False], "description": "false is how YAML reads off"}
 
@@ -344,7 +348,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.weight: _kind("number", "1 is usual", exclusiveMinimum=0),
     checks.count: _kind("integer", minimum=1),
     checks.count_or_0: _kind("integer", minimum=0),
-    checks.size: _SIZE,
+    checks.size: _SCHEMA_SIZE,
     checks.text: _STRING,
     checks.header: _kind("string", "the name of a header line"),
     checks.flag: _kind("boolean"),
@@ -363,8 +367,8 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.place: _list_of(_STRING),
     units.model_names: _map_of({"anyOf": [_STRING, _map_of(_kind("number", exclusiveMinimum=0))]}),
     units.fallbacks: _map_of({"anyOf": [_STRING, _list_of(_STRING)]}),
-    checks.address: _ADDRESS,
-    checks.target: _ADDRESS,
+    checks.address: _SCHEMA_ADDRESS,
+    checks.target: _SCHEMA_ADDRESS,
     checks.redis_prefix: _STRING,
     checks.networks: _list_of(_kind("string", "a network like 10.0.0.0/8, or an address")),
     checks.page: _PAGE,
@@ -429,7 +433,7 @@ def _property(
     [check] = [each.func for each in field.metadata if isinstance(each, PlainValidator)]
     kind = kinds.get(check) or _MADE[check.__qualname__]
     takes_variables = kind.get("type") in ("string", "array") or "anyOf" in kind
-    taken = kind if takes_variables else {"anyOf": [kind, _VARIABLE]}
+    taken = kind if takes_variables else {"anyOf": [kind, _SCHEMA_VARIABLE]}
     default = _shown(field.default)
     return taken if default is None else taken | {"default": default}
 

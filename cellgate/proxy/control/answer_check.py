@@ -31,7 +31,7 @@ CORRUPTED_EVERY_S = 60.0
 """Corrupted requests of a unit are reported at most once in this time."""
 COMPARED_MAX = 64
 """Units whose answers are compared with each new one."""
-_TEXT_CHARS = 80
+_CHECK_TEXT_CHARS = 80
 
 
 class AnswerCheck:
@@ -205,11 +205,11 @@ def _importance(state: UnitState) -> tuple[bool, float]:
 
 def _text(record: AnswerRecord) -> str:
     """The last answer, for a person to read."""
-    text = "".join(token.token for token in record.latest[:8])[:_TEXT_CHARS]
+    text = "".join(token.token for token in record.latest[:8])[:_CHECK_TEXT_CHARS]
     return ascii(text) if text else "nothing"
 
 
-_RESULTS = ("same", "differs")
+_CHECK_RESULTS = ("same", "differs")
 
 
 class AnswerMetrics(Collector):
@@ -236,7 +236,7 @@ class AnswerMetrics(Collector):
             (
                 ((s.unit.name, result), count)
                 for s in states
-                for result in _RESULTS
+                for result in _CHECK_RESULTS
                 if (count := counts.get(s.unit.name, none)[result])
             ),
         )

@@ -37,14 +37,18 @@ GIVEN_UP_MOST = 2
 """A request is not sent to a further unit after so many of those it tried were given up while they had its
 prompt, because of a time-out of ours. The prompt is not poison for that: it may only be more than these units
 can do."""
-LOOKS = 64
+CONTAINED_LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
-_LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
+_CONTAINED_LOST = frozenset(
+    {FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT}
+)
 _SILENT = frozenset({FailureKind.EVICTED, FailureKind.CUT})
 """Of these, the unit did nothing: it was given up."""
 STILL_S = 1.0
 """A unit with work that has shown nothing for so long before a request came stood still already."""
-_REPORTED = frozenset({FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR})
+_CONTAINED_REPORTED = frozenset(
+    {FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR}
+)
 """Errors that may be the last ones of a dying engine: they count as a death if the unit is lost soon."""
 
 
@@ -109,8 +113,8 @@ class Containment:
                 self._given_up[ask.fingerprint] = self._given_up_under(ask) | {state.unit.name}, now
                 self.watchful = True
             return
-        is_loss = kind in _LOST
-        if not is_loss and kind not in _REPORTED:
+        is_loss = kind in _CONTAINED_LOST
+        if not is_loss and kind not in _CONTAINED_REPORTED:
             return
         loss = Loss(
             state.unit.name,
@@ -345,7 +349,7 @@ class Containment:
         """Give units to held requests, in the order in which they lost theirs."""
         self._serving = False
         now = self._now()
-        for held in list(islice(sorted(self._held, key=self._since), LOOKS)):
+        for held in list(islice(sorted(self._held, key=self._since), CONTAINED_LOOKS)):
             if held not in self._held:
                 continue
             answer = self.pick(held.ask, held.tried, evicted=bool(held.tried), retry=False)

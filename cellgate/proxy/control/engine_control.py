@@ -16,13 +16,13 @@ from cellgate.probes.engines import ENGINES, EngineControl, engine
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.router.unit_state import UnitState
 
-ANSWER_S = 30.0
+ENGINE_ANSWER_S = 30.0
 """The timeout of an operation that waits for no requests."""
 Deed = Literal["pause", "sleep", "resume", "wake"]
 STILL: tuple[Deed, ...] = ("pause", "sleep")
 ONWARD: tuple[Deed, ...] = ("resume", "wake")
 DEFAULT_MODE = "wait"
-_EXCERPT = 160
+_ENGINE_EXCERPT = 160
 _HINT = "vLLM has it with VLLM_SERVER_DEV_MODE=1, sleeping also needs --enable-sleep-mode"
 
 
@@ -71,7 +71,7 @@ class Conductor:
 
     async def _go_on(self, state: UnitState, deed: str, control: EngineControl) -> None:
         try:
-            reply = await self._post(state, control, "", ANSWER_S)
+            reply = await self._post(state, control, "", ENGINE_ANSWER_S)
         except FetchError as error:
             reason = f"unit {state.unit.name}: {deed} was not answered: {error}; it stays as it is: try again"
             raise ConductError(HTTPStatus.BAD_GATEWAY, reason) from None
@@ -118,7 +118,7 @@ def _mode(state: UnitState, deed: str, control: EngineControl, mode: str) -> str
 
 def _refused(state: UnitState, deed: str, control: EngineControl, reply: Reply) -> ConductError:
     path = control.path.partition("?")[0]
-    said = ascii(reply.body[:_EXCERPT].decode("utf-8", "replace"))
+    said = ascii(reply.body[:_ENGINE_EXCERPT].decode("utf-8", "replace"))
     reason = (
         f"unit {state.unit.name}: its engine refused to {deed}: POST {path}: HTTP {reply.status} {said}; "
     )

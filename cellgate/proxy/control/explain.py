@@ -33,7 +33,7 @@ TOKENS_MAX = 100_000_000
 WITHOUT_BODY = ("model", "prompt_tokens")
 PARAMETERS = ("session", "tenant", "priority", "ttft_ms", "tried")
 
-_REFUSED: dict[Refusal, str] = {
+_EXPLAIN_REFUSED: dict[Refusal, str] = {
     Refusal.NO_UNIT: "503: no unit can take it; see the reason of each unit",
     Refusal.UNKNOWN_MODEL: "404: no unit here serves this model",
     Refusal.LATE: "429: it could not be answered before its deadline",
@@ -212,9 +212,9 @@ def _outcome(found: DryRun) -> dict[str, Any]:
     if found.refusal is None:
         return {"decision": "sent", "unit": found.best, "reason": f"unit {found.best} ranks first"}
     if found.wait_s is None:
-        return {"decision": "refused", "unit": None, "reason": _REFUSED[found.refusal]}
+        return {"decision": "refused", "unit": None, "reason": _EXPLAIN_REFUSED[found.refusal]}
     if found.refusal in (Refusal.UNSURE, Refusal.ON_HOLD, Refusal.STALLED):
-        return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
+        return {"decision": "waits", "unit": None, "reason": _EXPLAIN_REFUSED[found.refusal]}
     first = next(unit_cost for unit_cost in found.units if unit_cost.unit_state.unit.name == found.best)
     reason = (
         "other requests wait, and it is queued behind them"

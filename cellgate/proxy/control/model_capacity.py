@@ -27,12 +27,12 @@ from cellgate.router.kept import listed
 from cellgate.router.nouns import USABLE, Verdict
 from cellgate.router.unit_state import UnitState
 
-LOOK_S = 1.0
+CAPACITY_LOOK_S = 1.0
 HOUR_S = 3600.0
-STEPS = 60
+HOUR_STEPS = 60
 """The last hour in minutes."""
-STEP_S = HOUR_S / STEPS
-MODELS_MAX = 512
+CAPACITY_STEP_S = HOUR_S / HOUR_STEPS
+CAPACITY_MODELS_MAX = 512
 """More models are not watched: units may list any number."""
 CAUSE_MAX = 160
 """Characters of a cause."""
@@ -52,12 +52,12 @@ class _Missing:
 class _Model:
     serving: frozenset[str] = frozenset()
     missing: dict[str, _Missing] = field(default_factory=dict)
-    counts: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=STEPS))
+    counts: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=HOUR_STEPS))
     """By minute in which that changed: the most units at once, and how many there were at its end."""
 
     def note(self, now: float) -> None:
         """So many serve it now."""
-        minute, count = int(now // STEP_S), len(self.serving)
+        minute, count = int(now // CAPACITY_STEP_S), len(self.serving)
         most = count
         if self.counts and self.counts[-1][0] == minute:
             most = max(count, self.counts.pop()[1])
@@ -65,7 +65,7 @@ class _Model:
 
     def peak(self, now: float) -> int:
         """How many units served it at most within the last hour."""
-        first = int(now // STEP_S) - STEPS
+        first = int(now // CAPACITY_STEP_S) - HOUR_STEPS
         ends = [count for minute, _, count in self.counts if minute < first]
         within = [most for minute, most, _ in self.counts if minute >= first]
         return max([*ends[-1:], *within, len(self.serving)])
@@ -88,7 +88,7 @@ class Capacity(Collector):
         """Look, if something has changed."""
         if now < self._look_at or self._board.changes == self._changes:
             return
-        self._look_at, self._changes = now + LOOK_S, self._board.changes
+        self._look_at, self._changes = now + CAPACITY_LOOK_S, self._board.changes
         serving: dict[str, set[str]] = {}
         for name, state in self._board.units.items():
             if state.is_usable() and state.unit.role != PREFILL:
@@ -99,7 +99,7 @@ class Capacity(Collector):
             name for known in self._models.values() for name, each in known.missing.items() if each.other
         }
         for model in [*serving, *(self._models.keys() - serving.keys())]:
-            if model not in self._models and len(self._models) >= MODELS_MAX:
+            if model not in self._models and len(self._models) >= CAPACITY_MODELS_MAX:
                 continue
             known = self._models.setdefault(model, _Model())
             if words := self._follow(known, model, frozenset(serving.get(model, ())), now):
@@ -160,7 +160,7 @@ class Capacity(Collector):
         for name in lost:
             cause, other = self._cause(name, model)
             words.append(f"{name} left: {cause}")
-            if cause != _GONE and not self._is_drained(name) and name not in self._strays:
+            if cause != _CAPACITY_GONE and not self._is_drained(name) and name not in self._strays:
                 known.missing[name] = _Missing(now, cause, other)
         back = [name for name in sorted(serving - before) if known.missing.pop(name, None) is not None]
         if back:
@@ -177,7 +177,7 @@ class Capacity(Collector):
         for name, each in list(known.missing.items()):
             cause, other = self._cause(name, model)
             is_over = each.other and other and now - each.since > HOUR_S
-            if cause == _GONE or self._is_drained(name) or is_over:
+            if cause == _CAPACITY_GONE or self._is_drained(name) or is_over:
                 del known.missing[name]
                 continue
             if other and not each.other:
@@ -200,7 +200,7 @@ class Capacity(Collector):
         """Why a unit does not serve a model now; and whether it serves something else."""
         state = self._board.units.get(name)
         if state is None:
-            return _GONE, False
+            return _CAPACITY_GONE, False
         if state.is_usable() and not state.serves_model(model):
             return f"it came up with another model: {listed(sorted(state.base_models()))}", True
         return f"{_standing(state)}: {why(state)}"[:CAUSE_MAX], False
@@ -224,7 +224,7 @@ class Capacity(Collector):
         return lines
 
 
-_GONE = "it is not configured any more"
+_CAPACITY_GONE = "it is not configured any more"
 
 
 def _units(count: int) -> str:
@@ -240,7 +240,7 @@ def _standing(state: UnitState) -> str:
 # Units that start for longer than units of their cell usually do.
 
 
-KNOWN_S = 5.0
+CAPACITY_KNOWN_S = 5.0
 """Who is up sooner was not loading: this gate has just begun to look at it."""
 USUAL_TIMES = 2.0
 LEAST_S = 60.0
@@ -267,7 +267,7 @@ class Starts(Collector):
         """A verdict has changed."""
         if flip.after is Verdict.UP:
             took_s = flip.at - self._out_since.pop(flip.unit, flip.at)
-            if took_s >= KNOWN_S and flip.before is not Verdict.SUSPECT:
+            if took_s >= CAPACITY_KNOWN_S and flip.before is not Verdict.SUSPECT:
                 self._took_s.setdefault(flip.cell, deque(maxlen=STARTS_KEPT)).append(took_s)
         elif flip.after not in USABLE:
             self._out_since.setdefault(flip.unit, flip.at)
@@ -281,7 +281,7 @@ class Starts(Collector):
         """Look for units that are late, once in a while."""
         if now < self._look_at:
             return
-        self._look_at = now + 10.0 * LOOK_S
+        self._look_at = now + 10.0 * CAPACITY_LOOK_S
         starting = [state for state in self._board if _is_starting(state)]
         self._out_since = {name: at for name, at in self._out_since.items() if name in self._board.units}
         self._late = {state: reason for state, reason in self._late.items() if state in starting}

@@ -26,7 +26,7 @@ ROUND_S = 30.0
 """So long a round is given; all of them together less than the 120 s after which the engine gives up."""
 POLL_S = 0.5
 POLLS = int(ROUND_S / POLL_S)
-ACCEPTED = (HTTPStatus.OK, HTTPStatus.ACCEPTED)
+RANK_ACCEPTED = (HTTPStatus.OK, HTTPStatus.ACCEPTED)
 
 
 async def retry_ranks(state: UnitState, transport: ProbeTransport) -> bool:
@@ -88,5 +88,5 @@ async def _begun(servers: Mapping[str, Fetch], paths: Mapping[str, str]) -> bool
             reply = await servers[node]("POST", target, body=body, timeout_s=ASK_S * 10)
         except FetchError:
             continue
-        begun |= reply.status in ACCEPTED and not node
+        begun |= reply.status in RANK_ACCEPTED and not node
     return begun

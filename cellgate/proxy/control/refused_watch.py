@@ -51,7 +51,7 @@ OTHERS_MAX = 4
 """So many others are asked in the first round; then the one that has answered best."""
 LACKS_MIN = 3
 """A unit that answers so many plain requests of another kind lacks something, and no more."""
-KINDS_MAX = 2
+REFUSED_KINDS_MAX = 2
 """So many other kinds in use are looked at."""
 SHARE, PER_S, PURSE, CHEAP = 0.01, 0.1, 48.0, 10.0
 """What questions may cost: a share of the requests, so many a second, and so many at once. Those to a unit
@@ -68,7 +68,7 @@ TOLD_EVERY_S = 60.0
 _TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 4.0
 """So many are asked for; and where they might all be the same, which costs so much more."""
 _ANSWER_BYTES = 256 << 10
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_REFUSED_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _CAPITALS_OF = ("France", "Japan", "Italy", "Kenya", "Peru", "Norway", "Egypt", "Chile")
 
 
@@ -167,7 +167,7 @@ class RefusedWatch:
         if self._is_bad(state, found.what, answer) is not True:
             return None
         uses = [other for other in self._board.uses.of(state, self._now()) if other.route != use.route]
-        for other in uses[:KINDS_MAX]:
+        for other in uses[:REFUSED_KINDS_MAX]:
             questions = [self._question(other, "") for _ in range(LACKS_MIN)]
             answers = await asyncio.gather(*(self._ask(state, each, ANSWER_S) for each in questions if each))
             if answers and all(answers):
@@ -209,7 +209,7 @@ class RefusedWatch:
 
         def rank(other: UnitState) -> tuple[float, bool, bool]:
             name, bad = other.unit.name, shares.get(other.unit.name, [])
-            is_doubted = now - self._records.get(name, _NEVER).suspected_at < SUSPECT_S
+            is_doubted = now - self._records.get(name, _NEVER_COMPARED).suspected_at < SUSPECT_S
             return sum(bad) / max(1, len(bad)), is_doubted, name != found.by
 
         others = sorted(self._others(state), key=rank)
@@ -346,7 +346,7 @@ class _Compared:
     spent: float = 0.0
 
 
-_NEVER = _Compared()
+_NEVER_COMPARED = _Compared()
 
 
 @dataclass(slots=True)
@@ -373,7 +373,7 @@ def plain_request(use: Use, tokens: int, number: int = 0) -> _Asked | None:
         return None
     text = f"What is the capital of {_CAPITALS_OF[number % len(_CAPITALS_OF)]}?"
     fields = api.body(use.model, text, None) or {}
-    limits = {name: tokens for name in _LIMITS if name in fields}
+    limits = {name: tokens for name in _REFUSED_LIMITS if name in fields}
     stream = {"stream": True} if use.stream and api.streams else {}
     return _Asked(at(api.path, use.model), orjson.dumps(fields | limits | stream), tokens == _TOKENS)
 

@@ -28,7 +28,7 @@ UNIT_S = 2.0
 SEARCHES, OF_A_PAYER = 1024, 128
 ASKED_AT_ONCE = 32
 """Searches that ask units at the same time."""
-_ANSWER_BYTES = 16 << 20
+_SEARCH_ANSWER_BYTES = 16 << 20
 
 AskGates = Callable[[str, str], Awaitable[StoredResponse | None]]
 """What other gates know of a response, by its id and its payer. Never raises."""
@@ -96,7 +96,7 @@ class ResponseSearch:
         """The unit, if it has the response."""
         try:
             reply = await self._fetch_of(state)(
-                "GET", path_of(response), timeout_s=UNIT_S, max_bytes=_ANSWER_BYTES
+                "GET", path_of(response), timeout_s=UNIT_S, max_bytes=_SEARCH_ANSWER_BYTES
             )
         except FetchError:
             return None

@@ -28,7 +28,7 @@ from cellgate.router.scaling import (
 )
 from cellgate.router.unit_state import UnitState
 
-LOOK_S = 10.0
+SCALING_LOOK_S = 10.0
 """How often each pool is computed; one of them in a tick."""
 PREFILL = "prefill"
 
@@ -66,7 +66,7 @@ class Scaling(Collector):
     def tick(self, now: float) -> None:
         """Compute one pool, if it is due."""
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
+            self._look_at = now + SCALING_LOOK_S
             self._due = [pool.name for pool in self.pools()]
             self._waits = {name: self._waits[name] for name in self._due if name in self._waits}
         elif self._due:

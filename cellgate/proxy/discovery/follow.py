@@ -113,7 +113,7 @@ class Discovery:
             finally:
                 await follow.aclose()
             self._lost(one, reason)
-            pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**failures)
+            pause_s = min(PAUSE_MAX_S, FOLLOW_PAUSE_S * 2.0**failures)
             failures = min(failures + 1, 8)
             await asyncio.sleep(pause_s * self._rng.uniform(0.8, 1.2))
 
@@ -298,7 +298,7 @@ def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
     return MergedFleet(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))
 
 
-PAUSE_S = 1.0
+FOLLOW_PAUSE_S = 1.0
 
 
 # Ties a control plane to the sources of its units. The one place that knows both.

@@ -43,7 +43,7 @@ from cellgate.router.nouns import Place
 SERVES = "disaggregatedset.x-k8s.io/role"
 """What a DisaggregatedSet labels the pods of its sets with."""
 _MAIN = "kubectl.kubernetes.io/default-container"
-_MESSAGE_MAX = 160
+_WATCH_MESSAGE_MAX = 160
 
 
 async def follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
@@ -127,7 +127,7 @@ def _main_container(pod: Mapping[str, Any]) -> str:
 
 def _why(said: Mapping[str, Any]) -> str:
     text = ": ".join(said[key] for key in ("reason", "message") if said.get(key))
-    return f" ({text[:_MESSAGE_MAX]})" if text and said.get("status") != "True" else ""
+    return f" ({text[:_WATCH_MESSAGE_MAX]})" if text and said.get("status") != "True" else ""
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:
@@ -151,7 +151,7 @@ def _in_order(index: str) -> tuple[bool, int, str]:
 
 WATCH_S = 60
 """How long one watch lasts: the server ends it, and the next continues from there."""
-QUIET_S = 15.0
+WATCH_QUIET_S = 15.0
 """A server that sends nothing for this long beyond that counts as lost, even if the connection is open."""
 SHORT_S = 1.0
 """The least time between the starts of two watches, to protect the server."""
@@ -209,7 +209,7 @@ async def _events(api: Any, namespace: str, selector: str, version: str) -> Asyn
         "allow_watch_bookmarks": True,
         "timeout_seconds": WATCH_S,
     }
-    response = await _get(api, namespace, selector, (REQUEST_S, WATCH_S + QUIET_S), **options)
+    response = await _get(api, namespace, selector, (REQUEST_S, WATCH_S + WATCH_QUIET_S), **options)
     rest = b""
     try:
         async for data in response.content.iter_any():
@@ -263,7 +263,7 @@ def _changes(known: Objects, event: Any) -> bool:
 # found all the same, and their places are unknown.
 
 
-LOOK_S = 3.0
+WATCH_LOOK_S = 3.0
 """The news of pods wait no longer for places."""
 NODES_A_LOOK = 128
 
@@ -282,7 +282,7 @@ class NodePlaces:
         if self._may_ask and (new := sorted(wanted - self._labels.keys())):
             # What has not come in time is asked for again with the next change of a pod.
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(WATCH_LOOK_S):
                     await self._look_up(new[:NODES_A_LOOK])
         self._labels = {node: labels for node, labels in self._labels.items() if node in wanted}
         try:

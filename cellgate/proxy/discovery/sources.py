@@ -26,7 +26,7 @@ from cellgate.proxy.discovery.base import (
 )
 from cellgate.router.nouns import Node, Role, Unit
 
-PATIENCE_S = 5.0
+SOURCE_PATIENCE_S = 5.0
 LATER = 0.001
 """The factor of a weight for each earlier SRV priority: a later one gets what the others have no room for."""
 
@@ -62,7 +62,7 @@ def _resolver(server: str) -> Any:
 async def _places(source: DnsSource, resolver: Any) -> list[Endpoint]:
     errors = importlib.import_module("dns.exception")
     try:
-        answer = await resolver.resolve(source.host, source.record, search=True, lifetime=PATIENCE_S)
+        answer = await resolver.resolve(source.host, source.record, search=True, lifetime=SOURCE_PATIENCE_S)
     except errors.DNSException as error:
         raise SourceError(f"not resolved: {' '.join(str(error).split())}") from None
     except OSError as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _AHEAD = 16
 """A body may reserve this many times what has arrived of it."""
-_KEPT_PART = 8
+_BODY_KEPT_PART = 8
 """One part in this many is kept for small bodies."""
 _GIVEN_UP_AT_ONCE = 16
 """So many bodies are given up in one tick."""
@@ -38,8 +38,8 @@ class BodyMemory:
     def __init__(self, total: int, largest: int) -> None:
         self.total = total
         self.used = 0
-        self._for_large = max(total - total // _KEPT_PART, min(largest, total))
-        self._little = total // _KEPT_PART // 2
+        self._for_large = max(total - total // _BODY_KEPT_PART, min(largest, total))
+        self._little = total // _BODY_KEPT_PART // 2
         self._for_small = max(total - self._little, self._for_large)
         self._arriving: dict[ArrivingBody, int] = {}
         """What each has taken."""

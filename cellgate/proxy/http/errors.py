@@ -44,11 +44,11 @@ class FailureRow:
     is_final: bool = False
 
 
-_BAD = "invalid_request_error"
+_INVALID_REQUEST = "invalid_request_error"
 _DOWN = "service_unavailable_error"
 
 
-def _client(status: int, *, closes: bool = False, kind: str = _BAD) -> FailureRow:
+def _client(status: int, *, closes: bool = False, kind: str = _INVALID_REQUEST) -> FailureRow:
     return FailureRow(Fault.CLIENT, status, kind, Outcome.CLIENT_ERROR, closes=closes)
 
 
@@ -317,7 +317,7 @@ def _plain_event(failure: Failure, _number: int) -> bytes:
 
 
 OPENAI = ErrorShape(error_body, _plain_event)
-_SHAPES = {
+_ERROR_SHAPES = {
     "messages": ErrorShape(_messages_body, _messages_event),
     "responses": ErrorShape(error_body, _responses_event),
 }
@@ -325,4 +325,4 @@ _SHAPES = {
 
 def shape_of(route: str) -> ErrorShape:
     """The errors of a route (request/routes.py)."""
-    return _SHAPES.get(route, OPENAI)
+    return _ERROR_SHAPES.get(route, OPENAI)

@@ -34,13 +34,13 @@ from cellgate.proxy.http.unit import (
 )
 from cellgate.router.unit_state import UnitState
 
-FRESH_S = 30.0
+FETCH_FRESH_S = 30.0
 FRESH_POST_S = 10.0
 """The same for a request with a body (a canary): so much later at most, a new connection is tried."""
 PAGES_MAX = 16
 """Usual replies are kept of so many pages of a server."""
 
-_TROUBLES = {
+_FETCH_TROUBLES = {
     FailureKind.REFUSED: Trouble.REFUSED,
     FailureKind.UNREACHABLE: Trouble.UNREACHABLE,
     FailureKind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
@@ -53,7 +53,7 @@ _TROUBLES = {
 
 def fetch_error(failure: Failure) -> FetchError:
     """The same, as probes know it."""
-    return FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message)
+    return FetchError(_FETCH_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message)
 
 
 class UnitFetch:
@@ -203,7 +203,7 @@ class _Waiting:
         tell: Callable[[Reply | FetchError], None],
     ) -> None:
         now = fetch.now()
-        is_fresh = fresh or now - fetch.fresh_at >= (FRESH_POST_S if body else FRESH_S)
+        is_fresh = fresh or now - fetch.fresh_at >= (FRESH_POST_S if body else FETCH_FRESH_S)
         self._fetch = fetch
         self._page = page
         self._tell: Callable[[Reply | FetchError], None] | None = tell

@@ -228,12 +228,12 @@ def own_response(status: int, body: bytes, *, own: bytes = b"", close: bool) -> 
 
 LINES_MAX = 2048
 """So many lines are kept; then all are forgotten, and learned again."""
-LINE_BYTES = 256
+FIELD_LINE_BYTES = 256
 """No longer line is kept."""
 
-_LINE = re.compile(rb"([A-Za-z0-9-]+): ([!-~](?:[ -~]*[!-~])?)")
-_LENGTH = re.compile(rb"[1-9][0-9]{0,9}")
-_SECRET = re.compile(rb"auth|key|token|cookie|secret|session|credential", re.IGNORECASE)
+_FIELD_LINE = re.compile(rb"([A-Za-z0-9-]+): ([!-~](?:[ -~]*[!-~])?)")
+_FIELD_LENGTH = re.compile(rb"[1-9][0-9]{0,9}")
+_FIELD_SECRET = re.compile(rb"auth|key|token|cookie|secret|session|credential", re.IGNORECASE)
 """What may be secret is not to stay in memory when its request has gone."""
 _CHANGING = frozenset({b"traceparent", b"tracestate", b"x-request-id"})
 """What is another with each request need not be kept."""
@@ -260,7 +260,7 @@ class KnownLines(dict[bytes, KnownLine]):
         self.routing_fields = routing_fields
 
     def __missing__(self, line: bytes) -> KnownLine:
-        found = _LINE.fullmatch(line)
+        found = _FIELD_LINE.fullmatch(line)
         if found is None:
             return _UNUSUAL
         name, value = found.groups()
@@ -269,7 +269,7 @@ class KnownLines(dict[bytes, KnownLine]):
         known: KnownLine = (b"%b: %b\r\n" % (name, value), None, routing)
         if name in self._fields:
             known = (None, (name, value), routing) if self._is_usual(name, value) else _UNUSUAL
-        if name not in KEY_FIELDS and name not in _CHANGING and not _SECRET.search(name):
+        if name not in KEY_FIELDS and name not in _CHANGING and not _FIELD_SECRET.search(name):
             self._keep(line, known)
         return known
 
@@ -293,7 +293,7 @@ class KnownLines(dict[bytes, KnownLine]):
         return forwarded, fields, routing
 
     def _keep(self, line: bytes, known: KnownLine) -> None:
-        if len(line) <= LINE_BYTES:
+        if len(line) <= FIELD_LINE_BYTES:
             if len(self) >= LINES_MAX:
                 self.clear()
             self[line] = known
@@ -301,7 +301,7 @@ class KnownLines(dict[bytes, KnownLine]):
     def _is_usual(self, name: bytes, value: bytes) -> bool:
         match name:
             case b"content-length":
-                return _LENGTH.fullmatch(value) is not None
+                return _FIELD_LENGTH.fullmatch(value) is not None
             case b"connection":
                 return value in (b"keep-alive", b"Keep-Alive")
             case b"transfer-encoding":

@@ -40,7 +40,7 @@ KEPT_HEAD_BYTES = 1024
 _BODILESS = (204, 304)
 _FEW_BYTES = 3 * LIMITS.header_lines
 """A head of no more bytes cannot have too many lines: each takes three at least."""
-_TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
+_REPLY_TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 
 
 class ReplyHead:
@@ -351,7 +351,7 @@ class ReplyReader:
         if not self.has_head:
             self._check_head(self._lines, self._fields)
             if self._overhead > HEAD_BYTES:
-                self.misbehaved = _TOO_LARGE
+                self.misbehaved = _REPLY_TOO_LARGE
         elif self._overhead > HEAD_BYTES:
             # Endless ones would keep the client for ever.
             self.misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
@@ -362,7 +362,7 @@ class ReplyReader:
             reached("header_lines")
             self.misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
         elif self._overhead > HEAD_BYTES and head_size(lines, fields) > HEAD_BYTES:
-            self.misbehaved = _TOO_LARGE
+            self.misbehaved = _REPLY_TOO_LARGE
 
 
 def _plain_head(raw: bytes) -> tuple[bytes, ReplyHead | None]:
@@ -399,7 +399,7 @@ def _read_head(raw: bytes, known_as: bytes | tuple[bytes, bytes]) -> ReplyHead |
 
 _FIRST_LINE = b"HTTP/1.1 200 OK"
 _SIZE_LINE = re.compile(rb"([1-9a-f][0-9a-f]{0,5})\r\n")
-_UNUSUAL = frozenset(
+_REPLY_UNUSUAL = frozenset(
     {
         b"connection",
         b"content-encoding",
@@ -412,14 +412,14 @@ _UNUSUAL = frozenset(
     }
 )
 """Of REPLY_FIELDS; but `Connection: keep-alive` is usual."""
-_LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _UNUSUAL)
+_REPLY_LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _REPLY_UNUSUAL)
 _LENGTH_LINE = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
 
 
 def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
     """The forwarded lines and the fields of a head, without the empty line behind it; or None."""
     lines = head.split(b"\r\n")
-    if lines.pop(0) != _FIRST_LINE or (read := _LINES.head(lines)) is None:
+    if lines.pop(0) != _FIRST_LINE or (read := _REPLY_LINES.head(lines)) is None:
         return None
     forwarded, fields, _ = read
     # A field that comes twice is unusual.
@@ -433,7 +433,7 @@ def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:
 BYTES_MAX = 4096
 """Of a larger reply something changes most of the time."""
 
-_DATE = re.compile(rb"\r\ndate: ([ -~]{29})\r\n", re.IGNORECASE)
+_REPLY_DATE = re.compile(rb"\r\ndate: ([ -~]{29})\r\n", re.IGNORECASE)
 _TIME = re.compile(rb"[ -~]*")
 
 
@@ -445,7 +445,7 @@ class UsualReply:
     __slots__ = ("_after", "_before", "_size", "body", "head")
 
     def __init__(self, data: bytes, head: ReplyHead, body: bytes) -> None:
-        found = _DATE.search(data, 0, data.find(b"\r\n\r\n") + 2)
+        found = _REPLY_DATE.search(data, 0, data.find(b"\r\n\r\n") + 2)
         begin, end = found.span(1) if found else (len(data), len(data))
         self._before, self._after, self._size = data[:begin], data[end:], len(data)
         self.head = head

@@ -218,7 +218,9 @@ FIRST_LINES_MAX = 256
 FIRST_LINE_BYTES = 256
 """No longer one is kept, and none with a query: there may be something secret in it."""
 
-_FIRST_LINE = re.compile(rb"(GET|POST) (/[A-Za-z0-9/._~:@%=+-]*)(\?[A-Za-z0-9/._~:@%=+&,-]*)? HTTP/1\.1")
+_REQUEST_FIRST_LINE = re.compile(
+    rb"(GET|POST) (/[A-Za-z0-9/._~:@%=+-]*)(\?[A-Za-z0-9/._~:@%=+&,-]*)? HTTP/1\.1"
+)
 _USUAL_FIELDS = frozenset(
     {
         b"accept-encoding",
@@ -248,7 +250,7 @@ class _KnownFirstLines(dict[bytes, FirstLine | None]):
     """First lines by their bytes; None: unusual."""
 
     def __missing__(self, line: bytes) -> FirstLine | None:
-        found = _FIRST_LINE.fullmatch(line)
+        found = _REQUEST_FIRST_LINE.fullmatch(line)
         if found is None:
             return None
         said = FirstLine(found[1], found[2] + (found[3] or b""), found[2])
@@ -309,7 +311,7 @@ _LARGE = re.compile(rb"\r\ncontent-length: ?[0-9]{5,}\r\n", re.IGNORECASE)
 _OTHER_PROTOCOL = re.compile(rb" (?:RTSP|ICE)/")
 """What the parser takes for HTTP in a first line, and is none."""
 _FIRST_WORDS = re.compile(rb"[A-Za-z_-]+ +[^ \r\n]+ *")
-_MARK_BYTES = len(b" RTSP/") - 1
+_REQUEST_MARK_BYTES = len(b" RTSP/") - 1
 _JOINED_BYTES = 4 << 20
 """Large parts of a body up to this size are kept as they came, and joined at its end: that takes half a
 millisecond."""
@@ -556,7 +558,7 @@ class RequestReader:
         begun = self._heading
         before = b"" if begun is None else self._head_end
         seen = before + bytes(data)
-        self._head_end = seen[-_MARK_BYTES:]
+        self._head_end = seen[-_REQUEST_MARK_BYTES:]
         for found in _OTHER_PROTOCOL.finditer(seen):
             begin = seen.rfind(b"\n", 0, found.start()) + 1
             if not begin and begun is not None:

@@ -510,7 +510,7 @@ def _to_nobody(_data: bytes) -> None:
 # one that was idle for only a moment: its next request may be on its way.
 
 
-QUIET_S = 0.1
+CLIENT_QUIET_S = 0.1
 """A connection that has been idle for this long may be closed."""
 SLOW_HEAD_S = 2.0
 """So may one whose head has been arriving for this long."""
@@ -521,7 +521,7 @@ def first_to_close(clients: Iterable[ClientConnection], most: int, now: float) -
     ranked: list[tuple[int, float, int, ClientConnection]] = []
     for order, client in enumerate(clients):
         if client.is_idle():
-            if now - client.idle_since >= QUIET_S:
+            if now - client.idle_since >= CLIENT_QUIET_S:
                 ranked.append((client.has_asked, client.idle_since, order, client))
         elif client.is_slow(now, SLOW_HEAD_S):
             ranked.append((2, client.idle_since, order, client))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.process.tcp_info import acknowledged
 
-LOOK_S = 0.01
+READER_LOOK_S = 0.01
 """How often what waits is looked at, beside with each read that is not passed on unread: the loop tells only
 once that something does.
 """
@@ -56,7 +56,7 @@ class SlowReader:
         self._timer: asyncio.TimerHandle | None = None
         self.has_room = backlogs.take()
         if self.has_room:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(READER_LOOK_S, self._look_again)
         else:
             self._hold()
 
@@ -80,7 +80,7 @@ class SlowReader:
     def _look_again(self) -> None:
         self.look()
         if self._timer is not None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(READER_LOOK_S, self._look_again)
 
     def limit_passed(self, now: float, *, is_awaited: bool) -> str:
         """The limit that it has passed, because it has taken too little for too long; empty: none.
@@ -106,7 +106,7 @@ class SlowReader:
         taken = acknowledged(self._transport)
         if taken is None or self._acknowledged is None:
             return 0.0
-        return (taken - self._acknowledged) / max(now - self._since, LOOK_S)
+        return (taken - self._acknowledged) / max(now - self._since, READER_LOOK_S)
 
     def end(self) -> None:
         """It has taken all, or has left."""

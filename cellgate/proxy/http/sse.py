@@ -20,7 +20,7 @@ BOM = b"\xef\xbb\xbf"
 
 _DATA = re.compile(rb"(?:^|[\r\n])data[:\r\n]")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
-_ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
+_EVENT_ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
 _ERRORS = (b"error", b"response.failed")
 """Names of events that report a failure."""
 _CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
@@ -171,7 +171,7 @@ def tells_error(event: bytes) -> bool:
     if b"error" not in event:
         return False
     is_named = any(line[:6] == b"event:" and line[6:].strip() in _ERRORS for line in event.splitlines())
-    return is_named or _ERROR.match(payload(event) or b"") is not None
+    return is_named or _EVENT_ERROR.match(payload(event) or b"") is not None
 
 
 def _reports_error(event: bytes) -> bool:
@@ -199,16 +199,16 @@ def message_of(data: bytes) -> str:
 
 # Reads a few fields of one JSON object of any size while its bytes pass, and keeps nothing else. Pure.
 #
-# The object may be cut anywhere. Only what leads to one of `_FIELDS` is walked by name; all else is
+# The object may be cut anywhere. Only what leads to one of `_EVENT_FIELDS` is walked by name; all else is
 # skipped by counting brackets outside of strings, a block of bytes at a time. So a name that a client has put
 # into a text, a tool or a schema that its answer repeats is never taken for the engine's.
 
 
-ANY = "*"
+ANY_FIELD = "*"
 """In a place: each element of an array."""
 FieldPath = tuple[str, ...]
 
-_FIELDS: frozenset[FieldPath] = frozenset(
+_EVENT_FIELDS: frozenset[FieldPath] = frozenset(
     (
         ("type",),
         ("error",),
@@ -216,22 +216,22 @@ _FIELDS: frozenset[FieldPath] = frozenset(
         ("meta_info",),
         ("response", "usage"),
         ("message", "usage"),
-        ("choices", ANY, "finish_reason"),
+        ("choices", ANY_FIELD, "finish_reason"),
     )
 )
 """What is read, unless it is null or a number: where OpenAI's and Anthropic's APIs say what an event is and
 how an answer ends, and where they and SGLang tell what it took."""
-_SPINE = frozenset(field[:length] for field in _FIELDS for length in range(len(field)))
+_SPINE = frozenset(field[:length] for field in _EVENT_FIELDS for length in range(len(field)))
 VALUE_BYTES = 8192
 """A longer value is not read."""
-_MARK = re.compile(rb'["{}\[\],]')
-_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_EVENT_MARK = re.compile(rb'["{}\[\],]')
+_EVENT_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'"{}[]'))
 _BRACES = bytes.maketrans(b"[]", b"{}")
-_PAIRS = tuple(b"{" * width + b"}" * width for width in (256, 64, 16, 4, 1))
+_EVENT_PAIRS = tuple(b"{" * width + b"}" * width for width in (256, 64, 16, 4, 1))
 """What opens and closes within a block is taken out from the inside: in few rounds, even if it is nested a
 thousand deep."""
-_BLOCKS = (64, 512, 4096, 32768)
+_EVENT_BLOCKS = (64, 512, 4096, 32768)
 """How much is skipped at once: more as long as the end is not in it, then less until it is found."""
 
 
@@ -267,7 +267,7 @@ class JsonSkim:
         for (name, *rest), value in self.fields.items():
             if not rest:
                 found[name] = value
-            elif rest[0] == ANY:
+            elif rest[0] == ANY_FIELD:
                 found[name] = [{rest[1]: value}]
             else:
                 found[name] = {rest[0]: value}
@@ -277,7 +277,7 @@ class JsonSkim:
 
     def _step(self, data: bytes, at: int) -> int:
         """Go on to the next mark: where behind it."""
-        found = _MARK.search(data, at)
+        found = _EVENT_MARK.search(data, at)
         if found is None:
             return len(data)
         mark = found[0]
@@ -286,7 +286,7 @@ class JsonSkim:
             self._enter((), is_array=False)
         elif mark == b'"':
             self._in_string = True
-            self._value = bytearray(b'"') if self._is_key or self._place in _FIELDS else None
+            self._value = bytearray(b'"') if self._is_key or self._place in _EVENT_FIELDS else None
         elif mark == b",":
             self._is_key = not self._open[-1][1]
         elif mark in (b"{", b"["):
@@ -295,7 +295,7 @@ class JsonSkim:
                 self._enter(place, is_array=mark == b"[")
             else:
                 self._depth = 1
-                self._value = bytearray(mark) if place in _FIELDS else None
+                self._value = bytearray(mark) if place in _EVENT_FIELDS else None
         else:
             self._open.pop()
             self.is_over = not self._open
@@ -305,7 +305,7 @@ class JsonSkim:
     def _place(self) -> FieldPath:
         """That of the next value."""
         place, is_array = self._open[-1]
-        return (*place, ANY if is_array else self._key)
+        return (*place, ANY_FIELD if is_array else self._key)
 
     def _enter(self, place: FieldPath, *, is_array: bool) -> None:
         self._open.append((place, is_array))
@@ -326,7 +326,7 @@ class JsonSkim:
     def _end_of_string(self, data: bytes, at: int) -> int:
         begin = at + self._escaped
         self._escaped = False
-        if (found := _STRING.match(data, begin)) is not None:
+        if (found := _EVENT_STRING.match(data, begin)) is not None:
             self._in_string = False
             return found.end()
         rest = data[begin:]
@@ -356,13 +356,13 @@ class JsonSkim:
         """Go on to the end of what is skipped: where behind it."""
         begin, level, is_found = at, 0, False
         while at < len(data) and self._depth:
-            block = data[at : at + _BLOCKS[level]]
+            block = data[at : at + _EVENT_BLOCKS[level]]
             ups, downs, *quotes = _brackets(block, self._in_string, self._escaped)
             if downs < self._depth:
                 self._depth += ups - downs
                 self._in_string, self._escaped = quotes
                 at += len(block)
-                level = level if is_found else min(level + 1, len(_BLOCKS) - 1)
+                level = level if is_found else min(level + 1, len(_EVENT_BLOCKS) - 1)
             elif level:
                 level, is_found = level - 1, True
             else:
@@ -378,7 +378,7 @@ class JsonSkim:
             if self._in_string:
                 at = self._end_of_string(data, at)
                 continue
-            found = _MARK.search(data, at)
+            found = _EVENT_MARK.search(data, at)
             if found is None:
                 return len(data)
             self._in_string = found[0] == b'"'
@@ -401,7 +401,7 @@ def _brackets(block: bytes, in_string: bool, escaped: bool) -> tuple[int, int, b
     parts = marks.split(b'"')
     braces = b"".join(parts[in_string::2])
     while b"{}" in braces:
-        for pair in _PAIRS:
+        for pair in _EVENT_PAIRS:
             braces = braces.replace(pair, b"")
     downs = braces.count(b"}")
     ups = len(braces) - downs

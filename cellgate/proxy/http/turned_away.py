@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-STAYS_S = 1.0
+REFUSAL_STAYS_S = 1.0
 """How long it has to ask, and to read the answer."""
 
 
@@ -27,7 +27,7 @@ class TurnedAway(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._ends = self._loop.call_later(STAYS_S, self._transport.abort)
+        self._ends = self._loop.call_later(REFUSAL_STAYS_S, self._transport.abort)
 
     def data_received(self, _data: bytes) -> None:
         transport = self._transport

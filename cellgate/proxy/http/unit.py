@@ -43,7 +43,7 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 # OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
 _TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size for size in range(1, 8192)}
 
-_SIZE_LINE = len(b"1fff\r\n")
+_POOL_SIZE_LINE = len(b"1fff\r\n")
 """The longest size line of those."""
 
 
@@ -150,7 +150,7 @@ class UnitConnection(asyncio.Protocol):
                 data.startswith(_TOKEN_STARTS.get(size, ()))
                 and data.endswith(raw.usual_ends)
                 and ABORT not in data
-                and data.find(b"\n", _SIZE_LINE) == size - 4
+                and data.find(b"\n", _POOL_SIZE_LINE) == size - 4
             ):
                 # The parser stands before this chunk, and would stand as well behind it. It is one event:
                 # another one in the same chunk might be an error.
@@ -346,7 +346,7 @@ class ConnectionOwner(Protocol):
 # none that has been idle longer than the engines keep theirs (vLLM and SGLang close after 5 s).
 
 
-IDLE_S = 4.0
+POOL_IDLE_S = 4.0
 EARLY_S = 1.5
 """No engine closes a connection for having been idle for less than this."""
 SOON_S = 0.1
@@ -429,7 +429,7 @@ class Pool:
         while self._idle and not fresh:
             conn = self._idle.pop()
             transport = conn.transport
-            if transport is not None and not transport.is_closing() and now - conn.idle_since < IDLE_S:
+            if transport is not None and not transport.is_closing() and now - conn.idle_since < POOL_IDLE_S:
                 conn.reused = True
                 taker.on_connected(conn)
                 return
@@ -494,7 +494,7 @@ class Pool:
 
     def purge(self, now: float | None = None) -> None:
         """Close idle connections: all of them, or only those that are too old at `now`."""
-        while self._idle and (now is None or now - self._idle[0].idle_since >= IDLE_S):
+        while self._idle and (now is None or now - self._idle[0].idle_since >= POOL_IDLE_S):
             self._idle.popleft().drop()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ SUSPECT_PERCENT = 1
 """The weight of a suspected unit: in rotation, after all others."""
 STEADY = 0.05
 """A weight or a maxconn is sent again when it has changed by more than this share of its whole."""
-_REASON_MAX = 80
+_HAPROXY_REASON_MAX = 80
 
 
 class HaproxyAgent:
@@ -198,7 +198,7 @@ def _steady(last: int, found: int, whole: int) -> int:
 
 def _harmless(reason: str) -> bytes:
     """A reason that stays within its line."""
-    return "".join(c if " " <= c <= "~" else "?" for c in reason)[:_REASON_MAX].encode()
+    return "".join(c if " " <= c <= "~" else "?" for c in reason)[:_HAPROXY_REASON_MAX].encode()
 
 
 # Counts the load balancers that ask for the gate or one of its units: each may use only its part. Pure.
@@ -248,7 +248,7 @@ QUESTION_WAIT_S = 1.0
 would give up after its agent-inter, 2 s by default."""
 VISITORS_MAX = 512
 
-_LINE_MAX = 256
+_HAPROXY_LINE_MAX = 256
 # As names are in the configuration.
 _QUESTION = re.compile(
     rb"[ \t]*([A-Za-z0-9][A-Za-z0-9._-]{0,127})(?:[ \t]+([A-Za-z0-9._:/-]{1,64}))?[ \t]*\r?\n?"
@@ -278,7 +278,7 @@ class _Visitor(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._said += data
-        if b"\n" in data or len(self._said) > _LINE_MAX:
+        if b"\n" in data or len(self._said) > _HAPROXY_LINE_MAX:
             self._answer()
 
     def eof_received(self) -> bool:

@@ -112,13 +112,13 @@ _ADVICE: dict[Rotation, str] = {
     Rotation.DOWN: "check its engine's log ({url}); if it hangs, restart it on all its nodes. "
     "cellgate drain {unit} keeps it out meanwhile.",
 }
-_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
+_ADVICE_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
 _CERTIFICATE = (
     "renew the certificate that {url} shows, or correct tls.ca of this gate; a restart of the engine "
     "changes nothing."
 )
 _TLS = "make sure that {url} speaks TLS, or write http:// for it; a restart of the engine changes nothing."
-_NAME = "correct the name in {url}, or its record in DNS; the unit itself may be well."
+_ADVICE_NAME = "correct the name in {url}, or its record in DNS; the unit itself may be well."
 _NODES = (
     "check node {nodes}: let a process that is stopped go on (kill -CONT); if one has ended, restart the "
 )
@@ -129,8 +129,8 @@ _REFUSES += "cellgate units -o wide; docs/4xx.md."
 _ITS_KEY = (
     "set `api_key_file:` to a key that its engine accepts, or `models:` and `canary:` to what it serves."
 )
-_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
-_KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
+_ADVICE_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
+_ADVICE_KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
 KV_FULL = 0.98
 _KV = "lower its max_in_flight, so that requests wait here instead (docs/runbooks/kv-cache-full.md)."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
@@ -153,20 +153,20 @@ def _main_advice(state: UnitState, rotation: Rotation, is_node_at_fault: bool) -
     if is_out and is_node_at_fault:
         return _NODES
     if is_out and state.is_out_for_answers():
-        return _WRONG
+        return _ADVICE_WRONG
     if is_out and rotation is not Rotation.DRAINED and because is not None and _is_refusal(because):
         return _REFUSES
     if rotation is Rotation.DRAINING:
         return _ADVICE[rotation]
     if rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
-        return _GONE
+        return _ADVICE_GONE
     return _ADVICE.get(rotation, "")
 
 
 def _of_its_address(reason: str) -> str:
     """What helps where no connection can be made, and no engine is to blame (http/unit.py, http/names.py)."""
     if "DNS " in reason:
-        return _NAME
+        return _ADVICE_NAME
     if "TLS with " not in reason:
         return ""
     return _CERTIFICATE if "certificate" in reason else _TLS
@@ -191,7 +191,7 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
     found = []
     if state.kept is not None:
         sentence = f"it is not configured any more, and kept {kept_words(state.kept)}"
-        found.append(Shortcoming("kept", sentence, _KEPT.format(unit=state.unit.name)))
+        found.append(Shortcoming("kept", sentence, _ADVICE_KEPT.format(unit=state.unit.name)))
     if degraded := state.outlier.degraded:
         times = f"{1.0 / (1.0 - degraded):.1f} times as long as on other units of its cell"
         found.append(Shortcoming("slow", f"slow: a token takes {times}", _SLOW))
@@ -204,7 +204,7 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
         said = f"its KV cache is full ({state.load.kv_use:.0%}): requests wait inside, or are computed twice"
         found.append(Shortcoming("KV cache full", said, _KV))
     if state.has_odd_answers():
-        found.append(Shortcoming("odd answers", "its answers to the known prompt differ", _WRONG))
+        found.append(Shortcoming("odd answers", "its answers to the known prompt differ", _ADVICE_WRONG))
     return found
 
 

@@ -30,9 +30,9 @@ from cellgate.router.unit_state import UnitState
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
 
-WINDOW_S = 5.0
+LOAD_WINDOW_S = 5.0
 """The time constant of every mean, in seconds in which there was work."""
-KV_FULL = 0.9
+KV_FULL_REPORTED = 0.9
 """From this share of the KV cache on, engines preempt: a unit counts as full."""
 LEAST = 0.001
 
@@ -124,7 +124,7 @@ class Orca:
         utilization = gate_utilization(self._board, waiting)
         if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:
             passed_s = now - self._at
-            part = 1.0 - math.exp(-passed_s / WINDOW_S)
+            part = 1.0 - math.exp(-passed_s / LOAD_WINDOW_S)
             self._utilization += part * (utilization - self._utilization)
             self._rps += part * ((ended - self._ended) / passed_s - self._rps)
             self._eps += part * ((failed - self._failed) / passed_s - self._eps)
@@ -179,7 +179,7 @@ def named_metrics(board: Board, waiting: int) -> dict[str, float]:
 def _taken(state: UnitState) -> float:
     """How many of a unit's places are taken."""
     kv_use = state.load.kv_use if state.load is not None else 0.0
-    return max(float(state.in_flight + state.foreign), state.unit.max_in_flight * kv_use / KV_FULL)
+    return max(float(state.in_flight + state.foreign), state.unit.max_in_flight * kv_use / KV_FULL_REPORTED)
 
 
 def _entry(name: bytes, value: float) -> bytes:

@@ -23,7 +23,7 @@ from cellgate.proxy.observe.text import one_line
 from cellgate.router.nouns import Outcome
 
 Record = TypeVar("Record")
-KEPT = 16_384
+LINES_KEPT = 16_384
 """Lines that wait for the sink at most; some 6 MiB."""
 CLOSE_TIMEOUT_S = 2.0
 COMPLAIN_EVERY_S = 10.0
@@ -47,7 +47,7 @@ class LineLog(Generic[Record]):
         self._title = title
         self._log = log
         self._format = form
-        self._pending: deque[bytes] = deque(maxlen=KEPT)
+        self._pending: deque[bytes] = deque(maxlen=LINES_KEPT)
         # One batch is being written and one may wait. While both are taken, lines stay in `_pending`.
         self._batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
         name = f"cellgate-{title.replace(' ', '-')}"
@@ -70,7 +70,7 @@ class LineLog(Generic[Record]):
         """Take note of a record."""
         if self._format is None:
             return
-        if len(self._pending) == KEPT:
+        if len(self._pending) == LINES_KEPT:
             self._overflowed += 1
         self._pending.append(self._format(self._wall(), record))
 

@@ -19,7 +19,7 @@ Args = TypeVarTuple("Args")
 REPORT_EVERY_S = 10.0
 """A defect is logged at most once in this time for each place in the code."""
 PLACES_KEPT = 64
-_FRAMES = 3
+_DEFECT_FRAMES = 3
 
 
 class Defects:
@@ -77,7 +77,7 @@ def report_defect(loop: asyncio.AbstractEventLoop, what: str, error: Exception) 
 
 def where(error: BaseException) -> str:
     """The innermost frames of an exception, the last one first."""
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    frames = traceback.extract_tb(error.__traceback__)[-_DEFECT_FRAMES:]
     return " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
 

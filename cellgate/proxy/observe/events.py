@@ -22,7 +22,7 @@ EventRecord = dict[str, Any]
 
 KEPT = 256
 FOLLOWER_BACKLOG = 64
-LASTS_S = 60.0
+EVENT_LASTS_S = 60.0
 """What is said again so soon has lasted meanwhile."""
 
 ActionKind = Literal[
@@ -129,7 +129,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
 }
 _LASTING: frozenset[ActionKind] = frozenset({"gate_fault", "lag"})
 """Said again and again for as long as they last."""
-_LINES: dict[ActionKind, str] = {
+_EVENT_LINES: dict[ActionKind, str] = {
     "keys_refused": "the file of keys has a mistake, and the keys stay as they were",
     "keys_taken": "keys read again",
     "limits_alone": "each gate counts its limits alone",
@@ -198,7 +198,7 @@ class EventLog:
         """
         event, at = self._lasting.get(again.kind, ({"id": -KEPT}, 0.0))
         now, fresh = self._wall(), _action_event(again)["line"]
-        if event["id"] <= self._count - KEPT or now - at > LASTS_S:
+        if event["id"] <= self._count - KEPT or now - at > EVENT_LASTS_S:
             return False
         self._log(_LEVELS.get(again.kind, "info"), fresh)
         event["count"] = event.get("count", 1) + 1
@@ -356,7 +356,7 @@ def _action_event(action: Action) -> EventRecord:
     whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
     units = "units are" if action.unit is None else f"unit {action.unit} is"
     line = (
-        _LINES.get(action.kind)
+        _EVENT_LINES.get(action.kind)
         or {
             "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
             "undrain": f"{whom} undrained by {action.by}",

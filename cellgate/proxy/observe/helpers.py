@@ -21,7 +21,7 @@ from cellgate.proxy.observe.counters import EXPORTS, GUARDRAIL, JWKS, TALLIES, T
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
 from cellgate.proxy.observe.text import one_line
 
-LOOK_S = 1.0
+HELPER_LOOK_S = 1.0
 
 
 class Helpers(Collector):
@@ -42,7 +42,7 @@ class Helpers(Collector):
     def tick(self, now: float) -> None:
         """Ask all of them, once a second."""
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
+            self._look_at = now + HELPER_LOOK_S
             self.look()
 
     def look(self) -> None:
@@ -71,7 +71,9 @@ class Helpers(Collector):
     def shown(self) -> list[dict[str, Any]]:
         """What is wrong now, the worst first, ready for JSON."""
         now = self._now()
-        rows = sorted(self._known.items(), key=lambda row: (_ORDER[row[1].trouble.weight], row[1].since))
+        rows = sorted(
+            self._known.items(), key=lambda row: (_HELPER_ORDER[row[1].trouble.weight], row[1].since)
+        )
         return [
             {
                 "helper": name,
@@ -106,7 +108,7 @@ class HelperTrouble(NamedTuple):
 Question = Callable[[], Mapping[str, HelperTrouble | None]]
 """By name of helper its trouble; None: it works."""
 
-_ORDER = {"grave": 0, "lost": 1, "soon": 2}
+_HELPER_ORDER = {"grave": 0, "lost": 1, "soon": 2}
 _EVENTS: dict[Weight, ActionKind] = {"soon": "helper_ages", "lost": "helper_lost", "grave": "helper_lost"}
 
 

@@ -113,7 +113,7 @@ def _second(timestamp: int) -> str:
 
 FLUSH_S = 1.0
 """How long the exit of the process waits for a slow output."""
-BUSY_S = 0.05
+LOG_BUSY_S = 0.05
 """The pause after a non-blocking output has accepted nothing."""
 
 
@@ -137,19 +137,19 @@ def write_all(sink: LogSink, data: bytes) -> None:
     while rest:
         written = sink.write(rest)
         if written is None:
-            time.sleep(BUSY_S)
+            time.sleep(LOG_BUSY_S)
         rest = rest[written or 0 :]
 
 
 Level = Literal["info", "warning", "error"]
 
 _LOGGER = logging.getLogger("cellgate")
-_LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LOG_LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def log_line(level: Level, message: str) -> None:
     """Log one line."""
-    _LOGGER.log(_LEVELS[level], "%s", message)
+    _LOGGER.log(_LOG_LEVELS[level], "%s", message)
 
 
 def configure(form: Literal["console", "json"]) -> None:

@@ -11,7 +11,7 @@ from cellgate.proxy.observe.events import Action, EventLog
 
 AGAIN_S = 600.0
 """The same of the same unit or cell is told again after so long."""
-KEPT = 1024
+RARE_EVENTS_KEPT = 1024
 """So many are remembered; of more, the one told longest ago is forgotten."""
 
 
@@ -33,7 +33,7 @@ class RareEvents:
             return
         self._told.pop(what, None)
         self._told[what] = now, 0
-        if len(self._told) > KEPT:
+        if len(self._told) > RARE_EVENTS_KEPT:
             del self._told[next(iter(self._told))]
         since = f"; {more} more times since the last such event" if more else ""
         self._events.add(replace(action, detail=action.detail + since))

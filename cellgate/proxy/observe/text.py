@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from cellgate.router.nouns import Fleet
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
-_STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def one_line(text: str) -> str:
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
     """Seconds as the two largest units of time that matter: 7s, 3m 5s, 2d 4h."""
     left = int(seconds)
     parts: list[str] = []
-    for size, letter in _STEPS:
+    for size, letter in _TIME_UNITS:
         count, left = divmod(left, size)
         if count or parts:
             parts.append(f"{count}{letter}")

@@ -24,7 +24,7 @@ from cellgate.proxy.observe.helpers import HelperTrouble, Weight
 
 WARN_S = 30 * 86400.0
 """So long before its end a certificate is spoken of."""
-FILE_BYTES = 4 << 20
+CERTIFICATE_FILE_BYTES = 4 << 20
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _UTC_TIME, _LONG_TIME, _VERSION = 0x17, 0x18, 0xA0
@@ -82,7 +82,7 @@ def ends_of(path: str) -> list[float]:
     """When each certificate in a PEM file ends, in seconds since 1970; nothing for what cannot be read."""
     try:
         with Path(path).open("rb") as file:
-            text = file.read(FILE_BYTES).decode("latin-1")
+            text = file.read(CERTIFICATE_FILE_BYTES).decode("latin-1")
         return [_end(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(text)]
     except (OSError, ValueError, IndexError):
         return []
@@ -106,13 +106,13 @@ def _date(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-_NONE = (0, b"")
+_NO_FILE = (0, b"")
 
 
 def _end(der: bytes) -> float:
     """The end of the validity in a certificate. Raises ValueError and IndexError for what is none."""
-    _, whole = next(_values(der), _NONE)
-    _, signed = next(_values(whole), _NONE)
+    _, whole = next(_values(der), _NO_FILE)
+    _, signed = next(_values(whole), _NO_FILE)
     fields = [value for tag, value in _values(signed) if tag != _VERSION]
     # After the version: serial number, signature, issuer, validity.
     (_, _), (tag, written) = _values(fields[3])

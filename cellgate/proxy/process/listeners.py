@@ -312,12 +312,12 @@ KEPT_PART = 16
 KEPT_LEAST = 8
 TURNED_PART = 4
 """Of those kept, one in this many is for clients that are turned away."""
-FRESH_S = 0.5
+LISTENER_FRESH_S = 0.5
 """After this time a new client has its connection to a unit, or needs none yet."""
 EPISODE_S = 60.0
 """A shortage this soon after another one has the same reason, and is not logged again."""
 
-_ANY = 1 << 30
+_ANY_NUMBER = 1 << 30
 _HOW = "LimitNOFILE= under systemd, or --ulimit nofile= with docker"
 
 
@@ -396,8 +396,8 @@ class Descriptors:
     def has_room(self, now: float) -> int:
         """How many more clients may be accepted at once; called for each new client."""
         if self._most is None:
-            return _ANY
-        if now - self._fresh_since > FRESH_S:
+            return _ANY_NUMBER
+        if now - self._fresh_since > LISTENER_FRESH_S:
             self._fresh, self._fresh_since = 0, now
         self._fresh += 1
         self._credit -= 1

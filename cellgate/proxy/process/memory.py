@@ -25,7 +25,7 @@ count stays low until all of them are new (15 ms with 2,000): it is not enough t
 """
 GROWTH = 2.0
 """All objects are looked at when there are so many times more blocks of memory than after the last time."""
-IDLE_S = 600.0
+MEMORY_IDLE_S = 600.0
 """And so long after the last time, once no request is in flight."""
 _NEVER = 1_000_000_000
 _NEW, _ALL = 0, 2
@@ -51,7 +51,7 @@ class Garbage:
 
     def tick(self, now: float) -> None:
         """Collect: all, if memory has grown, or if it was long ago and nobody waits."""
-        is_due = now - self._at >= IDLE_S and self._is_idle()
+        is_due = now - self._at >= MEMORY_IDLE_S and self._is_idle()
         if is_due or self._blocks() > GROWTH * self._after:
             self._collect(_ALL)
             self._collected(now)

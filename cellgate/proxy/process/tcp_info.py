@@ -17,7 +17,7 @@ HELD_BYTES = 16 * 1024
 paused.
 """
 _NO_LINGER = struct.pack("ii", 1, 0)
-_GONE = (7, 8)
+_TCP_GONE = (7, 8)
 """States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
 _BYTES = 256
 _ACKED, _SENT = struct.Struct("Q"), struct.Struct("QQ")
@@ -45,7 +45,7 @@ def bound_held(transport: asyncio.WriteTransport) -> None:
 def has_left(transport: asyncio.BaseTransport) -> bool:
     """Whether the other side of a connection that is not read has closed it: the loop does not look there."""
     sock = transport.get_extra_info("socket")
-    return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
+    return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _TCP_GONE
 
 
 def accept_queue(listener: socket.socket) -> int:

@@ -249,7 +249,7 @@ def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
 
 
 VERSION = 1
-DOCUMENT_MAX = 4096
+COMMAND_DOCUMENT_MAX = 4096
 BANS_MAX = 1024
 """The most entries of the index that are read."""
 LEFT_MS_MAX = 1 << 40
@@ -258,8 +258,8 @@ BAN_AGE_S = 3600.0
 LIFTED_MS = 1000
 """How long the end of a ban stays readable."""
 _BEGIN = b'{"poison":'
-_MARK = re.compile(r"[0-9a-f]{16}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_COMMAND_MARK = re.compile(r"[0-9a-f]{16}")
+_COMMAND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MODEL_MAX, _UNITS_MAX = 128, 8
 
 
@@ -292,16 +292,16 @@ def is_ban(document: bytes) -> bool:
 def read_ban(document: bytes) -> BanDocument | None:
     """The content of a document; None when it is invalid."""
     try:
-        found = orjson.loads(document) if len(document) <= DOCUMENT_MAX else None
+        found = orjson.loads(document) if len(document) <= COMMAND_DOCUMENT_MAX else None
     except orjson.JSONDecodeError:
         return None
     if not isinstance(found, dict) or found.get("v") != VERSION:
         return None
-    mark, gate = _fit(found.get("poison"), _MARK), _fit(found.get("gate"), _NAME)
+    mark, gate = _fit(found.get("poison"), _COMMAND_MARK), _fit(found.get("gate"), _COMMAND_NAME)
     left_ms, model, units = found.get("left_ms"), found.get("model"), found.get("units")
     if mark is None or gate is None or not isinstance(left_ms, int) or not 0 <= left_ms <= LEFT_MS_MAX:
         return None
-    named = [str(unit) for unit in units if _fit(unit, _NAME)] if isinstance(units, list) else []
+    named = [str(unit) for unit in units if _fit(unit, _COMMAND_NAME)] if isinstance(units, list) else []
     model = model[:_MODEL_MAX] if isinstance(model, str) else ""
     payer = found.get("payer", "")
     payer = payer[:_MODEL_MAX] if isinstance(payer, str) else ""
@@ -338,7 +338,7 @@ class SharedBans:
     def knows(self, mark: str) -> bool:
         """Whether that prompt is refused here."""
         return (
-            _fit(mark, _MARK) is not None
+            _fit(mark, _COMMAND_MARK) is not None
             and self._containment.bans.find(int(mark, 16), self._now()) is not None
         )
 
@@ -638,7 +638,7 @@ def _hosts(text: str, port: int) -> tuple[Address, ...]:
 
 
 _NO_TLS = Tls()
-_REFUSED = "invalid username-password pair"
+_COMMAND_REFUSED = "invalid username-password pair"
 _SENTINEL_USER = "default"
 """With this name a Sentinel that wants no password accepts any."""
 
@@ -702,7 +702,7 @@ def _node(at: Address, options: dict[str, Any]) -> Redis:
 def is_refusal(error: Exception) -> bool:
     """Whether the credentials were refused."""
     # While a connection is set up, redis-py turns the server's answer into a plain ConnectionError.
-    return isinstance(error, (AuthenticationError, NoPermissionError)) or _REFUSED in str(error)
+    return isinstance(error, (AuthenticationError, NoPermissionError)) or _COMMAND_REFUSED in str(error)
 
 
 def refusal_reason(error: ResponseError) -> str:

@@ -193,17 +193,17 @@ def _carry_over(before: UnitState, state: UnitState) -> None:
 
 # The units of the fleet by the reports of gates, and through which gate each is reached. Pure.
 #
-# 1. A unit stays as long as a gate reports it (see Roster), and for FORGET_S more, so that a fleet that is
+# 1. A unit stays as long as a gate reports it (see Roster), and FLEET_FORGET_S more, so that a fleet that is
 #    down is not taken for an empty one.
 # 2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
 #    different units, so that gates share the work.
 # 3. A unit that computes prompts for others gets no whole request; its gate splits what goes to the others.
-# 4. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart
+# 4. A gate that has just appeared gets units of others only after FLEET_SETTLE_S: it may be about to restart
 # again.
 
 
-FORGET_S = 60.0
-SETTLE_S = 10.0
+FLEET_FORGET_S = 60.0
+FLEET_SETTLE_S = 10.0
 _LEAST_WEIGHT = 0.001
 _DEFAULT = Unit("", "", "")
 
@@ -294,7 +294,7 @@ class FleetUnits:
             return next(iter(told))
 
         def rank(url: str) -> tuple[bool, bool, bool, bool, int]:
-            is_new = url != known and now - self._since[url] < SETTLE_S
+            is_new = url != known and now - self._since[url] < FLEET_SETTLE_S
             is_usable = url == known or told[url].report.verdict in USABLE
             tie = crc32(f"{unit} {url}".encode())
             return url in self.lost, told[url].report.stopping, not is_usable, is_new, tie
@@ -303,7 +303,7 @@ class FleetUnits:
 
     def _is_forgotten(self, key: tuple[str, str], now: float) -> bool:
         since = self._sights[key].gone_since
-        return since is not None and now - since >= FORGET_S
+        return since is not None and now - since >= FLEET_FORGET_S
 
     def _note_gates(self, urls: Iterable[str], now: float) -> None:
         self._since = {url: self._since.get(url, now) for url in urls}
@@ -349,7 +349,7 @@ def _shared(names: Iterable[str]) -> frozenset[str]:
 
 
 CHECK_S = 0.5
-READY_S = 1.0
+FLEET_READY_S = 1.0
 """The timeout of a gate's /readyz, which it answers from memory."""
 
 
@@ -431,7 +431,7 @@ class FleetRouter:
     async def _is_ready(self, url: str) -> bool:
         """Whether the gate at a URL is ready."""
         try:
-            reply = await self._plane.reach.net().fetch(url)("GET", "/readyz", timeout_s=READY_S)
+            reply = await self._plane.reach.net().fetch(url)("GET", "/readyz", timeout_s=FLEET_READY_S)
         except FetchError:
             return False
         return reply.status == 200

@@ -108,7 +108,7 @@ class LinkState(Enum):
     WELL = "well"
 
 
-_WORDS = {
+_LINK_IN_WORDS = {
     LinkState.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
     LinkState.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
     LinkState.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
@@ -240,7 +240,7 @@ class RedisLink:
         is_news = self._outage.tells(why) if state is LinkState.AWAY else False
         if state is LinkState.WELL:
             self._outage = Outage()
-        line = _WORDS[state] % why if why else _WORDS[state]
+        line = _LINK_IN_WORDS[state] % why if why else _LINK_IN_WORDS[state]
         self._trouble = None if state is LinkState.WELL else HelperTrouble(line.removeprefix("Redis "))
         if state is not self._told or is_news:
             self._told = state

@@ -35,8 +35,8 @@ DOCUMENT_BEATS = 10
 """A document is written once in so many heartbeats, in turns; it expires after three times that."""
 DOCUMENT_MAX = 64 * 1024
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]{1,255}")
+_REPORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_REPORT_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]{1,255}")
 _TEXT_MAX = 256
 _MODELS_MAX = 256
 _LARGEST = 1e12
@@ -170,7 +170,7 @@ def read_report(document: bytes) -> UnitReport | None:
         return None
     if not isinstance(found, dict):
         return None
-    names = _FIELDS if found.get("v") == VERSION else CORE
+    names = _REPORT_FIELDS if found.get("v") == VERSION else CORE
     taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
     return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
 
@@ -250,11 +250,11 @@ def _is_fatal(case: Case) -> bool:
 
 
 def _name(found: Any) -> str | None:
-    return found if isinstance(found, str) and _NAME.fullmatch(found) else None
+    return found if isinstance(found, str) and _REPORT_NAME.fullmatch(found) else None
 
 
 def _url(found: Any) -> str | None:
-    return found if isinstance(found, str) and _URL.fullmatch(found) else None
+    return found if isinstance(found, str) and _REPORT_URL.fullmatch(found) else None
 
 
 def _text(found: Any) -> str | None:
@@ -282,7 +282,7 @@ def _count(found: Any) -> int | None:
 
 
 def _verdict(found: Any) -> Verdict | None:
-    return _VERDICTS.get(found) if isinstance(found, str) else None
+    return _REPORT_VERDICTS.get(found) if isinstance(found, str) else None
 
 
 def _hold(found: Any) -> HoldKind | None:
@@ -300,8 +300,8 @@ def _models(found: Any) -> tuple[str, ...] | None:
 
 
 _HOLDS = {kind.value: kind for kind in HoldKind}
-_VERDICTS = {verdict.value: verdict for verdict in Verdict}
-_FIELDS = tuple(field.name for field in fields(UnitReport))
+_REPORT_VERDICTS = {verdict.value: verdict for verdict in Verdict}
+_REPORT_FIELDS = tuple(field.name for field in fields(UnitReport))
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "unit": _name,
     "cell": _name,
@@ -358,7 +358,7 @@ _AGES = ("life_age_s", "load_age_s")
 _TOLD = tuple(each.name for each in fields(UnitReport) if each.name not in (*_AGES, "gate"))
 _values = attrgetter(*_TOLD)
 _NULLABLE = frozenset(each.name for each in fields(UnitReport) if each.default is None)
-_REQUIRED = frozenset(each.name for each in fields(UnitReport) if each.default is MISSING)
+_REPORT_REQUIRED = frozenset(each.name for each in fields(UnitReport) if each.default is MISSING)
 
 Row = Mapping[str, Any]
 """What has changed of one unit: fields of UnitReport. None in its place: the gate has the unit no more."""
@@ -517,7 +517,7 @@ def changed_report(
     if any(taken.get(name, value) != value for name, value in (("unit", unit), ("gate", gate))):
         return None
     if known is None:
-        is_whole = taken.keys() >= _REQUIRED
+        is_whole = taken.keys() >= _REPORT_REQUIRED
         return UnitReport(**taken) if is_whole else None
     if known.life_age_s is not None:
         taken.setdefault("life_age_s", known.life_age_s + told_s)

@@ -195,7 +195,7 @@ HASHES_A_BEAT = 256
 """The most new hashes in one heartbeat: 3 kB."""
 BEATS = 2
 """Each hash is published in this many heartbeats, because a reader misses one now and then."""
-HASHES_MAX = 1024
+SHARED_HASHES_MAX = 1024
 """The most hashes that are read of one document."""
 DOCUMENT_MAX = 64 * 1024
 GATES_MAX = 64
@@ -226,7 +226,7 @@ def read(document: Any) -> tuple[str, PrefixDocument] | None:
     gate, units = found.get("gate"), found.get("units")
     if not isinstance(gate, str) or not isinstance(units, dict):
         return None
-    told, left = PrefixDocument(), HASHES_MAX
+    told, left = PrefixDocument(), SHARED_HASHES_MAX
     for unit, text in units.items():
         if (blocks := _blocks(text)) is None:
             return None
@@ -318,13 +318,13 @@ def _blocks(text: Any) -> list[int] | None:
 
 PERIOD_S, SOONEST_S = 0.25, 0.02
 """How often slices are taken; and at most so often while limits run low."""
-ANSWER_S = 0.3
+LIMITS_ANSWER_S = 0.3
 """Without an answer for this long, each gate counts alone: that costs nobody a request."""
 LIMITS_SLICE = 32
 """So many counters are in one exchange."""
 QUIET_BEATS = 4
 """A limit that nobody uses here is looked at once in so many periods."""
-KEPT_S = 60
+SHARED_KEPT_S = 60
 """How long a counter outlives its window, for clocks that differ."""
 
 
@@ -413,14 +413,14 @@ class SharedLimits:
                 name = self._names.limit(each.counter)
                 commands.append(("HSET", name, self._me, each.meter.taken + each.amount))
                 commands.append(("HVALS", name))
-                commands.append(("EXPIREAT", name, int(each.ends_at) + KEPT_S))
-            answers = await answered(client, commands, ANSWER_S)
+                commands.append(("EXPIREAT", name, int(each.ends_at) + SHARED_KEPT_S))
+            answers = await answered(client, commands, LIMITS_ANSWER_S)
             for each, taken in zip(part, answers[1::3], strict=True):
                 if each.meter.begins_at == each.begins_at:
                     each.meter.took(each.amount, sum(max(0, int(each_gate)) for each_gate in taken))
         if not due:
             # Whether it answers.
-            await answered(client, [("PING",)], ANSWER_S)
+            await answered(client, [("PING",)], LIMITS_ANSWER_S)
         self._note(shares=True)
 
     def _due(self, gates: int) -> Iterator[_Due]:
@@ -471,7 +471,7 @@ moves it a little later. A time less than this after the last progress is not ne
 PEERS_LIFE_S = 10.0
 """The word of others that a unit makes progress stands in for this gate's own canary for so long."""
 DOUBT_EVERY_S = 1.0
-AT_ONCE_S = 1.0
+SHARED_AT_ONCE_S = 1.0
 """Progress this close together comes from canaries that gates sent at the same time."""
 
 
@@ -557,7 +557,7 @@ class Sharing:
         if lived_at > state.progress_at + NEWS_S:
             self._lives[state] = self._own_life_at(state), lived_at
             state.progress_at = state.peer_canary_at = lived_at
-        elif gate < self._gate and lived_at > state.progress_at - AT_ONCE_S:
+        elif gate < self._gate and lived_at > state.progress_at - SHARED_AT_ONCE_S:
             state.peer_canary_at = state.progress_at
 
     def _own_life_at(self, state: UnitState) -> float:

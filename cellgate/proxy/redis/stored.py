@@ -3,7 +3,7 @@
 A key for each, of which its maker and its id cannot be read: a hash of both. Its value names the unit, and is
 signed as all that gates say (signing.py). Written at once, and again where Redis came back empty; a gate that
 does not know a response asks here before it says that there is none. Rules:
-1. No other request waits for Redis, and this one ANSWER_S at most.
+1. No other request waits for Redis, and this one STORED_ANSWER_S at most.
 2. What a gate forgets it removes: Redis has no more than the gates together.
 """
 
@@ -22,12 +22,12 @@ from cellgate.proxy.redis.commands import Command, Connect
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import Signer
 
-ANSWER_S = 0.5
-KEPT_S = 86_400
+STORED_ANSWER_S = 0.5
+STORED_KEPT_S = 86_400
 AT_ONCE, WAITING_MAX = 64, 65_536
-LOOK_EVERY_S = 2.0
+STORED_LOOK_EVERY_S = 2.0
 """How often the newest one is looked for: where it is missing, Redis came back empty."""
-PAUSE_S = 0.5
+STORED_PAUSE_S = 0.5
 
 
 class SharedResponses:
@@ -66,8 +66,8 @@ class SharedResponses:
         """What gates know of a response. Never raises."""
         key = self._key(response, payer)
         try:
-            (found,) = await self._asking.exchange([("GET", key)], ANSWER_S)
-            if not isinstance(found, bytes) or not self._signer.believes(key, found, age_s=KEPT_S):
+            (found,) = await self._asking.exchange([("GET", key)], STORED_ANSWER_S)
+            if not isinstance(found, bytes) or not self._signer.believes(key, found, age_s=STORED_KEPT_S):
                 return None
             unit = orjson.loads(found).get("unit")
         except Exception:  # Whatever is wrong there, the request is refused as one that nobody knows.
@@ -95,14 +95,14 @@ class SharedResponses:
                 self._wake.clear()
                 if not self._due:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_EVERY_S):
+                        async with asyncio.timeout(STORED_LOOK_EVERY_S):
                             await self._wake.wait()
                 if not self._due and self._newest is not None and await self._is_gone(self._newest):
                     self._due |= dict.fromkeys(self._stored, True)
             except Exception:  # The link says what is wrong with Redis.
                 with suppress(Exception):
                     await self._client.disconnect()
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(STORED_PAUSE_S)
 
     async def _write(self) -> None:
         while self._due:
@@ -122,7 +122,7 @@ class SharedResponses:
             key = self._key(one.id, one.payer)
             if is_kept:
                 document = self._signer.sign(key, orjson.dumps({"v": 1, "unit": one.unit}))
-                yield "SET", key, document, "PX", KEPT_S * 1000
+                yield "SET", key, document, "PX", STORED_KEPT_S * 1000
             else:
                 yield "DEL", key
 

@@ -50,9 +50,9 @@ _WHOLE = frozenset(
     (b"/server_info", b"/get_server_info", b"/kv_event_sources", b"/models", b"/is_scaling_elastic_ep")
 )
 """They show addresses, or other models than the gate's; or they administer with another method."""
-_KNOWN = frozenset((b"/", b"/load", b"/generate_stream", b"/v1/audio/speech/stream"))
+_ADMIN_PATH_KNOWN = frozenset((b"/", b"/load", b"/generate_stream", b"/v1/audio/speech/stream"))
 """They compute or tell, whatever their words are."""
-_HARMLESS = frozenset(
+_ADMIN_PATH_HARMLESS = frozenset(
     b"all answer api apply ask audio call chat classification classify completion completions count "
     b"decisions decode detokenization detokenize doc docs embed embedding embeddings encode favicon "
     b"function generate generation generations generative get health healthz ico image images infer "
@@ -62,7 +62,7 @@ _HARMLESS = frozenset(
     b"status template text token tokenize tokenizer tokens transcribe transcriptions translate "
     b"translations version vertex video videos world".split()
 )
-_BELOW_VERSION = _HARMLESS | frozenset(
+_BELOW_VERSION = _ADMIN_PATH_HARMLESS | frozenset(
     b"asr assistants batch batches calls cancel client complete containers content conversations derender "
     b"document documents edits evals file files item items license manifest meshes metadata models ocr "
     b"parts ps query rank ranking realtime remix render runs search secrets segment show sound speaker "
@@ -72,7 +72,7 @@ _BELOW_VERSION = _HARMLESS | frozenset(
 """Words of APIs of users, where a version says that it is one."""
 _VERSIONED = re.compile(rb"(?:/[a-z]+)?/v[0-9][a-z0-9]*/|/api/(?:v[0-9]+/)?")
 _DIGIT = re.compile(rb"[0-9]")
-_WORDS = re.compile(rb"[a-z0-9]+")
+_PATH_WORDS = re.compile(rb"[a-z0-9]+")
 _CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -80,12 +80,12 @@ def standing(path: bytes) -> Standing:
     """What is known of a path that is not in the table, decoded."""
     plain = path.lower()
     base = plain.rstrip(b"/") or b"/"
-    if base in _KNOWN:
+    if base in _ADMIN_PATH_KNOWN:
         return Standing.HARMLESS
-    words = {*_WORDS.findall(plain), *_WORDS.findall(_CAMEL.sub(b"_", path).lower())}
+    words = {*_PATH_WORDS.findall(plain), *_PATH_WORDS.findall(_CAMEL.sub(b"_", path).lower())}
     if base in _WHOLE or not words.isdisjoint(_ADMINISTER) or _STEMS.search(plain):
         return Standing.ADMINISTERS
-    if words and words <= _HARMLESS:
+    if words and words <= _ADMIN_PATH_HARMLESS:
         return Standing.HARMLESS
     found = _VERSIONED.match(base)
     return Standing.UNKNOWN if found is None else _below_version(base[found.end() :].split(b"/"))
@@ -93,7 +93,7 @@ def standing(path: bytes) -> Standing:
 
 def _below_version(parts: list[bytes]) -> Standing:
     """What is known of the parts of a path behind a version: each is known, or an id (with a digit)."""
-    known = [bool(words := _WORDS.findall(part)) and _BELOW_VERSION.issuperset(words) for part in parts]
+    known = [bool(words := _PATH_WORDS.findall(part)) and _BELOW_VERSION.issuperset(words) for part in parts]
     if not known[0]:
         return Standing.UNKNOWN
     if all(is_known or _DIGIT.search(part) for is_known, part in zip(known, parts, strict=True)):

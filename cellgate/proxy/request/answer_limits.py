@@ -45,7 +45,7 @@ def _limits_at_top(*names: str) -> tuple[LimitPlace, ...]:
     return tuple((_TOP, name) for name in names)
 
 
-_OPENAI = {
+_LIMIT_OPENAI = {
     "chat": _limits_at_top("max_completion_tokens", "max_tokens"),
     "completions": _limits_at_top("max_tokens"),
     "responses": _limits_at_top("max_output_tokens"),
@@ -53,8 +53,8 @@ _OPENAI = {
     "invocations": _limits_at_top("max_completion_tokens", "max_tokens"),
 }
 RULES: Mapping[str, Mapping[str, tuple[LimitPlace, ...]]] = {
-    "vllm": _OPENAI | {"generate": ((_SAMPLING, "max_tokens"), (_TOP, "max_tokens"))},
-    "sglang": _OPENAI | {"generate": ((_SAMPLING, "max_new_tokens"),)},
+    "vllm": _LIMIT_OPENAI | {"generate": ((_SAMPLING, "max_tokens"), (_TOP, "max_tokens"))},
+    "sglang": _LIMIT_OPENAI | {"generate": ((_SAMPLING, "max_new_tokens"),)},
     "llamacpp": {
         "chat": _limits_at_top("n_predict", "max_completion_tokens", "max_tokens"),
         "completions": _limits_at_top("n_predict", "max_completion_tokens", "max_tokens"),
@@ -67,7 +67,7 @@ RULES: Mapping[str, Mapping[str, tuple[LimitPlace, ...]]] = {
         "generate": ((_PARAMETERS, "max_new_tokens"),),
         "invocations": (*_limits_at_top("max_tokens"), (_PARAMETERS, "max_new_tokens")),
     },
-    "trtllm": _OPENAI,
+    "trtllm": _LIMIT_OPENAI,
     "triton": {
         "triton": (
             *_limits_at_top("max_tokens", "request_output_len"),
@@ -78,11 +78,11 @@ RULES: Mapping[str, Mapping[str, tuple[LimitPlace, ...]]] = {
 }
 """By engine and route: where the limit of an answer stands; the first that is set counts."""
 _EACH_ROUTE = {route for rules in RULES.values() for route in rules}
-_ANY = {
+_PLACES_OF_ROUTES = {
     route: tuple({place: None for rules in RULES.values() for place in rules.get(route, ())})
     for route in _EACH_ROUTE
 }
-_ANYWHERE = tuple({place: None for places in _ANY.values() for place in places})
+_ANYWHERE = tuple({place: None for places in _PLACES_OF_ROUTES.values() for place in places})
 """For routes of which no engine's rule is known."""
 LIMIT_NAMES = frozenset(name for _, name in _ANYWHERE)
 COUNT_NAMES = ("n", "best_of", "n_cmpl", "num_return_sequences", "beam_width")
@@ -105,7 +105,8 @@ def limits_of(data: dict[str, Any], route: str) -> tuple[int, int]:
     """
     held = _held(data)
     limit = max(
-        (_whole(part.get(name)) for part, name in _found(held, _ANY.get(route, _ANYWHERE))), default=0
+        (_whole(part.get(name)) for part, name in _found(held, _PLACES_OF_ROUTES.get(route, _ANYWHERE))),
+        default=0,
     )
     return max(limit, 0), _answers(data, held)
 

@@ -21,16 +21,16 @@ import orjson
 from cellgate.probes.engines import GENERATED
 from cellgate.proxy.http.sse import payload, split, tells_error
 
-_ANY = re.compile(rb"\S")
+_ANYTHING_BUT_SPACE = re.compile(rb"\S")
 
 _ROLE_ALONE = re.compile(
     rb'data: ?\{[^{}]*"choices"\s*:\s*\[\s*\{[^{}]*"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*'
     rb'(?:,\s*"content"\s*:\s*(?:""|null)\s*)?\}[^{}]*\}\s*\][^{}]*\}\n\n'
 )
 """What most streams begin with: who speaks, and no word yet."""
-_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*(?!null\b|""|\{\s*\})')
+_ANSWER_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*(?!null\b|""|\{\s*\})')
 _CODE = re.compile(rb'"(?:code|status|status_code|http_status_code)"\s*:\s*"?([45]\d\d)\b')
-_ENDS = (b"}", b"]")
+_ANSWER_ENDS = (b"}", b"]")
 REPEATS = "one token again and again"
 NO_TOKEN = "a stream without a token"
 """And without an end: broken, as those of an engine that has lost one of its ranks."""
@@ -44,8 +44,8 @@ _COUNTED = re.compile(
     rb'|"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"'
 )
 """It tells how many tokens it has, or that there may be no more."""
-_ENDED = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?!abort")')
-_SAID = re.compile(
+_ANSWER_ENDED = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?!abort")')
+_ANSWER_SAID = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|thinking|delta)"\s*:\s*"((?:[^"\\]|\\.)*)"'
 )
 _REPEATED, _PERIOD, _MANY = 64, 24, 1024
@@ -68,7 +68,7 @@ _BEFOREGENERATED = frozenset(
 
 
 _NO_LIMIT = re.compile(rb'"(?:max_(?:completion_|output_|new_)?tokens|n_predict)"\s*:\s*0\s*[,}]')
-_BYTES = re.compile(rb'"encoding_format"\s*:\s*"bytes')
+_ANSWER_BYTES = re.compile(rb'"encoding_format"\s*:\s*"bytes')
 _NO_TEXTS = re.compile(rb'"(?:documents|texts)"\s*:\s*\[\s*\]|"top_n"\s*:\s*0\s*[,}]')
 
 
@@ -79,7 +79,7 @@ class AnswerShape:
     answer without any; `raw`: it may ask for bytes.
     """
 
-    shown: re.Pattern[bytes] = _ANY
+    shown: re.Pattern[bytes] = _ANYTHING_BUT_SPACE
     json: bool | None = True
     text: bool = False
     none: re.Pattern[bytes] | None = None
@@ -89,7 +89,7 @@ class AnswerShape:
         """Whether this is a short whole answer in JSON that is good, seen in few steps."""
         if self.json is False or len(body) >= _MANY or b'"error"' in body:
             return False
-        return body.endswith(_ENDS) and self.shown.search(body) is not None
+        return body.endswith(_ANSWER_ENDS) and self.shown.search(body) is not None
 
     def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
         """What is wrong with a whole answer under 200, in a few words; empty: it is good.
@@ -100,9 +100,9 @@ class AnswerShape:
             return _nothing_in_stream(body) if is_events else _nothing(body)
         if is_events:
             return "an error in the stream" if _errs(body) else ""
-        if _ERROR.match(body) is not None:
+        if _ANSWER_ERROR.match(body) is not None:
             return "an error object under 200"
-        if self.json and not body.rstrip().endswith(_ENDS):
+        if self.json and not body.rstrip().endswith(_ANSWER_ENDS):
             return "no JSON"
         if b"html" in content_type:
             return "a page of HTML"
@@ -115,10 +115,10 @@ class AnswerShape:
     def is_asked_for(self, request: bytes, answer: bytes, content_type: bytes) -> bool:
         """Whether a request asks for an answer like this, which is no good one of others."""
         if self.raw and b"application/octet-stream" in content_type:
-            return answer != b"" and _BYTES.search(request) is not None
+            return answer != b"" and _ANSWER_BYTES.search(request) is not None
         if self.none is None or self.none.search(request) is None:
             return False
-        return _errors(answer) == "" and answer.rstrip().endswith((*_ENDS, b"[DONE]"))
+        return _errors(answer) == "" and answer.rstrip().endswith((*_ANSWER_ENDS, b"[DONE]"))
 
 
 _WORDS = AnswerShape(GENERATED, text=True, none=_NO_LIMIT)
@@ -186,7 +186,7 @@ def repeats(text: bytes) -> bool:
 
 def loops(answer: bytes) -> bool:
     """Whether a short answer, or stream, ends with one short piece of text again and again."""
-    said = b"".join(_SAID.findall(answer))
+    said = b"".join(_ANSWER_SAID.findall(answer))
     for period in range(1, _PERIOD + 1):
         tail = said[-max(_LOOP, 3 * period) :]
         if len(tail) >= max(_LOOP, 3 * period) and tail[period:] == tail[:-period]:
@@ -206,7 +206,7 @@ def _nothing_in_stream(events: bytes) -> str:
         return ""
     if _COUNTED.search(events) is not None:
         return NONE_COUNTED
-    return NOTHING if _ENDED.search(events) is not None else NO_TOKEN
+    return NOTHING if _ANSWER_ENDED.search(events) is not None else NO_TOKEN
 
 
 def _nothing(body: bytes) -> str:
@@ -230,7 +230,7 @@ def _nothing(body: bytes) -> str:
 
 def _errors(answer: bytes) -> str:
     """Whether an answer, whole or a stream, tells an error, in a few words."""
-    if _ERROR.match(answer) is not None:
+    if _ANSWER_ERROR.match(answer) is not None:
         return "an error object under 200"
     return "an error in the stream" if _errs(answer) else ""
 

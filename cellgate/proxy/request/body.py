@@ -28,14 +28,14 @@ _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _FEW_STRINGS = 32
-_NAME_CHARS = LIMITS.name_chars
-_NOBODY: tuple[str | None, str, int, str | None, tuple[str, ...]] = (None, "", 0, None, ())
+_BODY_NAME_CHARS = LIMITS.name_chars
+_NO_PARTS: tuple[str | None, str, int, str | None, tuple[str, ...]] = (None, "", 0, None, ())
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_NUMBERS = (b"NaN", b"Infinity")
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 _NOT_READ = object()
 _BACKSLASH = ord("\\")
-_NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
+_BODY_NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time."""
 
@@ -52,7 +52,7 @@ def has_more_nodes(body: bytes, limit: int) -> bool:
     if _is_text(body, limit) or _marks(body) <= limit:
         return False
     # Marks inside strings do not count, so strings are removed first.
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _BODY_NO_MARKS)
     # A value has at most one key, so there are at most two strings for each value.
     if bare.count(b'"') > 4 * (limit + 1):
         return True
@@ -85,7 +85,7 @@ def read_ask(body: bytes, route: str = "", payer: str = "") -> Ask | Failure:
     if not isinstance(data, dict):
         return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
-    if (type(model) is not str or len(model) > _NAME_CHARS) and model is not None:
+    if (type(model) is not str or len(model) > _BODY_NAME_CHARS) and model is not None:
         return _no_model(model)
     names = tuple(data)
     shape = shapes.get(names) or new_shape(names)
@@ -107,7 +107,7 @@ def ask_of(
 ) -> Ask:
     """What a parsed body asks for, whose prompt is known."""
     blocks, size, fingerprint = prompt
-    follows, user, priority, wanted_id, beside = _personal(data) if shape.is_personal else _NOBODY
+    follows, user, priority, wanted_id, beside = _personal(data) if shape.is_personal else _NO_PARTS
     limit: Any = 0
     answers = 1
     if name := shape.limit:

@@ -12,17 +12,17 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.answer_limits import LIMIT_NAMES, MULTIPLIES, ONLY_LIMIT
 from cellgate.proxy.request.one_meaning import BESIDE, count_weighty
 
-KEPT = 512
+SHAPES_KEPT = 512
 """Shapes that are kept. If there are more, all are forgotten."""
 _KEPT_CHARS = 1024
 """The names of a shape that is kept have so many characters at most, all together."""
-_PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
-_PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
+_SHAPE_PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
+_SHAPE_PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """Fields that change the whole prompt."""
-NAMES = frozenset((*_PREAMBLE, *_PROMPTS, *_RENDERING))
+NAMES = frozenset((*_SHAPE_PREAMBLE, *_SHAPE_PROMPTS, *_RENDERING))
 """All fields of a body that its prompt depends on."""
-_MULTIPLIES = MULTIPLIES | (LIMIT_NAMES - ONLY_LIMIT.keys())
+_SHAPE_MULTIPLIES = MULTIPLIES | (LIMIT_NAMES - ONLY_LIMIT.keys())
 _PERSONAL = frozenset(
     ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority", *BESIDE)
 )
@@ -66,8 +66,8 @@ class BodyShape:
     def __init__(self, names: tuple[str, ...]) -> None:
         present = frozenset(names)
         self.weighty = count_weighty(names)
-        self.preamble = tuple(name for name in _PREAMBLE if name in present)
-        self.prompts = tuple(name for name in _PROMPTS if name in present)
+        self.preamble = tuple(name for name in _SHAPE_PREAMBLE if name in present)
+        self.prompts = tuple(name for name in _SHAPE_PROMPTS if name in present)
         # With only one of these names, that one is the prompt, or there is none.
         has_several = len(present & NAMES) > 1
         self.rendering = tuple(name for name in _RENDERING if name in present) if has_several else ()
@@ -76,7 +76,7 @@ class BodyShape:
         limits = present & LIMIT_NAMES
         self.limit = next(iter(limits)) if len(limits) == 1 else ""
         self.limit_routes = ONLY_LIMIT.get(self.limit, frozenset())
-        self.multiplies = len(limits) > 1 or not present.isdisjoint(_MULTIPLIES)
+        self.multiplies = len(limits) > 1 or not present.isdisjoint(_SHAPE_MULTIPLIES)
         self.is_personal = not present.isdisjoint(_PERSONAL)
 
 
@@ -92,7 +92,7 @@ def shape_of_body(body: dict[str, Any]) -> BodyShape:
 def new_shape(names: tuple[str, ...]) -> BodyShape:
     shape = BodyShape(names)
     if len(names) <= LIMITS.fields and sum(map(len, names)) <= _KEPT_CHARS:
-        if len(shapes) >= KEPT:
+        if len(shapes) >= SHAPES_KEPT:
             shapes.clear()
         shapes[names] = shape
     return shape

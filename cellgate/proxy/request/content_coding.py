@@ -30,7 +30,7 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _WINDOW_LOG = 23
 """A decoder of zstd needs no more than 8 MiB (RFC 8878, 3.1.1.1.2)."""
 _MADE_OF = {b"gzip": "gzip", b"x-gzip": "gzip", b"deflate": "deflate"} | ({b"zstd": "zstd"} if zstd else {})
-_ERRORS = (zlib.error, zstd.ZstdError) if zstd else (zlib.error,)
+_DECODE_ERRORS = (zlib.error, zstd.ZstdError) if zstd else (zlib.error,)
 ACCEPTED = ", ".join(dict.fromkeys(_MADE_OF.values()))
 
 
@@ -128,7 +128,7 @@ def pieces(coding: str, body: bytes) -> Iterator[bytes]:
         while True:
             try:
                 yield decoder.decompress(data, LIMITS.decoded_piece_bytes)
-            except _ERRORS as error:
+            except _DECODE_ERRORS as error:
                 raise DamagedError(str(error)) from None
             if decoder.eof:
                 data = decoder.unused_data

@@ -36,11 +36,11 @@ from cellgate.router.nouns import Ask
 
 RUN_BYTES = 65_536
 """A run ends with the first message after so many bytes, or with the last one."""
-BODY_BYTES = MAX_BLOCKS * BLOCK_BYTES
+HISTORY_BODY_BYTES = MAX_BLOCKS * BLOCK_BYTES
 """Larger bodies are read as a whole."""
 FRAME_BYTES = 1 << 18
 """So are those with a larger frame."""
-_PIECES = 8 * LIMITS.prompt_pieces
+_HISTORY_PIECES = 8 * LIMITS.prompt_pieces
 """So many pieces of a prompt are read one by one, but for one turn: of it no more than of any other body."""
 _GUESSES = 4
 """So many guesses of one body may be wrong, of each kind."""
@@ -52,22 +52,24 @@ _MESSAGES = {"chat": "messages", "messages": "messages", "responses": "input"}
 """By route: where its messages are."""
 _BLANK = b" \t\r\n"
 _GAP = rb"[ \t\r\n]{0,64}"
-_OPEN = {name: re.compile(rb'"%b"%b:%b\[' % (name.encode(), _GAP, _GAP)) for name in _MESSAGES.values()}
-_FIRST = (
+_HISTORY_OPEN = {
+    name: re.compile(rb'"%b"%b:%b\[' % (name.encode(), _GAP, _GAP)) for name in _MESSAGES.values()
+}
+_HISTORY_FIRST = (
     rb"role|content|call_id|arguments|id|output|summary|encrypted_content"
     rb'|type"%b:%b"(?:message|reasoning|item_reference|[a-z_]*_call(?:_output)?)' % (_GAP, _GAP)
 )
 """Fields that messages begin with, and their parts do not."""
-_CUT = re.compile(rb'\},%b\{%b"(?:%b)"' % (_GAP, _GAP, _FIRST))
+_HISTORY_CUT = re.compile(rb'\},%b\{%b"(?:%b)"' % (_GAP, _GAP, _HISTORY_FIRST))
 """What looks like the end of a message that another one follows."""
-_FIELDS = "|".join(sorted(NAMES | USUAL | {"model", "tool_choice", "response_format"})).encode()
-_END = re.compile(rb'\],%b"(?:%b)"%b:' % (_GAP, _FIELDS, _GAP))
+_HISTORY_FIELDS = "|".join(sorted(NAMES | USUAL | {"model", "tool_choice", "response_format"})).encode()
+_END = re.compile(rb'\],%b"(?:%b)"%b:' % (_GAP, _HISTORY_FIELDS, _GAP))
 """What looks like the end of all messages, behind which other fields follow."""
-_LAST = re.compile(rb"\]%b\}%b\Z" % (_GAP, _GAP))
+_HISTORY_LAST = re.compile(rb"\]%b\}%b\Z" % (_GAP, _GAP))
 _LAST_BYTES = 256
 _COMMA = re.compile(rb"[ \t\r\n]*,")
-_MARK = secrets.token_hex(16)
-_MARKED = f'"{_MARK}"'.encode()
+_HISTORY_MARK = secrets.token_hex(16)
+_MARKED = f'"{_HISTORY_MARK}"'.encode()
 
 
 class PromptSoFar(NamedTuple):
@@ -132,7 +134,7 @@ def read_conversation(body: bytes, route: str) -> Conversation | None:
         cuts = cuts_in(body, begin, len(body))
         frame = find_frame(body, begin, cuts[-1] if cuts else begin, route)
         blocks, written = begun(frame)
-        steps = read_runs(body, begin, begin, cuts, frame.end, written, _PIECES)
+        steps = read_runs(body, begin, begin, cuts, frame.end, written, _HISTORY_PIECES)
         all_blocks = [blocks, *(step.blocks for step in steps)]
         return Conversation(asked(frame.asking, all_blocks, steps[-1].written), frame, steps)
     except UnusualError:
@@ -145,9 +147,9 @@ def read_conversation(body: bytes, route: str) -> Conversation | None:
 def begin_of(body: bytes, route: str) -> int:
     """Where the messages begin. Raises UnusualError."""
     name = _MESSAGES.get(route)
-    if name is None or len(body) > BODY_BYTES:
+    if name is None or len(body) > HISTORY_BODY_BYTES:
         raise UnusualError
-    found = _OPEN[name].search(body, 0, FRAME_BYTES)
+    found = _HISTORY_OPEN[name].search(body, 0, FRAME_BYTES)
     if found is None:
         raise UnusualError
     return found.end()
@@ -165,14 +167,14 @@ def cuts_in(body: bytes, at: int, end: int) -> list[int]:
 
 def next_cut(body: bytes, at: int, end: int) -> int:
     """Where a run that begins at `at` may end, before `end`; 0: nowhere."""
-    found = _CUT.search(body, at + RUN_BYTES, end)
+    found = _HISTORY_CUT.search(body, at + RUN_BYTES, end)
     return 0 if found is None else found.start() + 1
 
 
 def find_frame(body: bytes, begin: int, at: int, route: str) -> Frame:
     """The frame of a body whose messages end behind `at`. Raises UnusualError."""
     at = max(at, len(body) - FRAME_BYTES)
-    last = _LAST.search(body, max(at, len(body) - _LAST_BYTES))
+    last = _HISTORY_LAST.search(body, max(at, len(body) - _LAST_BYTES))
     for found in (*islice(_END.finditer(body, at), _GUESSES), *((last,) if last else ())):
         end = found.start()
         while end > at and body[end - 1] in _BLANK:
@@ -198,7 +200,7 @@ def _read_frame(body: bytes, begin: int, end: int, route: str) -> Frame:
     except orjson.JSONDecodeError:
         raise UnusualError from None
     # Nobody knows the mark: where it is found, the messages are, and no other field of this name follows.
-    if not isinstance(data, dict) or data.get(name) != [_MARK]:
+    if not isinstance(data, dict) or data.get(name) != [_HISTORY_MARK]:
         raise UnusualError
     model = data.get("model")
     if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
@@ -289,7 +291,7 @@ def _write_on(written: PromptSoFar, text: bytes, pieces: int) -> tuple[tuple[int
     many pieces, that not all of it would be hashed in this way.
     """
     size, pieces = written.size + len(text), written.pieces + pieces
-    if size > BODY_BYTES or pieces > _PIECES:
+    if size > HISTORY_BODY_BYTES or pieces > _HISTORY_PIECES:
         raise UnusualError
     text = written.rest + text
     blocks = block_hashes(text, written.seed)

@@ -14,8 +14,8 @@ ENGINES_LINES = (b"access-control-", b"vary: origin\r\n", b"vary: Origin\r\n")
 """How lines of a unit begin that the gate's own replace: browsers refuse an answer with both."""
 OWN_LINES = (b"vary: origin\r\n", b"access-control-")
 """How the gate's own lines begin."""
-_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+){0,63}")
-_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_CORS_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+){0,63}")
+_CORS_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _EXPOSED = (
     b"retry-after, x-request-id, x-should-retry, x-cellgate-model, x-cellgate-fallback-from, "
     b"x-cellgate-reason, x-cellgate-unit-request-id, "
@@ -54,8 +54,8 @@ class CorsRules:
 
     def _permissions(self, names: bytes) -> bytes:
         """What a preflight is told."""
-        lines = b"access-control-allow-methods: %b\r\n%b" % (_METHODS, self._max_age)
-        if _NAMES.fullmatch(names):
+        lines = b"access-control-allow-methods: %b\r\n%b" % (_CORS_METHODS, self._max_age)
+        if _CORS_NAMES.fullmatch(names):
             lines += b"access-control-allow-headers: %b\r\n" % names
         return lines
 

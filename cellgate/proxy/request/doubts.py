@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 64 << 10
 """No longer request is kept, or looked into for what it needs."""
 _NEEDS_MAX = 8
-_USUAL = frozenset(
+_NEED_USUAL = frozenset(
     (
         *(
             "model",
@@ -43,7 +43,7 @@ _USUAL = frozenset(
         *("metadata", "store", "previous_response_id", "ignore_eos", "priority", "encoding_format"),
     )
 )
-_MEDIA = {
+_NEED_MEDIA = {
     b'"image_url"': "images",
     b'"input_image"': "images",
     b'"type":"image"': "images",
@@ -60,11 +60,11 @@ def asked_kind(exchange: Exchange) -> Kind:
     if known is not None:
         return known
     body, ask = exchange.request.body[:SAMPLE_BYTES], exchange.selection.ask
-    needs = {name for mark, name in _MEDIA.items() if mark in body}
+    needs = {name for mark, name in _NEED_MEDIA.items() if mark in body}
     if exchange.route.json and len(body) < SAMPLE_BYTES:
         with suppress(orjson.JSONDecodeError):
             data: Any = orjson.loads(body)
-            needs |= {name for name, value in data.items() if name not in _USUAL and value}
+            needs |= {name for name, value in data.items() if name not in _NEED_USUAL and value}
     if ask.stream:
         needs.add("a stream")
     path = exchange.request.path.decode("latin-1")

@@ -354,25 +354,25 @@ class Selection:
 # A member of an enum is a slow attribute on CPython 3.11 (33 ns an access, ten are 0.3 % of a request):
 # the modules of the hot path look theirs up once.
 PARSING = ExchangeState.PARSING
-STARTED = ExchangeEvent.STARTED
-ASKED = ExchangeEvent.ASKED
-GRANTED = ExchangeEvent.GRANTED
-REFUSED = ExchangeEvent.REFUSED
-REPLIED = ExchangeEvent.REPLIED
-COMMITTED = ExchangeEvent.COMMITTED
-DONE = ExchangeEvent.DONE
-FAILED = ExchangeEvent.FAILED
-EVICTED = ExchangeEvent.EVICTED
-PREFILLED = ExchangeEvent.PREFILLED
-PROVEN = ExchangeEvent.PROVEN
-CONCLUDED = ExchangeEvent.CONCLUDED
-UNPROVEN = ExchangeEvent.UNPROVEN
-LEFT = ExchangeEvent.LEFT
-CRASHED = ExchangeEvent.CRASHED
-TICKED = ExchangeEvent.TICKED
-STOPPED = ExchangeEvent.STOPPED
-SCREENED = ExchangeEvent.SCREENED
-DOUBTED = ExchangeEvent.DOUBTED
+ON_STARTED = ExchangeEvent.STARTED
+ON_ASKED = ExchangeEvent.ASKED
+ON_GRANTED = ExchangeEvent.GRANTED
+ON_REFUSED = ExchangeEvent.REFUSED
+ON_REPLIED = ExchangeEvent.REPLIED
+ON_COMMITTED = ExchangeEvent.COMMITTED
+ON_DONE = ExchangeEvent.DONE
+ON_FAILED = ExchangeEvent.FAILED
+ON_EVICTED = ExchangeEvent.EVICTED
+ON_PREFILLED = ExchangeEvent.PREFILLED
+ON_PROVEN = ExchangeEvent.PROVEN
+ON_CONCLUDED = ExchangeEvent.CONCLUDED
+ON_UNPROVEN = ExchangeEvent.UNPROVEN
+ON_LEFT = ExchangeEvent.LEFT
+ON_CRASHED = ExchangeEvent.CRASHED
+ON_TICKED = ExchangeEvent.TICKED
+ON_STOPPED = ExchangeEvent.STOPPED
+ON_SCREENED = ExchangeEvent.SCREENED
+ON_DOUBTED = ExchangeEvent.DOUBTED
 
 
 class Exchange:
@@ -452,10 +452,10 @@ class Exchange:
     # -- events: ExchangeEvent says what each means, the table what is done -------------------------------
 
     def start(self) -> None:
-        self.table[self.state, STARTED].action(self)
+        self.table[self.state, ON_STARTED].action(self)
 
     def asked(self, ask: Ask | Failure) -> None:
-        guarded(self, self.table[self.state, ASKED].action, self, ask)
+        guarded(self, self.table[self.state, ON_ASKED].action, self, ask)
 
     def on_result(self, found: Lease | Failure) -> None:
         """What came of waiting for a unit."""
@@ -463,18 +463,18 @@ class Exchange:
 
     def resolve(self, found: Lease | Failure) -> None:
         """A unit was found, or none."""
-        self.table[self.state, GRANTED if isinstance(found, Lease) else REFUSED].action(self, found)
+        self.table[self.state, ON_GRANTED if isinstance(found, Lease) else ON_REFUSED].action(self, found)
 
     def accepts(self, head: ReplyHead) -> bool:
         """Whether a unit's reply is sent to the client. A busy or failing unit means a retry elsewhere
         first.
         """
-        accepts: bool = self.table[self.state, REPLIED].action(self, head)
+        accepts: bool = self.table[self.state, ON_REPLIED].action(self, head)
         return accepts
 
     def doubts(self, what: str, body: bytes) -> bool:
         """Whether an answer with something wrong about it is not shown."""
-        is_taken: bool = self.table[self.state, DOUBTED].action(self, what, body)
+        is_taken: bool = self.table[self.state, ON_DOUBTED].action(self, what, body)
         return is_taken
 
     def may_hold(self, size: int) -> bool:
@@ -490,52 +490,52 @@ class Exchange:
 
     def committed(self, first: bytes, at: float) -> None:
         """The attempt commits; `first` is the beginning of what the client gets."""
-        self.table[self.state, COMMITTED].action(self, first, at)
+        self.table[self.state, ON_COMMITTED].action(self, first, at)
 
     def done(self) -> None:
-        self.table[self.state, DONE].action(self)
+        self.table[self.state, ON_DONE].action(self)
 
     def failed(self, failure: Failure) -> None:
         """The attempt ended without a whole reply; or the gate itself failed, and has logged it."""
-        event = CRASHED if failure.kind is FailureKind.INTERNAL else FAILED
+        event = ON_CRASHED if failure.kind is FailureKind.INTERNAL else ON_FAILED
         self.table[self.state, event].action(self, failure)
 
     def evicted(self) -> None:
-        guarded(self, self.table[self.state, EVICTED].action, self)
+        guarded(self, self.table[self.state, ON_EVICTED].action, self)
 
     def prefilled(self, turn: Handoff | Rendezvous | None) -> None:
         """It is the turn of the unit of the lease: another one has computed the prompt, or does so now. None:
         it does not.
         """
-        self.table[self.state, PREFILLED].action(self, turn)
+        self.table[self.state, ON_PREFILLED].action(self, turn)
 
     def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter) -> None:
-        self.table[self.state, PROVEN].action(self, target, body, replay, stitch)
+        self.table[self.state, ON_PROVEN].action(self, target, body, replay, stitch)
 
     def conclude(self, events: bytes) -> None:
-        self.table[self.state, CONCLUDED].action(self, events)
+        self.table[self.state, ON_CONCLUDED].action(self, events)
 
     def refused(self, reason: str) -> None:
-        self.table[self.state, UNPROVEN].action(self, reason)
+        self.table[self.state, ON_UNPROVEN].action(self, reason)
 
     def client_left(self) -> None:
-        self.table[self.state, LEFT].action(self)
+        self.table[self.state, ON_LEFT].action(self)
 
     def stop(self, failure: Failure) -> None:
         """End it with this error, in the form that is still possible."""
-        guarded(self, self.table[self.state, STOPPED].action, self, failure)
+        guarded(self, self.table[self.state, ON_STOPPED].action, self, failure)
 
     def screened(self, ask: Ask | Failure) -> None:
         """What a guardrail says of the request."""
-        guarded(self, self.table[self.state, SCREENED].action, self, ask)
+        guarded(self, self.table[self.state, ON_SCREENED].action, self, ask)
 
     def crashed(self, error: Exception) -> None:
         """A callback of this exchange has failed."""
         self.gate.defect(f"request {self.response.request_id.decode('latin-1')} failed", error)
-        self.table[self.state, CRASHED].action(self)
+        self.table[self.state, ON_CRASHED].action(self)
 
     def tick(self, now: float) -> None:
-        self.table[self.state, TICKED].action(self, now)
+        self.table[self.state, ON_TICKED].action(self, now)
 
     def client_paused(self, paused: bool) -> None:
         """The client reads slower than its unit writes, or reads again. This does not change the state."""

@@ -44,7 +44,7 @@ _IN_THE_MIDDLE = (
     FailureKind.NOT_CONTINUED,
 )
 
-_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
+_STREAM_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
 
 
 def try_again(exchange: Exchange, failure: Failure) -> None:
@@ -64,7 +64,7 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
             _connect_anew(exchange, lease, failure)
             return
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
-    elif exchange.was_stale is lease and failure.kind in _GONE:
+    elif exchange.was_stale is lease and failure.kind in _STREAM_GONE:
         # Its process has ended, which had the request.
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
     if failure.kind is FailureKind.ANSWER_TIMEOUT and _is_at_work(exchange, lease):
@@ -222,7 +222,7 @@ def _continuation(exchange: Exchange) -> Continuation:
 WAITING, BUFFERING, RELAYING = ExchangeState.WAITING, ExchangeState.BUFFERING, ExchangeState.RELAYING
 PROVING = ExchangeState.PROVING
 
-_PROOF_S = 30.0
+_STREAM_PROOF_S = 30.0
 """The timeout of a unit's proof that it can resume a stream."""
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is given up once it has stalled for this long: a unit that closes its
@@ -239,7 +239,7 @@ _MUTE_S = 3.0
 """A kept connection without a byte for so long, of a unit that works, is asked no more."""
 _HEADS_FIRST = frozenset({"vllm", "sglang"})
 """Engines that answer 200 to a stream at once, and compute then."""
-_IDLE_S = 1.0
+_STREAM_IDLE_S = 1.0
 """At least so long a stream may show events without work before another unit is asked."""
 _FLOOD = 4.0
 """So many in a second are no way to say that a request waits."""
@@ -326,7 +326,7 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     engine may send a few while the request waits for its turn; one that says that it has none lies.
     """
     state, events = attempt.lease.unit_state, attempt.idle_events
-    load, limit_s = state.load, _IDLE_S
+    load, limit_s = state.load, _STREAM_IDLE_S
     is_read = load is not None and load.at >= attempt.idle_at
     if events < _IDLE_EVENTS and not (is_read and load is not None and load.at_engine == 0):
         # Nothing but comments may be all that it can say while it computes.
@@ -364,8 +364,10 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
         return Failure(
             FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} did not begin to answer within {answer_s:.0f} s"
         )
-    if state is PROVING and open_s > _PROOF_S:
-        reason = f"unit {lease.unit} did not prove within {_PROOF_S:.0f} s that it can resume the stream"
+    if state is PROVING and open_s > _STREAM_PROOF_S:
+        reason = (
+            f"unit {lease.unit} did not prove within {_STREAM_PROOF_S:.0f} s that it can resume the stream"
+        )
         return Failure(FailureKind.NOT_CONTINUED, reason)
     return None
 
@@ -408,9 +410,9 @@ def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
             repeated(exchange)
         return None
     since, last = getattr(exchange, "idle", (now, now))
-    since = since if now - last < _IDLE_S else now
+    since = since if now - last < _STREAM_IDLE_S else now
     exchange.idle = since, now
-    if now - since < max(_IDLE_S, stall_limit_s(lease.unit_state, exchange.gate.board.rules)):
+    if now - since < max(_STREAM_IDLE_S, stall_limit_s(lease.unit_state, exchange.gate.board.rules)):
         return None
     if not _may_go_on(exchange, lease):
         repeated(exchange)

@@ -45,7 +45,7 @@ IDLE_S = 2.0
 _US_EACH_BYTE = 0.004
 """What a body is expected to take, in millionths of a second: text takes that, and the rest is charged later.
 """
-_RULES = FairRules(
+_LARGE_BODY_RULES = FairRules(
     limit=LIMITS.large_bodies_waiting,
     limit_bytes=sys.maxsize,
     quantum_tokens=1000,
@@ -53,7 +53,7 @@ _RULES = FairRules(
 )
 """Its tokens are millionths of a second of CPU."""
 _DEBTORS_MAX = 1024
-_COMMAND = (sys.executable, "-c", "from cellgate.proxy.request.large_bodies import main; main()")
+_LARGE_BODY_COMMAND = (sys.executable, "-c", "from cellgate.proxy.request.large_bodies import main; main()")
 _TOO_MANY = Failure(
     FailureKind.NO_RESOURCES, "too many large request bodies of this client wait to be read; retry later"
 )
@@ -63,7 +63,7 @@ class LargeBodies:
     """Reads bodies in a few processes, the first started when the first large body comes."""
 
     def __init__(self) -> None:
-        self._queue: FairQueue[asyncio.Future[Parser | Failure]] = FairQueue(_RULES)
+        self._queue: FairQueue[asyncio.Future[Parser | Failure]] = FairQueue(_LARGE_BODY_RULES)
         self._idle: list[Parser] = []
         self._busy: dict[str, Parser] = {}
         """By who pays for the body in it."""
@@ -174,7 +174,7 @@ class Parser:
         self.cpu_s = 0.0
         try:
             process = self.process or await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
+                *_LARGE_BODY_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
             )
         except OSError as error:
             return _without_process(f"cannot be started: {error.strerror}")
@@ -253,8 +253,8 @@ LENGTH_BYTES = 8
 ROUTE_BYTES = 16
 _BYTES_EACH = 16
 """Memory for each byte of a body, beside the constant: a character of a text may take four, twice."""
-_KEPT_BYTES = 128 << 20
-_NICE = 5
+_LARGE_BODY_KEPT_BYTES = 128 << 20
+_LARGE_BODY_NICE = 5
 
 
 class ReadResult(NamedTuple):
@@ -276,7 +276,7 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         # These signals may be sent to all processes of a service, but are meant for the gate.
         signal.signal(each, signal.SIG_IGN)
-    os.nice(_NICE)
+    os.nice(_LARGE_BODY_NICE)
     return_large_blocks()
     bodies, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := bodies.read(LENGTH_BYTES):
@@ -304,7 +304,7 @@ def read(bodies: BinaryIO, length: int, route: str = "") -> ReadResult:
         trouble = repr(error)
     counted = tuple(name for name, count in REACHED.items() for _ in range(count - before[name]))
     cpu_s = time.process_time() - begun_s
-    return ReadResult(found, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES, cpu_s)
+    return ReadResult(found, trouble, counted, ends or _resident_bytes() > _LARGE_BODY_KEPT_BYTES, cpu_s)
 
 
 def _read(body: bytes, route: str) -> Ask | Conversation | Failure:

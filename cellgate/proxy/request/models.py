@@ -101,13 +101,13 @@ def choice_of(names: Mapping[str, Split], fallback: Mapping[str, tuple[str, ...]
 # might change what its prompt cache knows.
 
 
-_MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_MODEL_IN_BODY_MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _OPENS, _CLOSES = b"{[", b"}]"
 _BACKSLASH = ord("\\")
 _MENTIONS_MAX = 1000
 """So many models are looked at. A request has one; more are in what it quotes."""
-_TOKENS_MAX = 20_000
+_MODEL_IN_BODY_TOKENS_MAX = 20_000
 """So many strings and brackets are read to find the outermost one: about 5 ms."""
 
 Span = tuple[int, int]
@@ -142,7 +142,7 @@ def _spans(body: bytes, begin: int, end: int, name: str) -> tuple[list[Span], bo
     """
     found: list[Span] = []
     seen = 0
-    for match in islice(_MODEL.finditer(body, begin, end), _MENTIONS_MAX):
+    for match in islice(_MODEL_IN_BODY_MODEL.finditer(body, begin, end), _MENTIONS_MAX):
         seen += 1
         # After a backslash the quote is part of a string that ends in `model`.
         if body[match.start() - 1] != _BACKSLASH and orjson.loads(match[1]) == name:
@@ -155,7 +155,7 @@ def _outermost(body: bytes, spans: Iterable[Span]) -> tuple[list[Span], bool]:
     And whether it was read as far as the last of them.
     """
     found: list[Span] = []
-    depth, at, left = 0, 0, _TOKENS_MAX
+    depth, at, left = 0, 0, _MODEL_IN_BODY_TOKENS_MAX
     for span in spans:
         for match in islice(_TOKEN.finditer(body, at, span[0]), left):
             mark = match[0]
@@ -293,12 +293,14 @@ class LocalEndpoints:
 
 
 _CONTENT_TYPE = b"content-type: "
-_FORM = re.compile(rb"multipart/form-data[ \t]*;", re.IGNORECASE)
-_BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\\]{1,70})"|([^";, \t]{1,70}))', re.IGNORECASE)
+_MODEL_IN_BODY_FORM = re.compile(rb"multipart/form-data[ \t]*;", re.IGNORECASE)
+_MODEL_IN_BODY_BOUNDARY = re.compile(
+    rb';[ \t]*boundary=(?:"([^"\\]{1,70})"|([^";, \t]{1,70}))', re.IGNORECASE
+)
 _DISPOSITION = re.compile(rb"content-disposition[ \t]*:[ \t]*form-data[ \t]*(.*)", re.IGNORECASE)
 _PARAMETER = re.compile(rb';[ \t]*([^=;"\s]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^;"]*)')
-_LENGTH = re.compile(rb"(?<=\r\n)content-length:[^\r\n]*\r\n", re.IGNORECASE)
-_HEAD_BYTES = 8192
+_MODEL_IN_BODY_LENGTH = re.compile(rb"(?<=\r\n)content-length:[^\r\n]*\r\n", re.IGNORECASE)
+_MODEL_IN_BODY_HEAD_BYTES = 8192
 """No longer head of a part is read."""
 _ODD = b"?"
 """The name of a part that is written in an unusual way."""
@@ -322,7 +324,7 @@ def content_type(lines: list[bytes]) -> bytes:
 def find_model(lines: list[bytes], body: bytes) -> ModelField | None:
     """The model of the form that a request is. None: it is no form, has no model, or is not sure."""
     kind = content_type(lines)
-    boundary = _BOUNDARY.search(kind) if _FORM.match(kind) else None
+    boundary = _MODEL_IN_BODY_BOUNDARY.search(kind) if _MODEL_IN_BODY_FORM.match(kind) else None
     if boundary is None:
         return None
     mark = b"--" + (boundary[1] or boundary[2])
@@ -335,7 +337,7 @@ def find_model(lines: list[bytes], body: bytes) -> ModelField | None:
         rest = body[at + len(mark) : line_end]
         if body.startswith(b"--", at + len(mark)):
             return found
-        head_end = body.find(b"\r\n\r\n", line_end, line_end + _HEAD_BYTES)
+        head_end = body.find(b"\r\n\r\n", line_end, line_end + _MODEL_IN_BODY_HEAD_BYTES)
         name = _name(body[line_end + 2 : head_end]) if head_end >= 0 and not rest.strip(b" \t") else _ODD
         if name == _ODD:
             return None
@@ -358,7 +360,7 @@ def with_form_model(lines: list[bytes], body: bytes, new: str) -> bytes | None:
     if field is None:
         return None
     # A part may declare its own length, which is of no use to anybody.
-    head = _LENGTH.sub(b"", b"\r\n" + body[field.head_at : field.begin])[2:]
+    head = _MODEL_IN_BODY_LENGTH.sub(b"", b"\r\n" + body[field.head_at : field.begin])[2:]
     return b"".join((body[: field.head_at], head, new.encode(), body[field.end :]))
 
 

@@ -34,7 +34,7 @@ weighty_in = re.compile(
 """What looks like such fields, at any depth of a body, and letters of ASCII that are escaped, as no program
 writes them.
 """
-_NAMES_MAX = 16
+_MEANING_NAMES_MAX = 16
 
 
 def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
@@ -75,14 +75,14 @@ def _refusal(name: str) -> Failure:
 def models_beside(data: dict[str, Any]) -> tuple[str, ...]:
     """Models, or adapters, that a body names beside `model`."""
     found = [each for name in BESIDE if name in data for each in _models_in(data[name])]
-    return tuple(dict.fromkeys(found))[:_NAMES_MAX] if found else ()
+    return tuple(dict.fromkeys(found))[:_MEANING_NAMES_MAX] if found else ()
 
 
 def _models_in(value: Any, depth: int = 3) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and depth:
-        for each in value[:_NAMES_MAX]:
+        for each in value[:_MEANING_NAMES_MAX]:
             yield from _models_in(each, depth - 1)
     elif isinstance(value, dict) and depth:
         for name in ("model", *BESIDE):

@@ -24,8 +24,10 @@ SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not available there, in one word."""
 _ELSEWHERE = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
-_FINAL = FailureKind.POISON_SUSPECTED
-_BUSY = frozenset(kind.value.encode() for kind in (FailureKind.BUSY, FailureKind.FULL, FailureKind.LATE))
+_FINAL_KIND = FailureKind.POISON_SUSPECTED
+_PLACEMENT_BUSY = frozenset(
+    kind.value.encode() for kind in (FailureKind.BUSY, FailureKind.FULL, FailureKind.LATE)
+)
 
 
 class Placement(NamedTuple):
@@ -92,7 +94,7 @@ def is_final(status: int, fields: Fields) -> bool:
     """Whether a refusal of the gate in front of a unit must reach the client: no other unit may get the
     request.
     """
-    return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
+    return status == _FINAL_KIND.row.status and (REASON_FIELD, _FINAL_KIND.value.encode()) in fields
 
 
 def gate_refusal(status: int, fields: Fields) -> FailureKind | None:
@@ -101,7 +103,7 @@ def gate_refusal(status: int, fields: Fields) -> FailureKind | None:
     if reason is None:
         return None
     # A full unit is healthy: this is no evidence, and asking the next unit draws on the retry budget.
-    return FailureKind.BUSY if reason in _BUSY else FailureKind.NOT_HERE
+    return FailureKind.BUSY if reason in _PLACEMENT_BUSY else FailureKind.NOT_HERE
 
 
 def _named(value: bytes | None, at: Mapping[str, str]) -> tuple[str, ...] | None:

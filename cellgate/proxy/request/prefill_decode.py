@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.unclaimed_blocks import HeadFor
 
 
-REPLY_BYTES = 4 << 20
+PREFILL_REPLY_BYTES = 4 << 20
 """The largest answer to leg 1: ids of the blocks of a prompt of a million tokens."""
 _WAIT_S = 1.0
 """A prefiller that was free a moment ago and gives no lease for this long is not waited for, unless it has to
@@ -128,7 +128,7 @@ class PrefillLeg:
         # A room leads to a rank by itself.
         is_free = lease.rank < 0 or self.split.together
         lines = pool.lines if is_free else pool.lines + rank_line(lease.rank)
-        self._call = Call(self, pool, self._head(lines, len(body)), body, max_bytes=REPLY_BYTES)
+        self._call = Call(self, pool, self._head(lines, len(body)), body, max_bytes=PREFILL_REPLY_BYTES)
         # A kept connection may be stale, and would need a second try.
         self._call.begin(fresh=True)
         if isinstance(prompt, Rendezvous) and self._lease is lease:
@@ -302,7 +302,7 @@ _NO_PART_OF_THE_PROMPT = frozenset(
     )
 )
 """Fields that leg 1 goes without: a first token that ended the answer would leave no blocks to fetch."""
-_ONLY_AS: dict[str, tuple[object, ...]] = {
+_PREFILL_ONLY_AS: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
@@ -389,7 +389,7 @@ def _one_token(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_unfit(document: dict[str, Any]) -> str:
-    for name, harmless in _ONLY_AS.items():
+    for name, harmless in _PREFILL_ONLY_AS.items():
         value = document.get(name)
         if value is not None and not any(type(value) is type(each) and value == each for each in harmless):
             return f"the request has {name}"
@@ -468,7 +468,7 @@ def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
 # good to an engine under any name that it reads.
 
 
-_NAMES = re.compile(r"(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room)")
+_PREFILL_NAMES = re.compile(r"(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room)")
 _SHAPE = frozenset(
     (
         *("do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host"),
@@ -476,7 +476,7 @@ _SHAPE = frozenset(
     )
 )
 """Fields of the parameters of vLLM's connectors, SGLang's and TensorRT-LLM's."""
-_MARKS = (b"_transfer_params", b"remote_", b"bootstrap_", b"disaggregated_params", b"ctx_request_id")
+_PREFILL_MARKS = (b"_transfer_params", b"remote_", b"bootstrap_", b"disaggregated_params", b"ctx_request_id")
 _ESCAPED = re.compile(rb"(?<!\\)(?:\\\\)*\\u00[4-7]")
 """A letter of a name that is written as an escape. No encoder of JSON does that."""
 _DEPTH = 16
@@ -484,7 +484,9 @@ _DEPTH = 16
 
 def may_have_some(body: bytes) -> bool:
     """Whether a body may have such a field somewhere, known without parsing it."""
-    return any(mark in body for mark in _MARKS) or (b"\\u00" in body and _ESCAPED.search(body) is not None)
+    return any(mark in body for mark in _PREFILL_MARKS) or (
+        b"\\u00" in body and _ESCAPED.search(body) is not None
+    )
 
 
 def named_in(body: bytes) -> bool:
@@ -529,4 +531,6 @@ def _bare_text(text: str, depth: int) -> str:
 
 
 def _is_of_transfer(name: str, value: Any) -> bool:
-    return _NAMES.fullmatch(name) is not None or (isinstance(value, dict) and not _SHAPE.isdisjoint(value))
+    return _PREFILL_NAMES.fullmatch(name) is not None or (
+        isinstance(value, dict) and not _SHAPE.isdisjoint(value)
+    )

@@ -34,9 +34,9 @@ _ROOMY_BYTES = 1024
 _SORTED_MOST = 16
 """Fields of a message beyond role and content that are put in order: of more, clients keep their own."""
 _RECORD, _FIELD = b"\x1e", b"\x1f"
-_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
-_MEDIA_NAMES = frozenset(_MEDIA)
-_PLAIN = frozenset(("role", "content"))
+_PROMPT_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
+_MEDIA_NAMES = frozenset(_PROMPT_MEDIA)
+_PROMPT_PLAIN = frozenset(("role", "content"))
 
 
 class Prompt(NamedTuple):
@@ -159,7 +159,7 @@ def write_messages(messages: list[Any], out: list[bytes]) -> None:
         else:
             out += (_RECORD, _bytes_of(role), _FIELD)
             _content(content, out)
-        if not message.keys() <= _PLAIN:
+        if not message.keys() <= _PROMPT_PLAIN:
             _beside(message, out)
 
 
@@ -168,7 +168,7 @@ def _beside(message: dict[str, Any], out: list[bytes]) -> None:
     if len(message) > LIMITS.fields:
         out += (_FIELD, _small(orjson.dumps(message)))
         return
-    rest = {name: value for name, value in message.items() if value and name not in _PLAIN}
+    rest = {name: value for name, value in message.items() if value and name not in _PROMPT_PLAIN}
     if rest:
         order = orjson.OPT_SORT_KEYS if len(rest) <= _SORTED_MOST else 0
         out += (_FIELD, _small(orjson.dumps(rest, option=order)), *_JSON_PIECES)
@@ -198,7 +198,7 @@ def _part(part: Any, out: list[bytes]) -> None:
         out.append(text.encode())
         return
     if not _MEDIA_NAMES.isdisjoint(part):
-        for name in _MEDIA:
+        for name in _PROMPT_MEDIA:
             if thing := part.get(name):
                 out.append(_media(thing))
                 out += _MORE_PIECES

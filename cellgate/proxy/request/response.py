@@ -586,7 +586,7 @@ def refusal_lines(failure: Failure, reason: str = "") -> bytes:
 
 ANY_ENDS = (b"\n\n\r\n",)
 """Of the chunks of a stream that are all read, or none."""
-_END = len(b"\r\n")
+_LINE_END_BYTES = len(b"\r\n")
 _IDS_SIZE = len(IDS)
 
 
@@ -609,10 +609,10 @@ class TokensWithIds:
             event = chunk[chunk.find(b"\n") + 1 : at] + NO_IDS + chunk[end + 1 :]
             if ids.isdigit() and event.endswith(response.usual_ends):
                 self._log.ids.append(int(ids))
-                response.on_token(b"%x\r\n%b" % (len(event) - _END, event))
+                response.on_token(b"%x\r\n%b" % (len(event) - _LINE_END_BYTES, event))
                 return
         response.count(1)
-        response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_END])
+        response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_LINE_END_BYTES])
 
 
 # Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.

@@ -147,7 +147,7 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
 
 _TWISTED = Route(AMBIGUOUS_PATH, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
-_UNKNOWN = Route(UNLISTED, "unlisted", model=IN_BODY)
+_UNLISTED_ROUTE = Route(UNLISTED, "unlisted", model=IN_BODY)
 """Nothing says that it is no administration."""
 _READABLE = Route(UNLISTED, "unlisted", model=IN_BODY)
 """The same, unless it is only read."""
@@ -172,7 +172,7 @@ _BY_STANDING = {
     Standing.ADMINISTERS: _ADMINISTRATION,
     Standing.HARMLESS: _UNLISTED,
     Standing.READABLE: _READABLE,
-    Standing.UNKNOWN: _UNKNOWN,
+    Standing.UNKNOWN: _UNLISTED_ROUTE,
 }
 
 
@@ -225,7 +225,7 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
         reason = "the gate does not forward this path; see pass_unlisted in its configuration"
         return Failure(FailureKind.UNKNOWN_PATH, reason)
     methods = _READ_METHODS if route is _READABLE else _HARMLESS_METHODS
-    if route is _UNKNOWN or (route.kind is UNLISTED and method not in methods):
+    if route is _UNLISTED_ROUTE or (route.kind is UNLISTED and method not in methods):
         reason = (
             "the gate does not forward what may be engine administration: a method that changes things, or a "
             "path that it cannot tell from that; call the engine directly"

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
 
 
-_SMALL = LIMITS.json_nodes_on_loop
+_NODES_ON_LOOP = LIMITS.json_nodes_on_loop
 _TINY = 2048
 _TIMES_READ = 8
 """A byte of a body that is not tiny counts so many times in the turn in which requests begin: 128 kB of any
@@ -131,7 +131,7 @@ def _read(exchange: Exchange) -> None:
     elif route.json or (route.model is IN_FORM and request.body.startswith(b"{")):
         body = request.body
         # Most are smaller than any that is worth knowing again.
-        if len(body) > _SMALL:
+        if len(body) > _NODES_ON_LOOP:
             _read_rest(exchange, payer)
         else:
             if len(body) > _TINY:
@@ -573,9 +573,9 @@ def _write(request: Request, place: ModelPlace, before: str, model: str) -> bool
 
 OF_LINKS = (FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.TRANSFER_FAILED)
 """What a decoder answers that could not fetch the blocks. One that is gone, or busy, answers none of this."""
-FULL_S = 10.0
+START_FULL_S = 10.0
 """So much longer a transfer may take to a decoder that may be full."""
-_SENT = (ExchangeState.BUFFERING, ExchangeState.RESUMED)
+_SENT_STATES_ONCE = (ExchangeState.BUFFERING, ExchangeState.RESUMED)
 
 
 def prefilled(exchange: Exchange, turn: Handoff | Rendezvous | None) -> None:
@@ -641,12 +641,12 @@ def is_overdue(exchange: Exchange, lease: Lease, now: float) -> bool:
     longer, until it begins to answer a request that came later.
     """
     split, leg = lease.split, exchange.leg
-    if split is None or leg is None or not leg.sent_at or exchange.state not in _SENT:
+    if split is None or leg is None or not leg.sent_at or exchange.state not in _SENT_STATES_ONCE:
         return False
     over_s = now - leg.sent_at - split.limit_s
     if over_s <= 0.0 or lease.unit_state.progress_at <= leg.sent_at:
         return False
-    return not split.may_wait or over_s > FULL_S or _was_overtaken(lease, leg.sent_at)
+    return not split.may_wait or over_s > START_FULL_S or _was_overtaken(lease, leg.sent_at)
 
 
 def _was_overtaken(lease: Lease, sent_at: float) -> bool:

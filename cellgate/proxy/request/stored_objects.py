@@ -9,14 +9,14 @@ from urllib.parse import quote, unquote_to_bytes
 
 from cellgate.proxy.config.limits import LIMITS
 
-_KINDS = (
+_OBJECT_KINDS = (
     b"responses|conversations|files|batches|videos|vector_stores|assistants|threads|containers|evals|uploads"
 )
-_ONE = re.compile(rb"/(?:%b)/([^/]+)" % _KINDS)
-_ALL = re.compile(rb"/(?:%b)/?$" % _KINDS)
+_ONE = re.compile(rb"/(?:%b)/([^/]+)" % _OBJECT_KINDS)
+_ALL = re.compile(rb"/(?:%b)/?$" % _OBJECT_KINDS)
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
 _ANY_ID = re.compile(rb'\s*\{\s*(?:"object"\s*:\s*"[^"\\]*"\s*,\s*)?"id"\s*:\s*"([^"\\]{1,200})"')
-_NAMED = re.compile(rb'"((?:resp|conv|file|batch|video|vs|asst|thread)[_-][^"\\]{1,200})"')
+_OBJECT_NAMED = re.compile(rb'"((?:resp|conv|file|batch|video|vs|asst|thread)[_-][^"\\]{1,200})"')
 _COLLECTIONS = {"conv": "conversations", "file": "files", "batch": "batches", "video": "videos"}
 
 
@@ -33,7 +33,7 @@ def is_collection(path: bytes) -> bool:
 
 def objects_in(body: bytes) -> set[str]:
     """The ids of objects that a body names, or seems to."""
-    return {found.decode("latin-1") for found in _NAMED.findall(body)}
+    return {found.decode("latin-1") for found in _OBJECT_NAMED.findall(body)}
 
 
 def response_id(body: bytes) -> str:

@@ -23,17 +23,17 @@ from cellgate.proxy.resume.answer_reader import (
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask
 
-_TOKENS_MAX = 10**9
+_USAGE_TOKENS_MAX = 10**9
 _new = tuple.__new__
 # A scalar, or an object or array of scalars; the strings have no escapes.
 _FLAT = rb'(?:"[^"\\]*+"|[^\s"{}\[\],]++|\{[^{}\[\]\\]*+\}|\[[^{}\[\]\\]*+\])'
-_USUAL = pattern(
+_USAGE_USUAL = pattern(
     rb'(?<=[,{])"usage":(\{(?:[^{}\[\]"\\]|"[a-z_]*+"|\{[^{}\[\]"\\]*+(?:"[a-z_]*+"[^{}\[\]"\\]*+)*+\})*+\})(?:,"[a-z_]++":'
     + _FLAT
     + rb")*+\}\s*\Z"
 )
 """The end of an object whose `usage` is followed by flat fields at most: no more of it need be read."""
-_COUNTED = pattern(
+_USAGE_COUNTED = pattern(
     rb'(?<=[,{])"usage":\{"prompt_tokens":(\d{1,8}),(?:"total_tokens":\d++,)?"completion_tokens":(\d{1,8})'
     rb'(?:,"total_tokens":\d++)?(?:,"prompt_tokens_details":null)?\}(?:,"[a-z_]++":' + _FLAT + rb")*+\}\s*\Z"
 )
@@ -54,7 +54,7 @@ def usage_of(told: dict[str, Any] | None) -> Usage | None:
     details = told.get("prompt_tokens_details")
     if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
         # The usual case.
-        is_count = 0 <= prompt < _TOKENS_MAX and 0 <= answer < _TOKENS_MAX
+        is_count = 0 <= prompt < _USAGE_TOKENS_MAX and 0 <= answer < _USAGE_TOKENS_MAX
         return _new(Usage, (prompt, answer, None)) if is_count else None
     answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
     prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
@@ -73,7 +73,7 @@ def _first(counts: dict[str, Any], *names: str) -> int | None:
     """The first of these that is a number of tokens."""
     for name in names:
         count = counts.get(name)
-        if type(count) is int and 0 <= count < _TOKENS_MAX:
+        if type(count) is int and 0 <= count < _USAGE_TOKENS_MAX:
             return count
     return None
 
@@ -136,9 +136,9 @@ def read_usage(body: bytes) -> Usage | None:
     """The usage in a whole answer that is one JSON object, or an array of them; None if there is none."""
     at = body.rfind(b'"usage":{')
     if at >= 0:
-        if (counted := _COUNTED.match(body, at)) is not None:
+        if (counted := _USAGE_COUNTED.match(body, at)) is not None:
             return _new(Usage, (int(counted[1]), int(counted[2]), None))
-        if (usual := _USUAL.match(body, at)) is not None:
+        if (usual := _USAGE_USUAL.match(body, at)) is not None:
             return usage_of(orjson.loads(usual[1]))
     if not body[:1].isspace() and not body.startswith((b"{", b"[")):
         return None

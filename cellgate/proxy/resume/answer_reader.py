@@ -24,7 +24,7 @@ EVENT_BYTES = 16 * 1024
 """So much is kept of an event that has not ended."""
 PARSED_BYTES = 64 * 1024
 """A larger object is skimmed: an object of Python for each of its values would take longer."""
-_ENDS = frozenset(
+_READER_ENDS = frozenset(
     (
         "message_stop",
         "response.completed",
@@ -46,8 +46,8 @@ _DELTAS = tuple(
 )
 """How events of these APIs begin that only add to a text."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s?null[^{]*\Z')
-_TOLD = re.compile(rb'"usage"\s*:\s*\{')
-_DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
+_READER_TOLD = re.compile(rb'"usage"\s*:\s*\{')
+_READER_DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
 _TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "reasoning")
 """Names of fields with a piece of an answer."""
 _HOLDERS = ("response", "message")
@@ -184,7 +184,9 @@ class AnswerReader:
             self._learn(event, document)
 
     def _take(self, document: dict[str, Any]) -> None:
-        if document.get("type") in _ENDS or (document.get("error") is not None and "type" not in document):
+        if document.get("type") in _READER_ENDS or (
+            document.get("error") is not None and "type" not in document
+        ):
             self._finished = True
         choices = document.get("choices")
         if choices and isinstance(choices, list):
@@ -247,7 +249,7 @@ class AnswerReader:
     def _begin_large(self) -> None:
         begun, self._tail = self._tail, b""
         self._other_bytes += len(begun)
-        found = _DATA.search(begun.removeprefix(BOM))
+        found = _READER_DATA.search(begun.removeprefix(BOM))
         self._skim, self._before = JsonSkim(), b""
         if found is not None:
             self._skim.feed(begun.removeprefix(BOM)[found.end() :])
@@ -276,7 +278,7 @@ class AnswerReader:
 
 def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
     """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
-    if b"\r" in events or (b'"usage"' in events and _TOLD.search(events) is not None):
+    if b"\r" in events or (b'"usage"' in events and _READER_TOLD.search(events) is not None):
         return False
     *each, tail = events.split(b"\n\n")
     return not tail and not [one for one in each if not one.endswith(ends)]

@@ -23,12 +23,12 @@ from cellgate.proxy.resume.transcript import TEXT_CHARS
 
 TEXT, CALL, THINKING = "text", "call", "reasoning"
 """Kinds of blocks."""
-MAX_BLOCKS = 256
+BLOCK_MAX_BLOCKS = 256
 
-_TEXTS = ("delta", "text", "partial_json", "thinking")
+_BLOCK_TEXTS = ("delta", "text", "partial_json", "thinking")
 """Names of fields with a piece of a block."""
 _ANY_TEXT = rb'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+")'
-_NUMBER = re.compile(rb'"sequence_number":\d+')
+_BLOCK_NUMBER = re.compile(rb'"sequence_number":\d+')
 _ANY_NUMBER = rb'"sequence_number":(?P<number>\\d+)'
 
 
@@ -127,7 +127,7 @@ class BlockTranscript:
             case What.BEGIN:
                 self.frame = self._reader.head_of(document)
             case What.OPEN:
-                if act.block != len(self.blocks) or act.block >= MAX_BLOCKS:
+                if act.block != len(self.blocks) or act.block >= BLOCK_MAX_BLOCKS:
                     raise UnexpectedEventError("blocks that do not follow each other")
                 self.blocks.append(Block(act, self._reader.head_of(document)))
             case What.FINISH:
@@ -186,10 +186,10 @@ class BlockTranscript:
         """Nearly all events of a stream differ only in their text and their number: a pattern finds both."""
         delta = document.get("delta")
         fields = delta if isinstance(delta, dict) else document
-        name = next(name for name in _TEXTS if isinstance(fields.get(name), str))
+        name = next(name for name in _BLOCK_TEXTS if isinstance(fields.get(name), str))
         before, found, behind = event.partition(b'"%b":%b' % (name.encode(), orjson.dumps(fields[name])))
         if found:
-            sides = (_NUMBER.sub(_ANY_NUMBER, re.escape(side)) for side in (before, behind))
+            sides = (_BLOCK_NUMBER.sub(_ANY_NUMBER, re.escape(side)) for side in (before, behind))
             pattern = (rb'"%b":' % name.encode() + _ANY_TEXT).join(sides)
             self._template = re.compile(pattern), len(self.blocks) - 1
 
@@ -303,7 +303,7 @@ def piece(document: dict[str, Any], name: str) -> str:
 def number(document: dict[str, Any], name: str) -> int:
     """The number of a block. Raises UnexpectedEventError."""
     value = document.get(name)
-    if type(value) is not int or not 0 <= value < MAX_BLOCKS:
+    if type(value) is not int or not 0 <= value < BLOCK_MAX_BLOCKS:
         raise UnexpectedEventError(f"an event without {name}")
     return value
 

@@ -178,7 +178,9 @@ class StreamJoiner:
         self._events += bool(choices) and not _is_role(choices[0])
         if not usage:
             return None
-        if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
+        if not isinstance(usage, dict) or not all(
+            isinstance(usage.get(key) or 0, int) for key in _CHAT_COUNTS
+        ):
             raise MismatchError("a usage in an unknown format")
         self._used = _summed(usage, self._tokens)
         if choices and self._asks_usage and not self._usage_so_far:
@@ -359,7 +361,7 @@ class RepeatGuard:
         return held
 
 
-_COUNTS = ("prompt_tokens", "completion_tokens")
+_CHAT_COUNTS = ("prompt_tokens", "completion_tokens")
 
 
 # How another unit goes on with a stream of chat or completions, and what is tried for which kind. Pure.

@@ -137,12 +137,12 @@ OPEN, AGAIN, TOKENS = 1, 2, 4
 
 _SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids
     include_stop_str_in_output no_stop_trim ignore_eos max_tokens max_completion_tokens min_tokens"""
-_PROMPT = """model messages prompt chat_template chat_template_kwargs mm_processor_kwargs reasoning_effort
-    continue_final_message lora_path"""
+_PROMPT_FIELDS = """model messages prompt chat_template chat_template_kwargs mm_processor_kwargs
+    reasoning_effort continue_final_message lora_path"""
 _HANDLING = """stream stream_options stream_interval user metadata store service_tier safety_identifier
     prompt_cache_key prompt_cache_retention priority cache_salt request_id rid session_id tools
     parallel_tool_calls separate_reasoning stream_reasoning"""
-_HARMLESS = frozenset(f"{_SAMPLING} {_PROMPT} {_HANDLING}".split())
+_HARMLESS = frozenset(f"{_SAMPLING} {_PROMPT_FIELDS} {_HANDLING}".split())
 _ONLY_AS: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),

@@ -37,7 +37,7 @@ from cellgate.proxy.resume.proof import (
     tokens_of,
 )
 
-_KINDS = {"text": TEXT, "thinking": THINKING, "tool_use": CALL}
+_MESSAGES_KINDS = {"text": TEXT, "thinking": THINKING, "tool_use": CALL}
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
@@ -122,7 +122,7 @@ class Messages:
 
 def _opened(document: dict[str, Any]) -> BlockEvent:
     block = field(document, "content_block")
-    kind = _KINDS.get(piece(block, "type"))
+    kind = _MESSAGES_KINDS.get(piece(block, "type"))
     if kind is None or block.get("text") or block.get("thinking") or block.get("input"):
         raise UnexpectedEventError("a block of an unknown kind")
     name = piece(block, "name") if kind is CALL else ""
@@ -145,10 +145,10 @@ def _grown(document: dict[str, Any]) -> BlockEvent:
 # and tools. Whatever else there is, is not converted here.
 
 
-_HARMLESS = """model messages system max_tokens metadata stream temperature top_p top_k tools service_tier
-    cache_salt chat_template_kwargs"""
-FIELDS = FieldRules(
-    harmless=frozenset(_HARMLESS.split()),
+_HARMLESS_HERE = """model messages system max_tokens metadata stream temperature top_p top_k tools
+    service_tier cache_salt chat_template_kwargs"""
+MESSAGES_FIELDS = FieldRules(
+    harmless=frozenset(_HARMLESS_HERE.split()),
     only_as={"tool_choice": ({"type": "auto"},), "stop_sequences": ([],)},
     computed=frozenset(("tool_choice", "stop_sequences", "thinking", "output_config")),
 )

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from cellgate.proxy.resume.transcript import TokenLog, Transcript, digest_of
 
-COMPLETION_TOKENS = 16
+PROOF_COMPLETION_TOKENS = 16
 """What /v1/completions generates when no limit is given; llama.cpp knows no such limit."""
 LLAMA_CPP = "llamacpp"
 CONTEXT_TOKENS = 8
 """Tokens before the boundary that are turned back into text with it: some tokenizers drop a leading space."""
 
 _RENDERED = ("model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_PROOF_LIMITS = ("max_tokens", "max_completion_tokens")
 UNKNOWN_CHARACTER = "\ufffd"
 """Stands for bytes that are no text."""
 
@@ -91,9 +91,9 @@ def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
 
 def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> dict[str, int] | None:
     """The token limits of `body` less the tokens already sent; None when no token is left."""
-    limits = {name: body[name] for name in _LIMITS if isinstance(body.get(name), int)}
+    limits = {name: body[name] for name in _PROOF_LIMITS if isinstance(body.get(name), int)}
     if not limits and not chat and engine != LLAMA_CPP:
-        limits = {"max_tokens": COMPLETION_TOKENS}
+        limits = {"max_tokens": PROOF_COMPLETION_TOKENS}
     left = {name: limit - shown for name, limit in limits.items()}
     if any(tokens <= 0 for tokens in left.values()):
         return None
@@ -106,7 +106,9 @@ def is_counted(body: dict[str, Any], *, chat: bool) -> bool:
     """Whether it matters how many tokens an answer has had."""
     options = body.get("stream_options")
     tells = isinstance(options, dict) and bool(options.get("include_usage"))
-    return not chat or tells or any(isinstance(body.get(name), int) for name in (*_LIMITS, "min_tokens"))
+    return (
+        not chat or tells or any(isinstance(body.get(name), int) for name in (*_PROOF_LIMITS, "min_tokens"))
+    )
 
 
 def check_count(tokens: int, pieces: int) -> None:
@@ -210,10 +212,10 @@ def _common(one: list[int], other: list[int]) -> int:
 # prompt.
 
 
-_SAMPLING = """model temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop_token_ids
-    ignore_eos include_stop_str_in_output stream_options stream_interval user priority cache_salt session_id
-    repetition_penalty"""
-_COPIED = frozenset(_SAMPLING.split())
+_SAMPLED_BY = """model temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words
+    stop_token_ids ignore_eos include_stop_str_in_output stream_options stream_interval user priority
+    cache_salt session_id repetition_penalty"""
+_COPIED = frozenset(_SAMPLED_BY.split())
 
 
 class SameTokens(NamedTuple):

@@ -25,7 +25,7 @@ from cellgate.proxy.resume.transcript import Transcript
 
 THINK_END = "</think>"
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"')
+_RAW_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"')
 _ARGUMENTS = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 _HEAD_CHARS = 4096
 _TAIL = re.compile(r"\s*\}\s*")
@@ -88,7 +88,7 @@ class RawAnswer:
 
     def _step(self) -> bool:
         """Take from what is held; False: that needs more text."""
-        return _STEPS[self._state](self)
+        return _STATE_STEPS[self._state](self)
 
     def _begin(self) -> bool:
         if THINK.startswith(self._held) and self._held != THINK:
@@ -116,7 +116,7 @@ class RawAnswer:
         return True
 
     def _begin_call(self) -> bool:
-        found = self._match(_NAME, _State.NAMED)
+        found = self._match(_RAW_NAME, _State.NAMED)
         if found is not None:
             self._show(RawPart.NAME, found[1])
         return found is not None
@@ -185,7 +185,7 @@ class RawAnswer:
             self._out.append(Piece(part, text))
 
 
-_STEPS = {
+_STATE_STEPS = {
     _State.BEGIN: RawAnswer._begin,
     _State.REASONING: RawAnswer._reason,
     _State.TEXT: RawAnswer._say,

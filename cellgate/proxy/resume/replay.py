@@ -31,7 +31,7 @@ IDLE_BYTES = 64 * 1024
 """More events without work than this are shown as they are."""
 TAIL_BYTES = 16 * 1024
 """A longer event is sent before its end has arrived, unless it must be rewritten."""
-_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
+_REPLAY_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
 class EventFilter:
@@ -191,7 +191,7 @@ class EventFilter:
             failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
         elif self._size > self._room and not self._has_room():
             reached("event_bytes")
-            failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
+            failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_REPLAY_TOO_LARGE}")
         if good and self.stitch is not None:
             try:
                 good = self.stitch.feed(good)

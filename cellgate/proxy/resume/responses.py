@@ -24,13 +24,13 @@ from cellgate.proxy.resume.eligible import FieldRules
 from cellgate.proxy.resume.messages import Chat, InexactError, more_than
 from cellgate.proxy.resume.proof import Tokens
 
-_KINDS = {"message": TEXT, "function_call": CALL, "reasoning": THINKING}
-_DELTAS = {
+_RESPONSES_KINDS = {"message": TEXT, "function_call": CALL, "reasoning": THINKING}
+_RESPONSES_DELTAS = {
     "response.output_text.delta",
     "response.function_call_arguments.delta",
     "response.reasoning_text.delta",
 }
-_MARKS = {
+_RESPONSES_MARKS = {
     "response.content_part.added",
     "response.content_part.done",
     "response.output_text.done",
@@ -39,8 +39,8 @@ _MARKS = {
     "response.reasoning_text.done",
     "response.function_call_arguments.done",
 }
-_WAITS = ("response.queued", "response.in_progress")
-_ENDS = ("response.completed", "response.incomplete")
+_RESPONSES_WAITS = ("response.queued", "response.in_progress")
+_RESPONSES_ENDS = ("response.completed", "response.incomplete")
 _OF_THE_END = ("status", "incomplete_details", "error", "output", "usage", "completed_at", "metrics")
 """What the response in the last event has from the unit that ended it."""
 
@@ -57,13 +57,13 @@ class Responses:
         kind = piece(document, "type")
         if document.get("content_index"):
             raise UnexpectedEventError("a second part of a message")
-        if kind in _DELTAS:
+        if kind in _RESPONSES_DELTAS:
             if document.get("logprobs"):
                 raise UnexpectedEventError("logprobs")
             return BlockEvent(What.GROW, number(document, "output_index"), text=piece(document, "delta"))
-        if kind in _MARKS:
+        if kind in _RESPONSES_MARKS:
             return BlockEvent(What.MARK, number(document, "output_index"), kind)
-        if kind in _ENDS:
+        if kind in _RESPONSES_ENDS:
             return BlockEvent(What.END, finish=piece(field(document, "response"), "status"))
         match kind:
             case "response.created":
@@ -72,7 +72,7 @@ class Responses:
                 return _opened(document)
             case "response.output_item.done":
                 return BlockEvent(What.CLOSE, number(document, "output_index"))
-        if kind in _WAITS:
+        if kind in _RESPONSES_WAITS:
             return BlockEvent(What.NOTHING)
         raise UnexpectedEventError("an event of an unknown type")
 
@@ -144,7 +144,7 @@ class Responses:
 
 def _opened(document: dict[str, Any]) -> BlockEvent:
     item = field(document, "item")
-    kind = _KINDS.get(piece(item, "type"))
+    kind = _RESPONSES_KINDS.get(piece(item, "type"))
     if kind is None or item.get("content") or item.get("arguments") or item.get("summary"):
         raise UnexpectedEventError("an item of an unknown kind")
     name = piece(item, "name") if kind is CALL else ""
@@ -184,13 +184,13 @@ def _summed(usage: object, tokens: Tokens) -> dict[str, Any]:
 # texts and functions. Whatever else there is, is not converted here.
 
 
-_HARMLESS = """model input instructions max_output_tokens metadata stream temperature top_p top_k min_p seed
-    logit_bias tools parallel_tool_calls store user service_tier safety_identifier prompt_cache_key
+_HARMLESS_FIELDS = """model input instructions max_output_tokens metadata stream temperature top_p top_k min_p
+    seed logit_bias tools parallel_tool_calls store user service_tier safety_identifier prompt_cache_key
     prompt_cache_retention priority cache_salt session_id ignore_eos stop_token_ids chat_template_kwargs"""
-_COMPUTED = """text tool_choice stop reasoning truncation structured_outputs frequency_penalty
+_RESPONSES_COMPUTED = """text tool_choice stop reasoning truncation structured_outputs frequency_penalty
     presence_penalty repetition_penalty include_reasoning skip_special_tokens max_tool_calls include"""
-FIELDS = FieldRules(
-    harmless=frozenset(_HARMLESS.split()),
+RESPONSES_FIELDS = FieldRules(
+    harmless=frozenset(_HARMLESS_FIELDS.split()),
     only_as={
         "background": (False,),
         "include": ([], ["reasoning.encrypted_content"]),
@@ -203,9 +203,9 @@ FIELDS = FieldRules(
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },
-    computed=frozenset(_COMPUTED.split()),
+    computed=frozenset(_RESPONSES_COMPUTED.split()),
 )
-_OF_A_MESSAGE = frozenset(("type", "role", "content", "id", "status"))
+_RESPONSES_OF_A_MESSAGE = frozenset(("type", "role", "content", "id", "status"))
 _OF_A_FUNCTION = ("name", "description", "parameters", "strict")
 _PARTS = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
 
@@ -254,7 +254,11 @@ def _add(item: object, messages: list[Chat]) -> None:
 
 def _add_message(item: Chat, messages: list[Chat]) -> None:
     role = item.get("role")
-    if role not in _PARTS or more_than(item, _OF_A_MESSAGE) or item.get("status") not in (None, "completed"):
+    if (
+        role not in _PARTS
+        or more_than(item, _RESPONSES_OF_A_MESSAGE)
+        or item.get("status") not in (None, "completed")
+    ):
         raise InexactError("a message in an unknown format")
     content = _content(item.get("content"), _PARTS[role])
     if role != "assistant":

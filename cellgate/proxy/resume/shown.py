@@ -22,7 +22,7 @@ _OF_A_CHOICE = frozenset(
 )
 _OF_A_DELTA = frozenset({"role", "content", "tool_calls", *REASONING})
 _OF_A_CALL = frozenset({"index", "id", "type", "function"})
-_OF_A_FUNCTION = frozenset({"name", "arguments"})
+_SHOWN_OF_A_FUNCTION = frozenset({"name", "arguments"})
 
 
 class GrowingText:
@@ -182,7 +182,7 @@ def _is_call(each: object) -> bool:
     if not isinstance(each, dict) or _unknown(each, _OF_A_CALL):
         return False
     function = each.get("function") or {}
-    if not isinstance(function, dict) or _unknown(function, _OF_A_FUNCTION):
+    if not isinstance(function, dict) or _unknown(function, _SHOWN_OF_A_FUNCTION):
         return False
     index = each.get("index") or 0
     texts = (each.get("id"), each.get("type"), function.get("name"), function.get("arguments"))

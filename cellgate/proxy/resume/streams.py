@@ -27,8 +27,8 @@ from cellgate.proxy.resume.transcript import Transcript
 WAYS: dict[str, Callable[[dict[str, Any]], int]] = {
     "chat": partial(ways_of, chat=True),
     "completions": partial(ways_of, chat=False),
-    "messages": messages.FIELDS.ways_of,
-    "responses": responses.FIELDS.ways_of,
+    "messages": messages.MESSAGES_FIELDS.ways_of,
+    "responses": responses.RESPONSES_FIELDS.ways_of,
 }
 """The ways (eligible.py) that the body of a request leaves open. Streams of other routes have none."""
 OF_TOKENS = ("vllm", "")
@@ -168,17 +168,17 @@ class StreamApi(NamedTuple):
     way: Callable[[Request, ReplayBuffer], ResumeMethod]
 
 
-_MESSAGES = BlockApi(messages.Messages(), messages.FIELDS, messages.chat_of)
-_RESPONSES = BlockApi(responses.Responses(), responses.FIELDS, responses.chat_of)
+_STREAM_MESSAGES = BlockApi(messages.Messages(), messages.MESSAGES_FIELDS, messages.chat_of)
+_RESPONSES = BlockApi(responses.Responses(), responses.RESPONSES_FIELDS, responses.chat_of)
 
-_MESSAGES_SHAPE = partial(BlockTranscript, _MESSAGES.dialect)
+_MESSAGES_SHAPE = partial(BlockTranscript, _STREAM_MESSAGES.dialect)
 _RESPONSES_SHAPE = partial(BlockTranscript, _RESPONSES.dialect)
 
 STREAMS = {
     "chat": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=True)),
     "completions": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=False)),
     "messages": StreamApi(
-        ContinuationKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_MESSAGES)
+        ContinuationKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_STREAM_MESSAGES)
     ),
     "responses": StreamApi(
         ContinuationKind.RESPONSES, _RESPONSES_SHAPE, partial(BlockResumption, api=_RESPONSES)

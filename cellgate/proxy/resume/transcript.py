@@ -25,24 +25,24 @@ from cellgate.proxy.observe.counters import ContinuationKind
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
 from cellgate.proxy.resume.shown import GrowingText, SentText, unsupported_in
 
-_ASKED = b'{"return_token_ids":true,'
+_TRANSCRIPT_ASKED = b'{"return_token_ids":true,'
 # In a text the quotes would be escaped, so these are found as fields only.
-_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
-_TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
+_TRANSCRIPT_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
+_TRANSCRIPT_TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
 IDS, NO_IDS = b'"token_ids":[', b'"token_ids":null'
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_TRANSCRIPT_VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _SINCE = (0, 11)
 
 
 def gives_ids(engine: str, version: str) -> bool:
     """Whether an engine gives token ids in its streams, and continues them."""
-    found = _VERSION.match(version)
+    found = _TRANSCRIPT_VERSION.match(version)
     return engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _SINCE
 
 
 def asking(body: bytes) -> bytes:
     """The request, a JSON object with fields, that asks for token ids."""
-    return _ASKED + body[body.index(b"{") + 1 :]
+    return _TRANSCRIPT_ASKED + body[body.index(b"{") + 1 :]
 
 
 def digest_of(ids: Sequence[int]) -> str:
@@ -68,8 +68,8 @@ class TokenLog:
         if b'token_ids":' not in events:
             return events
         if b'"prompt_token_ids":' in events:
-            events = _PROMPT.sub(self._strip_prompt, events)
-        return _TOKENS.sub(self._strip_ids, events)
+            events = _TRANSCRIPT_PROMPT.sub(self._strip_prompt, events)
+        return _TRANSCRIPT_TOKENS.sub(self._strip_ids, events)
 
     def _strip_prompt(self, found: re.Match[bytes]) -> bytes:
         self.prompt = self.prompt or _digest(found[1])
@@ -120,7 +120,7 @@ STOPPED_BY = ("stop_reason", "matched_stop")
 _FRAME = ("id", "created", "model", "system_fingerprint")
 _NO_TEMPLATE = (b"", b"")
 _TEXT_KEYS = (b'"content":', b'"text":', b'"reasoning":', b'"reasoning_content":', b'"arguments":')
-_FEW = 4
+_TRANSCRIPT_FEW = 4
 """Fewer pieces than this are read one by one."""
 
 
@@ -205,7 +205,7 @@ class Transcript:
 
     def _read_alike(self, pieces: list[bytes]) -> None:
         """Read events that are mostly alike: all at once, or recursively in halves."""
-        if len(pieces) > _FEW:
+        if len(pieces) > _TRANSCRIPT_FEW:
             if not self._match_all(pieces):
                 middle = len(pieces) // 2
                 self._read_alike(pieces[:middle])
@@ -218,7 +218,7 @@ class Transcript:
         if self._is_framed:
             piece = piece[piece.index(b"\n") + 1 : -len(b"\r\n")]
         events = self._events(piece)
-        if len(events) > _FEW and self._cast_events(events):
+        if len(events) > _TRANSCRIPT_FEW and self._cast_events(events):
             return
         for event in events:
             self._read_event(event)

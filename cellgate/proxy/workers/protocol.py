@@ -27,7 +27,7 @@ from cellgate.router.nouns import Ask
 Message = tuple[Any, ...]
 
 _LENGTH = struct.Struct("!I")
-_VERSION = 2
+_WORKER_VERSION = 2
 """Later versions search for repeated objects, which takes longer than writing them twice."""
 FRAME_MAX = 1 << 28
 
@@ -144,7 +144,7 @@ class Pulse(NamedTuple):
 
 def framed(messages: list[Message]) -> bytes:
     """Messages as one frame."""
-    body = marshal.dumps(messages, _VERSION)
+    body = marshal.dumps(messages, _WORKER_VERSION)
     return _LENGTH.pack(len(body)) + body
 
 

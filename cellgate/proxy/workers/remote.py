@@ -369,22 +369,22 @@ def _id(lease: Lease) -> int:
 ReplicaUnit = dict[str, Any]
 """The state of one unit, as it is sent."""
 
-_CONTROL = frozenset({"nodes", "kv_events"})
+_WORKER_CONTROL = frozenset({"nodes", "kv_events"})
 """What only the control process needs: probes and events are its own."""
-_FIELDS = tuple(field.name for field in fields(Unit) if field.name not in _CONTROL)
+_WORKER_FIELDS = tuple(field.name for field in fields(Unit) if field.name not in _WORKER_CONTROL)
 _FALLEN = (Verdict.DOWN, Verdict.STARTING)
 
 
 def fleet_out(fleet: Fleet) -> Message:
     """A fleet as it is sent: plain values, without what only the control process needs."""
     cells = [(cell.name, cell.weight, cell.spill_s, cell.transfer) for cell in fleet.cells]
-    return cells, [tuple(getattr(unit, name) for name in _FIELDS) for unit in fleet.units]
+    return cells, [tuple(getattr(unit, name) for name in _WORKER_FIELDS) for unit in fleet.units]
 
 
 def fleet_in(plain: Message) -> Fleet:
     """A fleet that was sent."""
     cells, units = plain
-    found = (Unit(**dict(zip(_FIELDS, unit, strict=True))) for unit in units)
+    found = (Unit(**dict(zip(_WORKER_FIELDS, unit, strict=True))) for unit in units)
     return Fleet(tuple(Cell(*cell) for cell in cells), tuple(found))
 
 
@@ -548,7 +548,7 @@ K = TypeVar("K")
 GAPS_EVERY = 4
 """Gaps between tokens are sent with every fourth tick, because they are used over the last ten seconds."""
 _STRETCH = 64
-_PAGE_BYTES = resource.getpagesize()
+_WORKER_PAGE_BYTES = resource.getpagesize()
 
 
 class StatusReporter:
@@ -651,6 +651,6 @@ def resident_bytes(pid: int) -> int:
     """The resident memory of a process; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * _PAGE_BYTES
+            return int(statm.read().split()[1]) * _WORKER_PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return 0

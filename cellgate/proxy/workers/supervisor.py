@@ -41,13 +41,13 @@ LIVED_S = 2.0
 """A process that has lived this long is replaced at once; others after a pause, doubled each time."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
-LATE_S = 30.0
+SUPERVISOR_LATE_S = 30.0
 """Processes that have not ended this long after they should are killed."""
 CONTROL_STILL_S = 3.0
 """A control process that was blocked for this long is replaced: without it no new request is served."""
 WORKER_STILL_S = 30.0
 """A blocked worker gets more time, because its clients are lost with it, and others accept new ones."""
-LAG_S = 1.0
+SUPERVISOR_LAG_S = 1.0
 """If the supervisor itself was delayed for longer, the others may have been as well: their time restarts."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -242,7 +242,7 @@ class Supervisor:
         now = time.monotonic()
         left_s = 1.0 if due is None else min(1.0, max(0.0, due - now))
         woken = self._selector.select(left_s)
-        if time.monotonic() - now > left_s + LAG_S:
+        if time.monotonic() - now > left_s + SUPERVISOR_LAG_S:
             self._judges_from = time.monotonic() + CONTROL_STILL_S
         for key, _ in woken:
             if key.data is None:
@@ -257,7 +257,7 @@ class Supervisor:
         self._reap()
         self._replace_still(time.monotonic())
         if self._end_by is not None and time.monotonic() > self._end_by:
-            self._end_by = time.monotonic() + LATE_S
+            self._end_by = time.monotonic() + SUPERVISOR_LATE_S
             for child in self._children.values():
                 log_line("error", f"{child.name} did not end in time and is killed")
                 os.kill(child.pid, signal.SIGKILL)
@@ -270,7 +270,7 @@ class Supervisor:
             still_s = self._page.still_s(child.number, now)
             limit_s = CONTROL_STILL_S if child.number == CONTROL else WORKER_STILL_S
             if still_s is None:
-                still_s, limit_s = now - child.began_at, LATE_S
+                still_s, limit_s = now - child.began_at, SUPERVISOR_LATE_S
             if still_s > limit_s:
                 log_line("error", f"{child.name} has been blocked for {still_s:.0f} s and is killed")
                 os.kill(child.pid, signal.SIGKILL)
@@ -315,7 +315,7 @@ class Supervisor:
         """Nobody is replaced any more, and those that accept are the last to hold the listeners."""
         self._due.clear()
         timeouts = self._settings.timeouts
-        self._end_by = time.monotonic() + timeouts.drain_delay_s + timeouts.drain_s + LATE_S
+        self._end_by = time.monotonic() + timeouts.drain_delay_s + timeouts.drain_s + SUPERVISOR_LATE_S
         for listeners in self._listeners.values():
             for listener in listeners:
                 listener.close()

@@ -57,13 +57,13 @@ from cellgate.proxy.workers.remote import (
     StatusReporter,
 )
 
-YIELD_S = 0.002
+WORKER_YIELD_S = 0.002
 """How long a worker ignores the listener when it is another one's turn."""
 STUCK_MS = 600
 """A worker that has not written for this long counts as blocked; it writes with each tick."""
 TROUBLE_PAUSE_S = 1.0
 """The pause when descriptors or memory are used up, because an immediate retry would spin."""
-_ABSENT = 0xFFFFFFFF
+_WORKER_ABSENT = 0xFFFFFFFF
 _FULL = 1 << 31
 """Added to the clients of a worker that has no room for more."""
 _SLOT = 2
@@ -264,7 +264,7 @@ class Page:
 
     def leave(self, worker: int) -> None:
         """A worker accepts no more."""
-        self._slots[_SLOT * worker] = _ABSENT
+        self._slots[_SLOT * worker] = _WORKER_ABSENT
 
     def note(self, worker: int, clients: int, now: float) -> None:
         """Record the number of clients of a worker."""
@@ -313,7 +313,7 @@ class Page:
             slots[_SLOT * other]
             for other in self._workers
             if other != worker
-            and slots[_SLOT * other] != _ABSENT
+            and slots[_SLOT * other] != _WORKER_ABSENT
             # Another process may have read the clock a moment later.
             and (now_ms - slots[_SLOT * other + 1] + STUCK_MS) & 0xFFFFFFFF <= 2 * STUCK_MS
         ]
@@ -404,7 +404,7 @@ class SharedEntrance(Entrance):
         page.note(own, self._clients() + len(self._arriving), now)
         share = page.share(own, accept_queue(listener), now)
         if not share:
-            self._look_away(listener, YIELD_S)
+            self._look_away(listener, WORKER_YIELD_S)
         for _ in range(min(share, AT_ONCE)):
             self._is_full = not self.has_room(now)
             if self._is_full:

@@ -18,7 +18,7 @@ from cellgate.proxy.admission import guardrail_client
 from cellgate.proxy.admission.guardrail import Screen
 from cellgate.proxy.admission.guardrail_client import (
     ALLOWED,
-    FAILED,
+    GUARDRAIL_FAILED,
     GuardAction,
     GuardrailVerdict,
     OnOpinion,
@@ -131,7 +131,7 @@ class Stage:
         self.stopped = failure
 
     def _failed(self, _phase: str, _how: str) -> GuardrailVerdict | Failure:
-        return ALLOWED if self._fail == "open" else FAILED
+        return ALLOWED if self._fail == "open" else GUARDRAIL_FAILED
 
     def _ask(self, _phase: str, about: dict[str, Any], name: str, content: bytes, tell: OnOpinion) -> None:
         self.asked.append({**about, name: orjson.loads(content)})
@@ -304,7 +304,7 @@ def test_of_an_event_that_cannot_be_held_nothing_is_sent_unless_the_rule_says_so
     assert stage.is_held
     stage.pass_time()
     if fail == "closed":
-        assert (stage.stopped, stage.body) == (FAILED, first)
+        assert (stage.stopped, stage.body) == (GUARDRAIL_FAILED, first)
         return
     stage.write(event_of("next"))
     assert not stage.body.endswith(event_of("next"))
@@ -501,7 +501,7 @@ def test_all_questions_together_are_bounded_until_they_are_over() -> None:
     stop = here.ask(BOUND)
     here.ask(BOUND)
     here.ask(BOUND)
-    assert here.told == [FAILED]
+    assert here.told == [GUARDRAIL_FAILED]
     for _ in range(2):
         stop()
         assert here.hook.bytes == BOUND
@@ -510,7 +510,7 @@ def test_all_questions_together_are_bounded_until_they_are_over() -> None:
     here = Question()
     for _ in range(6):
         here.ask(1)
-    assert (here.told, here.taken) == ([FAILED], 5), "so is their number"
+    assert (here.told, here.taken) == ([GUARDRAIL_FAILED], 5), "so is their number"
 
 
 def test_one_payer_leaves_room_for_the_questions_of_others() -> None:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.admission.keys import KeyDoor
-from cellgate.proxy.admission.token_estimator import FORGET_S, KEPT, NOVICE, TokenEstimators
+from cellgate.proxy.admission.token_estimator import ESTIMATES_KEPT, FORGET_S, NOVICE, TokenEstimators
 from cellgate.proxy.request.answer_limits import LIMIT_NAMES, RULES, limits_of
 from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask
@@ -273,9 +273,9 @@ async def test_what_a_unit_tells_within_its_request_counts_for_this_model_alone(
 
 async def test_lessons_are_forgotten_and_of_bounded_number() -> None:
     estimators = TokenEstimators()
-    for number in range(KEPT + 10):
+    for number in range(ESTIMATES_KEPT + 10):
         estimators.make(("k", "t", str(number)))
-    assert len(estimators.known) == KEPT
+    assert len(estimators.known) == ESTIMATES_KEPT
     assert FORGET_S < 3600
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cellgate.probes.base import FetchError, PageWait, Reply, Trouble
 from cellgate.probes.runner import Agenda
-from cellgate.proxy.http.fetch import FRESH_POST_S, FRESH_S, UnitFetch
+from cellgate.proxy.http.fetch import FETCH_FRESH_S, FRESH_POST_S, UnitFetch
 from tests.sim.loop import SimLoop
 from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import LAST_CHUNK, Received, Script, chunk, then_close, whole
@@ -50,7 +50,7 @@ async def test_the_whole_reply_is_brought() -> None:
 
 @pytest.mark.parametrize(
     ("method", "every_s", "requests", "on_each"),
-    [("GET", FRESH_S / 10, 21, [10, 10, 1]), ("POST", FRESH_POST_S / 5, 11, [5, 5, 1])],
+    [("GET", FETCH_FRESH_S / 10, 21, [10, 10, 1]), ("POST", FRESH_POST_S / 5, 11, [5, 5, 1])],
 )
 @simulated
 async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one(

@@ -15,7 +15,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import BYTES_MAX, ReplyReader, UsualReply, usual_reply
 from cellgate.proxy.http.turns import PART_BYTES, PIECE_BYTES, ReadScheduler
-from cellgate.proxy.http.unit import IDLE_S, Pool, UnitConnection
+from cellgate.proxy.http.unit import POOL_IDLE_S, Pool, UnitConnection
 from tests.sim.loop import SimLoop
 from tests.sim.world import World, played, run
 from tests.unit.http.test_fetch import TIMEOUT_S, fetch_of
@@ -109,7 +109,7 @@ async def test_the_youngest_that_was_given_back_is_taken_first_unless_a_fresh_on
 async def test_one_that_was_idle_too_long_is_closed_and_not_taken(place: Place) -> None:
     first = await place.take()
     place.pool.give_back(first)
-    await asyncio.sleep(IDLE_S)
+    await asyncio.sleep(POOL_IDLE_S)
     second = await place.take()
     assert second is not first
     assert list(place.pool.connections) == [second]
@@ -118,7 +118,7 @@ async def test_one_that_was_idle_too_long_is_closed_and_not_taken(place: Place) 
     for _ in range(2):
         place.pool.give_back(await place.take(fresh=True))
     now = place.world.loop.time()
-    place.pool.purge(now + IDLE_S - 1.5)
+    place.pool.purge(now + POOL_IDLE_S - 1.5)
     await asyncio.sleep(0.1)
     assert len(place.pool.connections) == 2
     place.pool.purge()

@@ -15,7 +15,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
 from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.http.request import Request, RequestReader
-from cellgate.proxy.http.server import QUIET_S, SLOW_HEAD_S, ClientConnection, first_to_close
+from cellgate.proxy.http.server import CLIENT_QUIET_S, SLOW_HEAD_S, ClientConnection, first_to_close
 from cellgate.proxy.http.turns import ReadScheduler
 from tests.sim.tcp import WINDOW
 from tests.sim.transport import HIGH_WATER
@@ -400,7 +400,7 @@ def test_nobody_who_is_served_or_sends_goes() -> None:
     behind = come(1.0, GET + GET[:-2], holds=True)
     body = come(1.0, b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc")
     head = come(10.0 - SLOW_HEAD_S, GET[:-2])
-    fresh, between = come(10.0 - QUIET_S / 2), come(10.0 - QUIET_S / 2, GET)
+    fresh, between = come(10.0 - CLIENT_QUIET_S / 2), come(10.0 - CLIENT_QUIET_S / 2, GET)
     assert (
         first_to_close([door.client for door in (served, behind, body, head, fresh, between)], 10, 10.0) == []
     )

@@ -35,9 +35,9 @@ from cellgate.proxy.ingress.reasons import why
 from cellgate.proxy.ingress.reports import (
     DEGRADED,
     FAIL_NOW,
-    KV_FULL,
+    KV_FULL_REPORTED,
     LEAST,
-    WINDOW_S,
+    LOAD_WINDOW_S,
     Orca,
     OrcaReport,
     bin_line,
@@ -165,7 +165,7 @@ def test_utilization_is_of_the_places_of_the_usable_units() -> None:
     assert gate_utilization(here, waiting=6) == 10 / 40
     here.report(Load("a", 1.0, running=5, waiting=1))
     assert gate_utilization(here, 0) == 10 / 40
-    here.report(Load("b", 1.0, running=1, kv_use=KV_FULL))
+    here.report(Load("b", 1.0, running=1, kv_use=KV_FULL_REPORTED))
     assert gate_utilization(here, 0) == 36 / 40
     down(here, "a")
     assert gate_utilization(here, waiting=0) == 30 / 30
@@ -215,12 +215,12 @@ class Clocked:
 def test_rates_are_those_of_the_last_seconds() -> None:
     """By Little's law the weight is places / duration, whatever is sent. Health checks are no work."""
     gate = Clocked()
-    report = gate.run(10 * WINDOW_S, rps=8.0, in_flight=4)
+    report = gate.run(10 * LOAD_WINDOW_S, rps=8.0, in_flight=4)
     assert report.rps_fractional == pytest.approx(8.0, rel=0.02)
     assert report.application_utilization == pytest.approx(0.4, rel=0.02)
     assert report.eps == 0.0
     assert (weight := gate.weight()) == pytest.approx(10 / 0.5, rel=0.05)
-    report = gate.run(10 * WINDOW_S, rps=2.0, in_flight=2)
+    report = gate.run(10 * LOAD_WINDOW_S, rps=2.0, in_flight=2)
     assert report.rps_fractional == pytest.approx(2.0, rel=0.05)
     assert gate.weight() == pytest.approx(10 / 1.0, rel=0.05)
     ill = Clocked()

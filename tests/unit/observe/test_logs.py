@@ -19,7 +19,7 @@ from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.observe import access_log
 from cellgate.proxy.observe import log as log_writer
 from cellgate.proxy.observe.access_log import (
-    KEPT,
+    LINES_KEPT,
     TEXT_MAX,
     AccessLog,
     Finished,
@@ -142,7 +142,7 @@ def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -
 def test_standard_output_and_one_that_takes_little_at_a_time_get_everything(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log_writer, "BUSY_S", 0.0)
+    monkeypatch.setattr(log_writer, "LOG_BUSY_S", 0.0)
     reluctant = Reluctant()
     for sink in (stdout_sink(), reluctant):
         log = AccessLog("json", sink, clock)
@@ -170,7 +170,7 @@ def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pyte
     assert sink.entered.wait(60.0)
     log.write(DONE._replace(request_id="queued"))
     log.flush()
-    for i in range(KEPT + 7):
+    for i in range(LINES_KEPT + 7):
         log.write(DONE._replace(request_id=str(i)))
     log.flush()
     assert log.dropped == 7
@@ -182,7 +182,7 @@ def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pyte
     sink.let_go.set()
     log.close()
     ids = [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()]
-    assert ids == ["in the sink", "queued", *map(str, range(7, KEPT + 7))]
+    assert ids == ["in the sink", "queued", *map(str, range(7, LINES_KEPT + 7))]
 
 
 def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> None:

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from cellgate.probes.agent import HEARTBEAT, chunk
 from cellgate.probes.agents import (
+    AGENT_PROBE_LINE_BYTES,
+    AGENT_PROBE_NAMES_MAX,
+    AGENT_PROBE_TEXT_MAX,
     BEATS_PER_S_MAX,
     CONFIRM_S,
-    LINE_BYTES,
-    NAMES_MAX,
     SILENCE_S,
-    TEXT_MAX,
     AgentLink,
     AgentLostError,
     AgentReport,
@@ -384,8 +384,8 @@ def test_a_report_is_asked_for_with_the_token_and_is_bounded_text() -> None:
     assert facts is not None
     assert facts["driver?"] == "1?[0m"
     assert "image" not in facts
-    assert len(facts) <= NAMES_MAX
-    assert max(map(len, facts.values())) == TEXT_MAX
+    assert len(facts) <= AGENT_PROBE_NAMES_MAX
+    assert max(map(len, facts.values())) == AGENT_PROBE_TEXT_MAX
     assert facts_of(said(stack=["no", "mapping"])) == {}
 
 
@@ -446,7 +446,7 @@ def test_another_program_is_told_from_an_agent(answer: bytes, said: str) -> None
         b"-1\r\n",
         b"0\r\n\r\n",
         b"1;ext=1\r\n\n\r\n",
-        b"%x\r\n" % (LINE_BYTES + 1),
+        b"%x\r\n" % (AGENT_PROBE_LINE_BYTES + 1),
         (b"1000\r\n" + b"x" * 4096 + b"\r\n") * 17,
         b"x" * 10,
         b"3\r\n\xff\xfe\n\r\n",

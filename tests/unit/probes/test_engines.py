@@ -13,7 +13,7 @@ import pytest
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import Canary
 from cellgate.probes.engines import CANARIES, ENGINES, UNKNOWN, at, has_answer
-from cellgate.probes.known_answer import FRESH_S, PROMPT, TOKENS, KnownAnswer
+from cellgate.probes.known_answer import KNOWN_PROMPT_FRESH_S, PROMPT, TOKENS, KnownAnswer
 from cellgate.probes.served import EngineVersion, ModelList
 from cellgate.router.nouns import (
     Answered,
@@ -432,7 +432,7 @@ def test_only_idle_usable_units_that_generate_are_asked(state: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("state", "read"),
     [
-        ({"progress_at": 100.0 - FRESH_S - 0.1}, None),
+        ({"progress_at": 100.0 - KNOWN_PROMPT_FRESH_S - 0.1}, None),
         ({"in_flight": 3, "urgency": Urgency.NOW}, READ),
         ({"in_flight": 3, "urgency": Urgency.SOON}, None),
         ({"verdict": Verdict.DOWN, "urgency": Urgency.SOON}, READ),

@@ -18,7 +18,7 @@ from cellgate.proxy.process import listeners
 from cellgate.proxy.process.listeners import (
     AT_ONCE,
     EPISODE_S,
-    FRESH_S,
+    LISTENER_FRESH_S,
     PAUSE_S,
     WAITS_S,
     Descriptors,
@@ -112,7 +112,7 @@ def test_of_those_that_come_at_once_no_more_are_accepted_than_can_have_a_unit_ea
     assert 30 <= accepted <= 36
     assert process.used + accepted <= 92
     process.used = 30
-    assert process.accepted(2.0 * FRESH_S) > 10, "who left makes room"
+    assert process.accepted(2.0 * LISTENER_FRESH_S) > 10, "who left makes room"
     process = Process(used=20)
     accepted = sum(process.accepted(now, most=2) for now in range(1, 100))
     assert process.used == 20 + accepted >= 88, "clients that ask nothing need one each"

@@ -18,7 +18,14 @@ import pytest
 import uvloop
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.process.memory import GROWTH, IDLE_S, LARGE_BLOCK_BYTES, Garbage, SmallBlocks, slow_build
+from cellgate.proxy.process.memory import (
+    GROWTH,
+    LARGE_BLOCK_BYTES,
+    MEMORY_IDLE_S,
+    Garbage,
+    SmallBlocks,
+    slow_build,
+)
 from cellgate.proxy.process.signals import Signals, WatchedFiles, notify
 
 
@@ -314,14 +321,14 @@ def test_memory_that_has_doubled_is_looked_through_and_streams_that_live_not_aga
 def test_it_is_looked_for_every_ten_minutes_while_nobody_waits() -> None:
     memory = Memory()
     collector = memory.garbage(5.0)
-    for at in range(5, 5 + 3 * int(IDLE_S)):
+    for at in range(5, 5 + 3 * int(MEMORY_IDLE_S)):
         collector.tick(float(at))
     assert memory.collections == 2
     memory.waiting = 1
-    collector.tick(10 * IDLE_S)
+    collector.tick(10 * MEMORY_IDLE_S)
     assert memory.collections == 2, "streams do not stop for it, however long ago it was"
     memory.waiting = 0
-    collector.tick(10 * IDLE_S + 1.0)
+    collector.tick(10 * MEMORY_IDLE_S + 1.0)
     assert memory.collections == 3
 
 
@@ -362,7 +369,7 @@ def test_a_cycle_that_has_become_old_is_freed() -> None:
         del link
         gc.collect(0)
         assert left() is not None or sys.version_info >= (3, 14)
-        collector.tick(IDLE_S)
+        collector.tick(MEMORY_IDLE_S)
         assert left() is None
     finally:
         gc.set_threshold(*before)

@@ -12,8 +12,8 @@ import pytest
 from cellgate.probes.readiness import VIA_GATE, name_there
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.redis.fleet import (
-    FORGET_S,
-    SETTLE_S,
+    FLEET_FORGET_S,
+    FLEET_SETTLE_S,
     FleetEvidence,
     FleetUnit,
     FleetUnits,
@@ -87,11 +87,11 @@ def test_gates_of_the_same_units_share_them_and_keep_them_and_who_has_just_come_
     fleet.tell(0.0, *(report for pair in reports for report in pair))
     urls = fleet.urls(0.0)
     assert 10 <= len(by_way_of(A)(urls)) <= 30
-    for now in (0.1, SETTLE_S, SETTLE_S + 1.0):
+    for now in (0.1, FLEET_SETTLE_S, FLEET_SETTLE_S + 1.0):
         assert fleet.urls(now) == urls
     late.tell(0.0, *(a for a, _ in reports))
     late.ways.refresh(0.0)
-    for now, least, most in ((100.0, 0, 0), (100.0 + SETTLE_S, 10, 30)):
+    for now, least, most in ((100.0, 0, 0), (100.0 + FLEET_SETTLE_S, 10, 30)):
         late.tell(now, *(report for pair in reports for report in pair))
         assert least <= len(by_way_of(B)(late.urls(now))) <= most
 
@@ -133,10 +133,10 @@ def test_a_unit_that_no_gate_holds_on_to_is_gone_and_later_forgotten() -> None:
     fleet.tell(1.0)
     fleet.roster.not_ready({"a"}, 1.0)
     assert fleet.one(1.0).gone_since == 1.0
-    assert fleet.one(FORGET_S).gone_since == 1.0
-    assert fleet.ways.refresh(1.0 + FORGET_S) == {}
-    fleet.tell(2.0 + FORGET_S, VIEW)
-    assert fleet.one(2.0 + FORGET_S).gone_since is None
+    assert fleet.one(FLEET_FORGET_S).gone_since == 1.0
+    assert fleet.ways.refresh(1.0 + FLEET_FORGET_S) == {}
+    fleet.tell(2.0 + FLEET_FORGET_S, VIEW)
+    assert fleet.one(2.0 + FLEET_FORGET_S).gone_since is None
 
 
 def test_many_gates_that_are_missed_at_once_are_looked_for_in_one_pass(

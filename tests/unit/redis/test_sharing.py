@@ -23,8 +23,8 @@ from cellgate.proxy.redis.sharing import (
     BEATS,
     DOCUMENT_MAX,
     HASHES_A_BEAT,
-    HASHES_MAX,
     PACE_BEATS,
+    SHARED_HASHES_MAX,
     PrefixSharing,
     Sharing,
 )
@@ -368,7 +368,7 @@ def test_of_one_document_so_much_is_taken_over_and_a_lie_is_believed_less_and_le
     assert PrefixGate("g2", "g1").sharing.heard("g1", told(units={"nobody": packed(1)})) == 0
     gate = PrefixGate("g2", "g1")
     units = {name: packed(*range(1, 2000)) for name in UNITS[:2]}
-    assert gate.sharing.heard("g1", told(units=units)) == HASHES_MAX
+    assert gate.sharing.heard("g1", told(units=units)) == SHARED_HASHES_MAX
     costs = gate.board.units["a"].costs
     for _ in range(100):
         costs.prefixes.correct(1000.0, 0.0)

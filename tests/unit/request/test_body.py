@@ -20,7 +20,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request import body_shape
 from cellgate.proxy.request.answer_limits import ANSWERS_MAX
 from cellgate.proxy.request.body import has_more_nodes, is_large, read_ask, read_large_ask
-from cellgate.proxy.request.body_shape import KEPT, shape_of_body
+from cellgate.proxy.request.body_shape import SHAPES_KEPT, shape_of_body
 from cellgate.proxy.request.content_coding import DamagedError, pieces
 from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, pieces_of, read_prompt
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
@@ -550,9 +550,9 @@ def test_clients_cannot_make_it_keep_more_than_so_much() -> None:
     long = {"x" * 2000: 1}
     assert shape_of_body(long) is not shape_of_body(long)
     assert body_shape.shapes == before
-    for number in range(2 * KEPT):
+    for number in range(2 * SHAPES_KEPT):
         shape_of_body({f"name {number}": 1})
-        assert len(body_shape.shapes) <= KEPT
+        assert len(body_shape.shapes) <= SHAPES_KEPT
 
 
 # Compressed bodies become what they were, in pieces of bounded size; what is damaged is told as such.

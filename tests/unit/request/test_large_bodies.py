@@ -98,7 +98,7 @@ def test_a_body_that_takes_too_long_or_too_much_memory_is_refused_and_no_other(
     odd += "def take(body, *_):\n    while b'spin' in body: pass\n"
     odd += "    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
     odd += "r.read_large_ask, r.LIMITS = take, type(r.LIMITS)(large_body_cpu_s=0.1)\nmain()\n"
-    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], odd))
+    monkeypatch.setattr(large_bodies, "_LARGE_BODY_COMMAND", (*large_bodies._LARGE_BODY_COMMAND[:2], odd))
 
     @reading
     async def test(bodies: LargeBodies) -> None:
@@ -116,7 +116,7 @@ def test_a_body_that_takes_too_long_or_too_much_memory_is_refused_and_no_other(
 
 
 def test_without_a_process_bodies_are_refused_and_not_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_bodies, "_COMMAND", ("/nowhere/python",))
+    monkeypatch.setattr(large_bodies, "_LARGE_BODY_COMMAND", ("/nowhere/python",))
 
     @reading
     async def test(bodies: LargeBodies) -> None:
@@ -226,8 +226,8 @@ def test_an_exception_of_ours_is_told_and_not_swallowed(monkeypatch: pytest.Monk
 
 
 def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = READER + "r._KEPT_BYTES = 0; main()"
-    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], full))
+    full = READER + "r._LARGE_BODY_KEPT_BYTES = 0; main()"
+    monkeypatch.setattr(large_bodies, "_LARGE_BODY_COMMAND", (*large_bodies._LARGE_BODY_COMMAND[:2], full))
 
     @reading
     async def test(bodies: LargeBodies) -> None:

@@ -181,7 +181,7 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
 def test_the_ways_that_a_request_of_messages_leaves_open() -> None:
     body, greedy = {"model": "m", "messages": [], "max_tokens": 1}, {"temperature": 0}
     tools = {"tool_choice": {"type": "any"}}
-    ways = messages_request.FIELDS.ways_of
+    ways = messages_request.MESSAGES_FIELDS.ways_of
     assert (ways(body), ways(body | greedy), ways(body | tools)) == (OPEN, OPEN | AGAIN, 0)
     assert ways(body | greedy | tools | {"thinking": {"type": "enabled"}}) == AGAIN
     assert ways(body | greedy | {"a_field_of_next_year": 1}) == 0
@@ -190,8 +190,8 @@ def test_the_ways_that_a_request_of_messages_leaves_open() -> None:
 def test_what_only_one_unit_has_is_not_resumed_by_another() -> None:
     for more in ({"previous_response_id": "resp_1"}, {"background": True}):
         body = {"model": "m", "input": "a", "temperature": 0, **more}
-        assert responses.FIELDS.ways_of(body) == 0
-        assert "the request has" in responses.FIELDS.why_none(body)
+        assert responses.RESPONSES_FIELDS.ways_of(body) == 0
+        assert "the request has" in responses.RESPONSES_FIELDS.why_none(body)
 
 
 # Stop strings at the seam: what looking for them costs, and where a unit goes on.

@@ -16,7 +16,7 @@ from cellgate.router.cost import Cost, Expected
 from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Cell, Evidence, Load, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Bounds, Router, rows_of
-from cellgate.router.prefix import MAX_BLOCKS
+from cellgate.router.prefix import PREFIX_MAX_BLOCKS
 from cellgate.router.queue import FairRules
 from cellgate.router.unit_state import Lease
 from tests.unit.router.fleets import board_up, router_over
@@ -60,7 +60,7 @@ def snapshot(router: Router) -> object:
     """All that a pick could change."""
     policy, units = router.policy, list[object]()
     for state in router.board:
-        backlog, held = state.costs.backlog, state.costs.prefixes.recent(MAX_BLOCKS)
+        backlog, held = state.costs.backlog, state.costs.prefixes.recent(PREFIX_MAX_BLOCKS)
         units.append((list(state.leases), held, backlog.queued_tokens, backlog.batch, state.last_lease_at))
     turns = repr(getattr(policy, "_cursor", None)), getattr(policy, "_turn", None)
     return router._rng.getstate(), turns, len(router.queue), router.board.in_flight, units

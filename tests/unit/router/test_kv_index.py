@@ -20,7 +20,7 @@ from cellgate.router.kv_index import (
     Stored,
     depth_of,
 )
-from cellgate.router.prefix import LATE_S, PER_TICK, Computed, KnownPrefixes, PrefixCache
+from cellgate.router.prefix import PER_TICK, PREFIX_LATE_S, Computed, KnownPrefixes, PrefixCache
 
 BLOCK_TOKENS = 4
 
@@ -296,9 +296,9 @@ def test_a_tick_looks_for_a_bounded_number_of_prompts_once_their_events_are_due(
         unit.store(prompt)
         unit.known.note(Computed(prompt.blocks, 1.0, prompt.count, 0, unit.now, unit.now))
     found = unit.known.found
-    unit.known.tick(unit.now + LATE_S / 2)
+    unit.known.tick(unit.now + PREFIX_LATE_S / 2)
     assert unit.known.found == found
-    unit.known.tick(unit.now + LATE_S)
+    unit.known.tick(unit.now + PREFIX_LATE_S)
     assert unit.known.found + unit.known.missed == found + PER_TICK
 
 

@@ -11,7 +11,7 @@ import pytest
 from cellgate.router.prefix import (
     EXPIRES_S,
     HASHES_MAX,
-    MAX_BLOCKS,
+    PREFIX_MAX_BLOCKS,
     REMOTE_PENDING_MAX,
     REPORT_AGAIN_S,
     PrefixCache,
@@ -55,7 +55,8 @@ def test_trust_follows_what_the_engine_found_and_a_new_incarnation_is_trusted_an
 
 
 @pytest.mark.parametrize(
-    ("kv_tokens", "blocks"), [(0, 1), (256, 2), (500_000, 3906), (1e12, MAX_BLOCKS), (1e300, MAX_BLOCKS)]
+    ("kv_tokens", "blocks"),
+    [(0, 1), (256, 2), (500_000, 3906), (1e12, PREFIX_MAX_BLOCKS), (1e300, PREFIX_MAX_BLOCKS)],
 )
 def test_its_size_is_that_of_the_kv_cache(kv_tokens: float, blocks: int) -> None:
     assert blocks_for(kv_tokens, 4.0, 512) == blocks

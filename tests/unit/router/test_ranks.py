@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from cellgate.router.board import Board
-from cellgate.router.comparisons import FRESH_S, NAMED_MAX, SHOWN_MAX, Stack, Stacks, conclusions, software_of
+from cellgate.router.comparisons import (
+    COMPARED_NAMED_MAX,
+    FRESH_S,
+    SHOWN_MAX,
+    Stack,
+    Stacks,
+    conclusions,
+    software_of,
+)
 from cellgate.router.comparisons import differences as software_differences
 from cellgate.router.cost import Expected
 from cellgate.router.health import find_rank_stall, find_stall
@@ -27,7 +35,7 @@ from cellgate.router.nouns import (
     Unit,
     UnitFacts,
 )
-from cellgate.router.unit_state import RANKS_MAX, Lease, UnitState
+from cellgate.router.unit_state import UNIT_RANKS_MAX, Lease, UnitState
 from tests.unit.router.fleets import board_up
 
 NOW = 100.0
@@ -99,8 +107,8 @@ def test_requests_of_others_at_a_rank_count_and_ranks_without_end_are_not_taken(
     board = board_of(RankLoad(0, running=5), RankLoad(1))
     assert [send(board, n).rank for n in range(100, 103)] == [1, 1, 1]
     assert send(board_of(), 100).rank == -1, "an engine with one scheduler chooses itself"
-    board = board_of(*(RankLoad(n) for n in range(RANKS_MAX + 10)))
-    assert state_of(board).ranks.count == len(state_of(board).ranks.ranks) == RANKS_MAX
+    board = board_of(*(RankLoad(n) for n in range(UNIT_RANKS_MAX + 10)))
+    assert state_of(board).ranks.count == len(state_of(board).ranks.ranks) == UNIT_RANKS_MAX
 
 
 def test_leases_of_before_a_restart_close_and_the_engine_chooses_until_ranks_are_shown_again() -> None:
@@ -191,7 +199,7 @@ def test_ranks_that_do_not_answer_and_counters_that_grow_are_told_while_that_is_
     assert conclusions(unit(facts(0.0, LATE), facts(2.0, LATE)), 3.0 + FRESH_S) == ()
     many = {f"ib{n}/1 symbol_error": 1 for n in range(99)}
     found = unit(facts(0.0, counters=dict.fromkeys(many, 0)), facts(1.0, counters=many))
-    assert len(conclusions(found, 1.0)) == NAMED_MAX, "a sentence has an end"
+    assert len(conclusions(found, 1.0)) == COMPARED_NAMED_MAX, "a sentence has an end"
 
 
 # Which software differs, and how it is said.

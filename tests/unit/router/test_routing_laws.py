@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.cost import CostTerms
-from cellgate.router.cost_model import MEAN_S, SURE, UNSEEN_S, Line, OtherGates, RemoteLoad, expected_s
+from cellgate.router.cost_model import MEAN_S, MODEL_UNSEEN_S, SURE, Line, OtherGates, RemoteLoad, expected_s
 from cellgate.router.nouns import Ask, Load, Refusal, Rules, Unit
 from cellgate.router.pick import Router
 from cellgate.router.unit_state import Lease
@@ -151,10 +151,10 @@ def after(told: list[float]) -> float:
 def test_units_with_little_look_alike_and_a_long_line_stays_apart() -> None:
     idle, other, little, long = expected_s([Line(0.0, told_s) for told_s in (0.0, 0.0, 0.2, 5.0)])
     assert idle == other == little > 0.0
-    assert long == pytest.approx(5.0 - UNSEEN_S)
+    assert long == pytest.approx(5.0 - MODEL_UNSEEN_S)
     with_own, without = expected_s([Line(3.0, 0.0), Line(0.0, 1.0)])
     assert with_own == 0.0, "what this gate has there fills a unit as well"
-    assert without > UNSEEN_S
+    assert without > MODEL_UNSEEN_S
     assert expected_s([Line(3.0, 0.0), Line(0.0, 0.0)]) == [0.0, 0.0]
 
 
@@ -165,9 +165,9 @@ def test_all_together_it_stays_what_others_have_and_in_its_order(found: list[Lin
     expected = expected_s(found)
     told_s = sum(line.told_s for line in found)
     assert all(each >= 0.0 for each in expected)
-    assert abs(sum(expected) - told_s) <= UNSEEN_S * len(found) * (1 + 1e-9) + 1e-6 * told_s
+    assert abs(sum(expected) - told_s) <= MODEL_UNSEEN_S * len(found) * (1 + 1e-9) + 1e-6 * told_s
     alone = [Line(0.0, line.told_s) for line in found]
-    for there, slack_s in ((found, UNSEEN_S), (alone, 0.0)):
+    for there, slack_s in ((found, MODEL_UNSEEN_S), (alone, 0.0)):
         whole = [line.own_s + each for line, each in zip(there, expected_s(there), strict=True)]
         order = sorted(range(len(there)), key=lambda place: sum(there[place]))
         for before, behind in pairwise(order):
@@ -194,9 +194,9 @@ def unit(name: str, model: str = "m") -> Unit:
 def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() -> None:
     told = {"a": RemoteLoad(in_flight=9, prefilling=2, uncached_tokens=3000)}
     busy, idle, other = forecasts(told, unit("a"), unit("b"), unit("n", "n"))
-    assert busy.foreign_tokens == pytest.approx(3000.0 - UNSEEN_S * 1000.0)
+    assert busy.foreign_tokens == pytest.approx(3000.0 - MODEL_UNSEEN_S * 1000.0)
     assert busy.foreign_batch == 7.0, "a prompt that is to be computed decodes nothing yet"
-    assert idle.foreign_tokens == pytest.approx(UNSEEN_S * 1000.0)
+    assert idle.foreign_tokens == pytest.approx(MODEL_UNSEEN_S * 1000.0)
     assert other.foreign_tokens == 0.0
 
 

@@ -41,7 +41,7 @@ from cellgate.proxy.workers.remote import BoardReplica, BoardUpdates, fleet_in, 
 from cellgate.proxy.workers.supervisor import (
     CONTROL,
     CONTROL_STILL_S,
-    LATE_S,
+    SUPERVISOR_LATE_S,
     WORKER_STILL_S,
     Child,
     ControlStart,
@@ -415,11 +415,11 @@ def test_who_has_only_begun_has_time_to_begin_and_who_is_ending_is_not_looked_at
     for worker in (0, 1):
         scene.page.beat(worker, NOW + 1.0)
     scene.supervisor._children[CONTROL].began_at = NOW
-    assert scene.look(NOW + LATE_S) == []
+    assert scene.look(NOW + SUPERVISOR_LATE_S) == []
     scene.supervisor._end_by = NOW + 100.0
     assert scene.look(NOW + 99.0) == []
     scene.supervisor._end_by = None
     # After the supervisor was held up itself all have their time anew.
-    scene.supervisor._judges_from = NOW + LATE_S + 0.3
-    assert scene.look(NOW + LATE_S + 0.2) == []
-    assert scene.look(NOW + LATE_S + 0.3) == [CONTROL]
+    scene.supervisor._judges_from = NOW + SUPERVISOR_LATE_S + 0.3
+    assert scene.look(NOW + SUPERVISOR_LATE_S + 0.2) == []
+    assert scene.look(NOW + SUPERVISOR_LATE_S + 0.3) == [CONTROL]

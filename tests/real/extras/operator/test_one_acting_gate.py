@@ -89,7 +89,7 @@ async def test_one_of_five_acts_the_others_hear_what_it_begins_and_follow_at_onc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody can follow because a lease has run out.
-    monkeypatch.setattr(leadership, "LEASE_S", 2 * LIMIT_S)
+    monkeypatch.setattr(leadership, "LEADER_LEASE_S", 2 * LIMIT_S)
     found = re.search(r"with recovery or rolls also\s+`([^`]+)`", (ROOT / "docs" / "redis.md").read_text())
     assert found is not None
     with RedisServer(tmp_path) as redis:

@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from cellgate.extras.operator.leadership import (
-    NAME,
     ORDERS,
     ROLL_KEPT_S,
+    ROLL_LEASE,
     SCOPE,
     Document,
     Leadership,
@@ -113,18 +113,18 @@ async def test_a_roll_that_no_gate_has_written_is_removed_and_an_older_one_does_
         async with conducting(redis, "g1", "g2") as (one, other):
             await one.roll.write(ROLL)
             await until(lambda: other.roll.latest() == ROLL)
-            first = redis.do("HGET", LEASES, f"of:{NAME}")
+            first = redis.do("HGET", LEASES, f"of:{ROLL_LEASE}")
             paused = ROLL.replace(b'"running"', b'"paused"')
             await one.roll.write(paused)
             await until(lambda: other.roll.latest() == paused)
-            said = redis.do("HGET", LEASES, f"of:{NAME}")
+            said = redis.do("HGET", LEASES, f"of:{ROLL_LEASE}")
             now_ms = int(said.partition(b":")[0])
             for lie in (b"%d:" % (now_ms + 9) + ROLL, b"%d:" % (now_ms + 9) + first.partition(b":")[2]):
-                redis.do("HSET", LEASES, f"of:{NAME}", lie)
-                await until(lambda: redis.do("HGET", LEASES, f"of:{NAME}") == said)
+                redis.do("HSET", LEASES, f"of:{ROLL_LEASE}", lie)
+                await until(lambda: redis.do("HGET", LEASES, f"of:{ROLL_LEASE}") == said)
                 assert one.roll.latest() == other.roll.latest() == paused
-            redis.do("HSET", LEASES, f"of:{NAME}", FAR_MS + b":" + ROLL, "of:big", b"x" * 2_000_000)
-            await until(lambda: redis.do("HGETALL", LEASES).get(f"of:{NAME}".encode()) == said)
+            redis.do("HSET", LEASES, f"of:{ROLL_LEASE}", FAR_MS + b":" + ROLL, "of:big", b"x" * 2_000_000)
+            await until(lambda: redis.do("HGETALL", LEASES).get(f"of:{ROLL_LEASE}".encode()) == said)
             assert redis.do("HGET", LEASES, "of:big") is None
             assert other.lies or one.lies
 

@@ -72,7 +72,7 @@ class Gate(KubernetesLeases):
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "RENEW_S", 0.05)
+    monkeypatch.setattr(leases, "CLAIM_RENEW_S", 0.05)
     monkeypatch.setattr(leases, "LEASE_S", LEASE_S)
 
 

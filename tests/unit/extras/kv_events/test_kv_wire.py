@@ -19,8 +19,8 @@ from cellgate.extras.kv_events.follow import BLOCKS_PER_TURN, RESTARTS_MAX, Rank
 from cellgate.extras.kv_events.wire import (
     EVENTS_MAX,
     ITEMS_MAX,
+    KV_WIRE_RANKS_MAX,
     PART_BLOCKS,
-    RANKS_MAX,
     SMALL_BYTES,
     BrokenPublisherError,
     EventBatch,
@@ -209,7 +209,7 @@ async def test_a_batch_that_takes_too_long_costs_its_process_and_no_other_batch(
     slow = "import cellgate.extras.kv_events.wire as d; d.BATCH_CPU_S = 0.05; real = d.parts\n"
     slow += "def spin(payload, rank):\n    while len(payload) % 2: pass\n    return real(payload, rank)\n"
     slow += "d.parts = spin; d.main()\n"
-    monkeypatch.setattr(wire, "_COMMAND", (*wire._COMMAND[:2], slow))
+    monkeypatch.setattr(wire, "_KV_WIRE_COMMAND", (*wire._KV_WIRE_COMMAND[:2], slow))
     odd, even = (LARGE, LARGE + b"\xc0") if len(LARGE) % 2 else (LARGE + b"\xc0", LARGE)
     decoder = KvDecoder()
     first, second = await asyncio.gather(read(decoder, odd), read(decoder, even), return_exceptions=True)
@@ -257,7 +257,7 @@ def test_what_is_not_understood_is_no_publisher(engine: str) -> None:
     endpoints: list[Any] = [3, "ipc:///tmp/x", "tcp://*:0", "tcp://*:99999"]
     port = {"publisher": "zmq", "endpoint_port_base": 5}
     rows: list[Any] = [None, port | {"endpoint_port_base": "5"}, port | {"dp_size": 10**9}]
-    answers: list[Any] = [None, [], {"0": None}, {str(RANKS_MAX): {"endpoint": "tcp://*:5557"}}]
+    answers: list[Any] = [None, [], {"0": None}, {str(KV_WIRE_RANKS_MAX): {"endpoint": "tcp://*:5557"}}]
     answers += [{"0": {"endpoint": endpoint}} for endpoint in endpoints]
     answers += [{"kv_events": row} for row in (*rows, port | {"publisher": "null"})]
     assert [told(engine, answer, URL) for answer in answers] == [{}] * len(answers)
