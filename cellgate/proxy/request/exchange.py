@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.models import Naming
     from cellgate.proxy.request.ports import Charge, Pending
     from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
-    from cellgate.proxy.request.response import Doubt
-    from cellgate.proxy.request.second_opinion import HeldAnswer
+    from cellgate.proxy.request.response import Doubt, HeldAnswer
     from cellgate.proxy.request.services import Admission, Services
     from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
     from cellgate.router.opinions import Kind

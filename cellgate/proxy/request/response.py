@@ -213,10 +213,11 @@ class Response:
 
     def read_metadata(self) -> None:
         """With an answer in bytes vLLM tells the usage in a header line."""
-        told = [] if self.promised is None else [v for n, v in self.promised.fields if n == b"metadata"]
-        if told:
-            self._skim = JsonSkim()
-            self._skim.feed(told[0])
+        fields = () if self.promised is None else self.promised.fields
+        for name, value in fields:
+            if name == b"metadata":
+                self._skim = JsonSkim()
+                self._skim.feed(value)
 
     def go_through(self, screen: ResponseClient) -> None:
         """From now on `screen` takes what the client would."""
@@ -636,6 +637,16 @@ class Doubt(NamedTuple):
     own_lines: bytes
     body: bytes
     status: int
+
+
+class HeldAnswer(NamedTuple):
+    """A doubtful answer that is held `until` then, or until more than so many doubts about its unit have
+    `settled`.
+    """
+
+    first: Doubt
+    settled: int
+    until: float
 
 
 def failure_of(head: ReplyHead, state: UnitState, now: float) -> Failure | None:

@@ -7,7 +7,7 @@ these has said something.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import NO_TOKEN, NONE_COUNTED, REPEATS
@@ -23,7 +23,7 @@ from cellgate.proxy.request.doubts import (
 )
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
-from cellgate.proxy.request.response import NO_PATH, Doubt
+from cellgate.proxy.request.response import NO_PATH, Doubt, HeldAnswer
 from cellgate.proxy.request.start import find_unit, refuse
 from cellgate.router.board import use_of
 from cellgate.router.nouns import Outcome, Refusal
@@ -79,16 +79,6 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     return True
 
 
-class HeldAnswer(NamedTuple):
-    """A doubtful answer that is held `until` then, or until more than so many doubts about its unit have
-    `settled`.
-    """
-
-    first: Doubt
-    settled: int
-    until: float
-
-
 def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
     """Time has passed: whether it is known by now what the held answer is worth."""
     first, opinions, kind = held.first, exchange.gate.opinions, asked_kind(exchange)
@@ -104,7 +94,7 @@ def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
         exchange.doubtful = (first,)
         other = _second(exchange, first.unit, [state.unit.name for state in able(exchange)])
         if not isinstance(other, Refusal) or step is Advice.INSIST:
-            _go_on(exchange, other)
+            _go_elsewhere(exchange, other)
             return
     show_first(exchange, first)
 
@@ -115,7 +105,7 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     if isinstance(other, Refusal) and step is not Advice.INSIST:
         return False
     exchange.doubtful = (*exchange.doubtful, _keep(exchange, what, body))
-    _go_on(exchange, other)
+    _go_elsewhere(exchange, other)
     return True
 
 
@@ -145,7 +135,7 @@ def _keep(exchange: Exchange, what: str, body: bytes | None) -> Doubt:
     return kept
 
 
-def _go_on(exchange: Exchange, other: Lease | Refusal | None) -> None:
+def _go_elsewhere(exchange: Exchange, other: Lease | Refusal | None) -> None:
     """The request goes to the other unit, or waits for one."""
     if isinstance(other, Refusal):
         find_unit(exchange, moved=True)
