@@ -8,6 +8,7 @@ rule that runs never overlap; the judge has hysteresis.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -333,3 +334,14 @@ def is_in_use(context: ProbeContext) -> bool:
     """Whether the unit is known to have requests, of this gate or of others."""
     load = context.load
     return context.in_flight > 0 or (load is not None and load.at_engine > 0)
+
+
+_ERROR_MESSAGE = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
+_WORDS_MAX = 80
+_WORDS_WITHIN = 4096
+
+
+def words_in(body: bytes) -> str:
+    """What an engine says of an error, in quotes, if its JSON has any words; else nothing."""
+    said = _ERROR_MESSAGE.search(body[:_WORDS_WITHIN])
+    return ascii(said[1][:_WORDS_MAX].decode("utf-8", "replace")) if said is not None else ""

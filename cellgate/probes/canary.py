@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use, words_in
 from cellgate.probes.engines import (
     APIS,
     MEDIA,
@@ -81,8 +81,6 @@ _CANARY_NO_PATH = re.compile(
 )
 """What servers say of a path that they do not have."""
 _EXCERPT = 80
-_LOOKED_INTO = 4096
-_ERROR_MESSAGE = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _DOUBLINGS_MAX = 16
 _LEFT_MAX_S = 8.0
 """The longest pause after a canary that ran out of time at a unit that makes progress: it may wait in line,
@@ -647,6 +645,5 @@ def _advice(kind: _Kind, reply: Reply) -> str:
 
 def _say(kind: _Kind, reply: Reply) -> str:
     """A reply on one line, for a person to read: in the engine's own words, if its JSON has any."""
-    said = _ERROR_MESSAGE.search(reply.body[:_LOOKED_INTO])
-    excerpt = ascii((said[1] if said is not None else reply.body)[:_EXCERPT].decode("utf-8", "replace"))
+    excerpt = words_in(reply.body) or ascii(reply.body[:_EXCERPT].decode("utf-8", "replace"))
     return f"POST {at(APIS[kind.api].path, kind.model)}: HTTP {reply.status} {excerpt}"

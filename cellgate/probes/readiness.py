@@ -14,7 +14,7 @@ from enum import Enum
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
 
-from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, is_in_use
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, is_in_use, words_in
 from cellgate.probes.engines import HoldQuestion, engine, parsed
 from cellgate.router.nouns import (
     EnginePause,
@@ -119,6 +119,8 @@ class Readiness:
             (sign, strength), said = _TROUBLES[answer.trouble], str(answer)
         else:
             (sign, strength), said = _weigh(context, answer), f"HTTP {answer.status}"
+            if answer.status >= 400 and (words := words_in(answer.body)):
+                said += f" {words}"
         return Evidence(context.unit.name, sign, strength, self.name, f"GET {path}: {said}", context.now())
 
 

@@ -165,6 +165,8 @@ class UnitState(InRotation):
     """The share of recent time in which it had prompts to compute."""
     canary_refused: str
     """Why its refused canaries do not count; empty: they do, or are not refused."""
+    waits_inside: str
+    """How many requests wait inside its engine that could wait in the gate; empty: none do."""
     refusals: dict[str, tuple[str, float]]
     """Kinds of requests that it refused recently and others served: the words, and when that was found."""
     gaps_ms: list[int]
@@ -237,7 +239,7 @@ class UnitState(InRotation):
         self.leases, self.held_back = {}, {}
         self.unread = Unread()
         self.refusals = {}
-        self.canary_refused = ""
+        self.canary_refused = self.waits_inside = ""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
         """Those of all units, by engine and models: streams of equals have one form."""
         self.progress_at = self.work_at = self.last_lease_at = 0.0

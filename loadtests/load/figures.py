@@ -81,10 +81,10 @@ def course(records: Sequence[Record], seen: Seen | None = None) -> Course:
     seen = seen or Seen()
     start = min(record.sent_at for record in records)
     firsts, gaps = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
-    ends, tokens, change = Counter[tuple[int, End]](), Counter[int](), Counter[int]()
+    ends, tokens = Counter[tuple[int, End]](), Counter[int]()
+    in_flight = defaultdict[int, float](float)
     for record in records:
-        change[int(record.sent_at - start)] += 1
-        change[int(record.ended_at - start) + 1] -= 1
+        _add_flight(in_flight, record.sent_at - start, record.ended_at - start)
         ends[int(record.ended_at - start), record.end] += 1
         if record.first_at is None or record.ttft_s is None:
             continue
@@ -97,7 +97,6 @@ def course(records: Sequence[Record], seen: Seen | None = None) -> Course:
             if gap_s:
                 gaps[int(at)].append(gap_s)
     seconds = range(int(max(record.ended_at for record in records) - start) + 1)
-    in_flight = accumulate(change[at] for at in seconds)
     failed = sorted({end for _, end in ends} - {End.WHOLE})
     lines: dict[str, dict[str, Points]] = {
         "Requests that ended in a second": {
@@ -111,10 +110,16 @@ def course(records: Sequence[Record], seen: Seen | None = None) -> Course:
     lines |= {
         "Between tokens, ms": _percentiles(gaps, 1000.0),
         "Output tokens a second": {"tokens": [(at, tokens[at]) for at in seconds]},
-        "Requests in flight": {"in flight": list(zip(map(float, seconds), in_flight, strict=True))},
+        "Requests in flight": {"in flight": [(float(at), in_flight[at]) for at in seconds]},
     }
     faults = [(max(0.0, at - start), what) for at, what in sorted(seen.faults.items())]
     return Course(lines, float(len(seconds)), faults)
+
+
+def _add_flight(in_flight: dict[int, float], sent_at: float, ended_at: float) -> None:
+    """Adds to each second the share of it in which a request was in flight."""
+    for second in range(int(sent_at), int(ended_at) + 1):
+        in_flight[second] += max(0.0, min(ended_at, second + 1) - max(sent_at, second))
 
 
 def _since(points: Points, start: float, seconds: int) -> Points:

@@ -56,7 +56,7 @@ def test_a_course_puts_each_token_into_the_second_in_which_it_came() -> None:
     assert lines["Output tokens a second"]["tokens"] == [(0, 2), (1, 3), (2, 1)]
     assert lines["TTFT, s"]["median"] == [(0, 0.25), (1, 0.25)]
     assert lines["Between tokens, ms"]["95 %"] == [(0, 500), (1, 500), (2, 500)]
-    assert lines["Requests in flight"]["in flight"] == [(0, 1), (1, 2), (2, 1)]
+    assert lines["Requests in flight"]["in flight"] == [(0, 1), (1, 1.25), (2, 0.25)]
 
 
 def test_a_course_tells_failures_and_what_the_gate_saw_on_the_same_axis() -> None:

@@ -27,6 +27,7 @@ from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
 from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.control.engine_control import Conductor
+from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.model_capacity import Capacity, Starts
@@ -189,6 +190,7 @@ class Plane:
         token, known_answer_s = settings.agent_token or "", settings.known_answer.every_s
         prober = Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
         prober.weigh_canary = RefusedCanaries(self.board, self.events, prober.look_now).weighed
+        prober.on_load = FullEngines(self.events.add).look
         return prober
 
     def _make_answer_check(self) -> AnswerCheck:

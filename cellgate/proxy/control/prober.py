@@ -93,6 +93,7 @@ class Prober:
         self.on_answered: Callable[[UnitState, Answered], None] = lambda _state, _answered: None
         """Called with each answer of a unit to the known prompt."""
         self.on_corrupted: Callable[[UnitState, float], None] = lambda _state, _count: None
+        self.on_load: Callable[[UnitState, Load], None] = lambda _state, _load: None
         """Called when an engine has counted more corrupted requests: the unit, and how many more."""
         self._gate_probes = [kind() for kind in GATE_PROBES.values()]
         self._all: dict[str, list[Runner]] = {}
@@ -326,6 +327,7 @@ class Prober:
             )
         before = state.load
         self._board.report(load)
+        self.on_load(state, load)
         if before is not None and load.corrupted > before.corrupted:
             self.on_corrupted(state, load.corrupted - before.corrupted)
 

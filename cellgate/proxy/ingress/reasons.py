@@ -132,6 +132,8 @@ _ITS_KEY = (
 _ADVICE_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
 _ADVICE_KEPT = "let it go now (cellgate drain {unit}); it gets nothing more once one of those is up."
 KV_FULL = 0.98
+_WAITS = "lower its max_in_flight to what its engine runs at once: then they wait here, and go where "
+_WAITS += "there is room first; or let it run more (vLLM: --max-num-seqs, SGLang: --max-running-requests)."
 _KV = "lower its max_in_flight, so that requests wait here instead (docs/runbooks/kv-cache-full.md)."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
@@ -203,6 +205,8 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
     if state.load is not None and state.load.kv_use >= KV_FULL:
         said = f"its KV cache is full ({state.load.kv_use:.0%}): requests wait inside, or are computed twice"
         found.append(Shortcoming("KV cache full", said, _KV))
+    if state.waits_inside:
+        found.append(Shortcoming("requests wait inside", state.waits_inside, _WAITS))
     if state.has_odd_answers():
         found.append(Shortcoming("odd answers", "its answers to the known prompt differ", _ADVICE_WRONG))
     return found
