@@ -84,6 +84,7 @@ class Queue:
             now,
             tokens_s=tokens_s,
             tenant=ticket.ask.tenant,
+            session=ticket.ask.session,
             payer=ticket.ask.payer,
             priority=ticket.ask.priority,
             tokens=tokens,
@@ -209,7 +210,7 @@ class PoolQueue:
 # Each visit of the round adds a quantum to the deficit of a tenant; one with enough for its first ask is
 # served. While two tenants wait, they get the same service except for a quantum and the largest ask of each.
 # A tenant without waiting asks keeps no deficit. Names of tenants may be anybody's word, so the tenants of
-# one payer share a quantum.
+# one payer share a quantum. Sessions are words of a tenant's clients, and count nowhere but among its own.
 
 
 T = TypeVar("T")
@@ -221,7 +222,7 @@ class Entry(Generic[T]):
 
     `group` says which units could serve it: where one of a group finds no room, no other of it does.
     `priority` counts among all; `due`, which begins with what its client says of that, among those of its
-    payer.
+    payer. `session` is what it belongs to among those of its tenant; empty: to nothing.
     """
 
     item: T
@@ -234,6 +235,7 @@ class Entry(Generic[T]):
     group: Hashable
     due: tuple[int, float, int]
     payer: str = ""
+    session: str = ""
 
     @property
     def of(self) -> tuple[str, str]:
@@ -246,39 +248,128 @@ def priorities(payer: str, priority: int) -> tuple[int, int]:
     return (priority, 0) if payer.startswith(ADDRESS) else (0, priority)
 
 
-@dataclass(slots=True, eq=False)
-class Tenant(Generic[T]):
-    """One tenant's places, in their order, and what it may spend."""
+class SessionQueue(Generic[T]):
+    """What waits of one session of a tenant, and when its next is due: as if it had come when the one before
+    it was due. So an agent with many sub-agents takes the turns of one. An ask without a session is one.
+    """
 
-    name: tuple[str, str]
-    deficit: float = 0.0
-    count: int = 0
-    tokens: int = 0
-    size: int = 0
-    entries: list[Entry[T]] = field(default_factory=list)
+    __slots__ = ("_rules", "_served", "due", "entries")
+
+    def __init__(self, rules: FairRules, entry: Entry[T]) -> None:
+        self._rules = rules
+        self._served = -inf
+        self.entries = [entry]
+        self.due = entry.due
+
+    def add(self, entry: Entry[T]) -> None:
+        """One more waits."""
+        insort(self.entries, entry, key=_DUE)
+        self._order()
+
+    def remove(self, entry: Entry[T], *, served: bool) -> None:
+        """One does not wait any more; others do."""
+        if served:
+            self._served = self._due_of(entry, self._served)[1]
+        self.entries.remove(entry)
+        self._order()
+
+    def tokens_before(self, entry: Entry[T]) -> int:
+        """The work that comes before an ask of another session."""
+        tokens, served = 0, self._served
+        for other in self.entries:
+            due = self._due_of(other, served)
+            if due >= entry.due:
+                break
+            tokens += other.tokens
+            served = due[1]
+        return tokens
+
+    def _order(self) -> None:
+        self.due = self._due_of(self.entries[0], self._served)
+
+    def _due_of(self, entry: Entry[T], served: float) -> tuple[int, float, int]:
+        own, due, entered = entry.due
+        return own, max(due, self._rules.due_at(entry.tokens, served)), entered
+
+
+_DUE = attrgetter("due")
+
+
+class Tenant(Generic[T]):
+    """One tenant's places, in the order of its sessions, and what it may spend."""
+
+    __slots__ = ("_named", "_rules", "count", "deficit", "name", "sessions", "size", "tokens")
+
+    def __init__(self, name: tuple[str, str], rules: FairRules) -> None:
+        self.name = name
+        self._rules = rules
+        self.deficit = 0.0
+        self.count = self.tokens = self.size = 0
+        self.sessions: list[SessionQueue[T]] = []
+        """By when their next is due."""
+        self._named: dict[Hashable, SessionQueue[T]] = {}
+
+    def add(self, entry: Entry[T]) -> None:
+        """A new place."""
+        self._count(entry, 1)
+        session = self._named.get(_session_of(entry))
+        if session is None:
+            session = self._named[_session_of(entry)] = SessionQueue(self._rules, entry)
+        else:
+            self.sessions.remove(session)
+            session.add(entry)
+        insort(self.sessions, session, key=_DUE)
+
+    def remove(self, entry: Entry[T], *, served: bool) -> None:
+        """Take a place out that is there."""
+        self._count(entry, -1)
+        session = self._named[_session_of(entry)]
+        self.sessions.remove(session)
+        if len(session.entries) == 1:
+            del self._named[_session_of(entry)]
+            return
+        session.remove(entry, served=served)
+        insort(self.sessions, session, key=_DUE)
 
     def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The first place whose group is not blocked."""
-        return next((entry for entry in self.entries if entry.group not in blocked), None)
+        places = (entry for session in self.sessions for entry in session.entries)
+        return next((entry for entry in places if entry.group not in blocked), None)
+
+    def last(self) -> Entry[T]:
+        """The place that is served last."""
+        return self.sessions[-1].entries[-1]
 
     def tokens_before(self, entry: Entry[T]) -> int:
-        """The work that comes before `place`."""
-        return sum(other.tokens for other in self.entries if other.due < entry.due)
+        """The work that comes before an ask of this tenant."""
+        own = self._named.get(_session_of(entry))
+        before = sum(session.tokens_before(entry) for session in self.sessions if session is not own)
+        return before + sum(other.tokens for other in own.entries if other.due < entry.due) if own else before
 
     def tokens_beside(self, entry: Entry[T]) -> int:
         """The work that takes turns with a place of another tenant: of its own payer, what goes no later."""
         if self.name[0] != entry.payer:
             return self.tokens
-        return sum(other.tokens for other in self.entries if other.due[0] <= entry.due[0])
+        places = (other for session in self.sessions for other in session.entries)
+        return sum(other.tokens for other in places if other.due[0] <= entry.due[0])
+
+    def _count(self, entry: Entry[T], by: int) -> None:
+        self.count += by
+        self.tokens += by * entry.tokens
+        self.size += by * entry.size
+
+
+def _session_of(entry: Entry[T]) -> Hashable:
+    return entry.session or entry
 
 
 class Ring(Generic[T]):
     """The tenants of one class, in the order of the round. The first is being visited, or will be next."""
 
-    __slots__ = ("_is_visiting", "_named", "_payers", "quantum", "tenants")
+    __slots__ = ("_is_visiting", "_named", "_payers", "_rules", "tenants")
 
-    def __init__(self, quantum: int) -> None:
-        self.quantum = quantum
+    def __init__(self, rules: FairRules) -> None:
+        self._rules = rules
         self.tenants: list[Tenant[T]] = []
         self._named: dict[tuple[str, str], Tenant[T]] = {}
         self._payers: Counter[str] = Counter()
@@ -292,23 +383,17 @@ class Ring(Generic[T]):
         """A new tenant comes last in the round."""
         tenant = self.tenant(entry.of)
         if tenant is None:
-            tenant = self._named[entry.of] = Tenant(entry.of)
+            tenant = self._named[entry.of] = Tenant(entry.of, self._rules)
             self._payers[entry.payer] += 1
             self.tenants.append(tenant)
-        insort(tenant.entries, entry, key=lambda other: other.due)
-        tenant.count += 1
-        tenant.tokens += entry.tokens
-        tenant.size += entry.size
+        tenant.add(entry)
 
-    def remove(self, entry: Entry[T]) -> None:
+    def remove(self, entry: Entry[T], *, served: bool = False) -> None:
         """Take a place out that is there."""
         tenant = self.tenant(entry.of)
         assert tenant is not None
-        tenant.entries.remove(entry)
-        tenant.count -= 1
-        tenant.tokens -= entry.tokens
-        tenant.size -= entry.size
-        if not tenant.entries:
+        tenant.remove(entry, served=served)
+        if not tenant.count:
             if tenant is self.tenants[0]:
                 self._is_visiting = False
             self.tenants.remove(tenant)
@@ -337,11 +422,12 @@ class Ring(Generic[T]):
             tenant.deficit += max(visits, 0) * self._quantum(tenant)
             if number != at:
                 # A tenant that was blocked for lack of a unit does not accumulate deficit.
-                tenant.deficit = min(tenant.deficit, max(tenant.entries[0].tokens, self._quantum(tenant)))
+                tokens = tenant.sessions[0].entries[0].tokens
+                tenant.deficit = min(tenant.deficit, max(tokens, self._quantum(tenant)))
         self.tenants = self.tenants[at:] + self.tenants[:at]
         self._is_visiting = True
         self.tenants[0].deficit -= entry.tokens
-        self.remove(entry)
+        self.remove(entry, served=True)
 
     def _turn(self, at: int, entry: Entry[T]) -> tuple[int, int]:
         """In which pass of the round a tenant can pay for a place, and where in that pass. (0, 0): now."""
@@ -354,7 +440,8 @@ class Ring(Generic[T]):
     def _quantum(self, tenant: Tenant[T]) -> float:
         """What a visit of a tenant is worth."""
         payer = tenant.name[0]
-        return self.quantum / self._payers[payer] if payer else self.quantum
+        quantum = self._rules.quantum_tokens
+        return quantum / self._payers[payer] if payer else quantum
 
     def _stands(self, at: int) -> int:
         """Where in a pass a tenant is visited: the one that is being visited comes last again."""
@@ -366,7 +453,8 @@ class Ring(Generic[T]):
 # Rules:
 # 1. A lower priority number goes first; within a class tenants take turns. That of an address
 #    is only its word: all of them are one class, and it counts among what the address asks.
-# 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
+# 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`;
+#    of a session that has several, each counts from when the one before it was due.
 # 3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces the
 #    last ask of the tenant with most, one for one, so a flood takes only its own share. Between payers that
 #    holds before all else, because a client may name any tenant and any priority.
@@ -441,13 +529,14 @@ class FairQueue(Generic[T]):
         deadline_at: float = inf,
         group: Hashable = None,
         payer: str = "",
+        session: str = "",
     ) -> Entered[T] | NoEntry:
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
         own, priority = priorities(payer, priority)
         due = (own, self.rules.due_at(tokens, now), self._entered)
-        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer)
+        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due, payer, session)
         # An ask that would be in time even as the last needs no position.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at
         if not is_in_time and now + self.wait_s(entry, tokens_s) > deadline_at:
@@ -458,7 +547,7 @@ class FairQueue(Generic[T]):
             if displaced is None:
                 return NoEntry.FULL
             self.remove(displaced)
-        self._rings.setdefault(priority, Ring(self.rules.quantum_tokens)).add(entry)
+        self._rings.setdefault(priority, Ring(self.rules)).add(entry)
         self._entries[entry] = None
         self.tokens += tokens
         self.size += size
@@ -537,10 +626,10 @@ class FairQueue(Generic[T]):
         ring = self._rings[last]
         # Of thousands of tenants: with what is compared in C, a hundred times a turn.
         most = max(max(ring.tenants, key=_COUNT), max(ring.tenants, key=_SIZE), key=self._held)
-        victim = most.entries[-1]
+        victim = most.last()
         goes_later = victim.payer == entry.payer and victim.due[0] > entry.due[0]
         if last == entry.priority and not goes_later:
-            own = ring.tenant(entry.of) or Tenant(entry.of)
+            own = ring.tenant(entry.of) or Tenant(entry.of, self.rules)
             if self._held(most) <= self._held(own, also=entry):
                 return None
         return victim if self._fits(entry, instead_of=victim) else None

@@ -307,7 +307,7 @@ def ask_of(call: Call, now: float) -> Ask:
         prompt_tokens=prompt.size // BYTES_PER_TOKEN,
         prompt_bytes=prompt.size,
         blocks=prompt.blocks,
-        session=request.session,
+        session=request.root or request.session,
         tenant=request.tenant,
         priority=request.priority,
         deadline_at=now + request.deadline_s,

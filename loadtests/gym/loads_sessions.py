@@ -93,20 +93,27 @@ class CodingAgents(Sessions):
                 sizes += [
                     (at + rng.uniform(0.0, 8.0 * turns), rng.randint(5, 15)) for _ in range(rng.randint(1, 4))
                 ]
+            root = f"s{number}"
             for begin, count in sizes:
                 if number < requests:
-                    made.append(self._agent(rng, system, begin, number, min(count, requests - number)))
+                    made.append(self.agent(rng, system, begin, number, min(count, requests - number), root))
                     number += min(count, requests - number)
         return made
 
-    def _agent(self, rng: random.Random, system: Text, at: float, number: int, turns: int) -> Request:
+    def agent(
+        self, rng: random.Random, system: Text, at: float, number: int, turns: int, root: str
+    ) -> Request:
+        """The first request of one agent, from which the others follow."""
         bytes_per_token, chance = byte_rate(rng), rng.random()
         prompt = system.extend(lognormal(rng, 800.0, 2000.0, 10_000.0), bytes_per_token)
         made: list[Request] = []
         for turn in range(turns):
             context = prompt.extend(exponential(rng, self.answer_tokens, self.answer_most), bytes_per_token)
             wait_s = min(rng.lognormvariate(1.2, 1.3), 180.0) if turn else at
-            made.append(Request(number + turn, wait_s, prompt, context, session=f"s{number}", chance=chance))
+            session = f"s{number}"
+            made.append(
+                Request(number + turn, wait_s, prompt, context, session=session, root=root, chance=chance)
+            )
             if context.tokens > self.most_tokens:
                 context = system.extend(rng.randint(*self.summary), bytes_per_token)
             prompt = context.extend(lognormal(rng, 1200.0, 2400.0, 16_000.0), bytes_per_token)

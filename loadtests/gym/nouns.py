@@ -30,6 +30,8 @@ class Request:
     usage: bool = True
     tenant: str = ""
     session: str = ""
+    root: str = ""
+    """The session that its agent works for, if that is another one."""
     priority: int = 0
     deadline_s: float = inf
     chance: float = 0.0

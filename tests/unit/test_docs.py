@@ -196,6 +196,6 @@ def test_every_header_line_that_routes_is_on_the_page() -> None:
     told = {code for row in rows("Header lines of requests") for code in codes(row[0])}
     names = HeaderNames()
     fields = {field.decode() for field in (ENDPOINT_FIELD, SUBSET_FIELD, TOKEN_FIELD)}
-    assert told >= {names.session, names.tenant, names.priority, "x-slo-ttft-ms", "x-request-id", *fields}
+    assert told >= {*names.sessions, names.tenant, names.priority, "x-slo-ttft-ms", "x-request-id", *fields}
     answers = {code for row in rows("Header lines of answers") for code in codes(row[0])}
     assert REASON_FIELD.decode() in answers

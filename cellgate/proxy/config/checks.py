@@ -160,11 +160,20 @@ def text(found: object) -> str:
     return found
 
 
-def header(found: object) -> str:
-    """The name of a header line; lower case is what is compared."""
-    if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found):
-        raise InvalidValueError("a header name, such as x-session-id")
-    return found.lower()
+def headers(found: object) -> tuple[str, ...]:
+    """Names of header lines; lower case is what is compared."""
+    listed = isinstance(found, list) and len(found) <= HEADERS_MOST and all(map(_is_header, found))
+    if not listed:
+        hint = f"did you mean [{found}]?" if _is_header(found) else ""
+        raise InvalidValueError(f"a list of at most {HEADERS_MOST} header names, such as x-session-id", hint)
+    return tuple(name.lower() for name in found)  # type: ignore[attr-defined]
+
+
+HEADERS_MOST = 16
+
+
+def _is_header(found: object) -> bool:
+    return isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found) is not None
 
 
 def flag(found: object) -> bool:

@@ -154,7 +154,7 @@ def _settings(
         ),
         "sources": _sources(file, api_key),
         "redis": _redis(file, secrets),
-        "headers": HeaderNames(session=file.session_header),
+        "headers": HeaderNames(sessions=file.session_headers),
         "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
         "fleet_secret": secrets[FLEET_SECRET_VARIABLE] or file.fleet_secret_file,

@@ -112,7 +112,7 @@ SUCCESSORS: Mapping[str, str] = {
     "alb": _TO_OPERATOR.format("alb: {…}"),
     "leases": _TO_OPERATOR.format("leases: {…}"),
     "redis_username": "is gone: the environment says it, CELLGATE_REDIS_USERNAME",
-    "headers": "is gone: session_header: NAME is what can still be chosen",
+    "headers": "is gone: session_headers: [NAME] is what can still be chosen",
     "resume_s": "is gone: a client that loses its connection sends its request again",
     "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
     "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",

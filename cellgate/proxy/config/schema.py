@@ -80,8 +80,6 @@ def _check_of(name: str, kind: object) -> Any:
     """The check for a field of a settings dataclass, by the unit in its name, else by its type."""
     if name.endswith("_bytes"):
         return checks.size
-    if kind is str:
-        return checks.header
     if name.endswith("_s"):
         return checks.seconds_or_0 if name in _MAY_BE_ZERO else checks.seconds
     if kind is int:
@@ -241,7 +239,7 @@ class FileKeys(Keys, of=Settings):
     timeouts: Annotated[Timeouts, section(Timeouts, TimeoutsKeys)]
     tls: Annotated[Tls, section(Tls, TlsKeys, check_certificates)]
     queue: Annotated[FairRules, section(FairRules, QueueKeys)]
-    session_header: Annotated[str, PlainValidator(checks.header)] = HeaderNames().session
+    session_headers: Annotated[tuple[str, ...], PlainValidator(checks.headers)] = HeaderNames().sessions
     poison: Annotated[Poison, section(Poison, PoisonKeys)]
     guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
     cors: Annotated[Cors | None, section(Cors, CorsKeys)]
@@ -266,7 +264,7 @@ INGREDIENTS = (
     "redis_prefix",
     "admin_token_file",
     "fleet_secret_file",
-    "session_header",
+    "session_headers",
 )
 """Keys that settings of other names are made of; every other key is the setting of its name."""
 
@@ -350,7 +348,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.count_or_0: _kind("integer", minimum=0),
     checks.size: _SCHEMA_SIZE,
     checks.text: _STRING,
-    checks.header: _kind("string", "the name of a header line"),
+    checks.headers: _list_of(_kind("string", "the name of a header line")),
     checks.flag: _kind("boolean"),
     checks.policy: _one_of(sorted(POLICIES)),
     checks.role: _one_of([role.value for role in Role]),

@@ -111,12 +111,16 @@ class RedisAccess:
 class HeaderNames:
     """Names of the header lines that route a request, in lower case.
 
-    session (x-session-id): requests with the same value go to the same unit, with policy `session`.
-    tenant (x-gateway-inference-fairness-id): who shares the queue fairly with whom; without it, the
-    credentials tell. priority (x-priority): an integer, lower goes first.
+    sessions: who belongs together; of those that a request has the first of this list counts. A sub-agent
+    has its own session in some clients and names the one above it, so that comes first: a session and its
+    sub-agents are one. tenant (x-gateway-inference-fairness-id): who shares the queue fairly with whom;
+    without it, the credentials tell. priority (x-priority): an integer, lower goes first.
     """
 
-    session: str = "x-session-id"
+    sessions: tuple[str, ...] = (
+        *("x-parent-session-id", "x-claude-code-session-id", "session-id"),
+        *("x-session-affinity", "x-opencode-session", "x-session-id"),
+    )
     tenant: str = "x-gateway-inference-fairness-id"
     priority: str = "x-priority"
 

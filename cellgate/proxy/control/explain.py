@@ -17,7 +17,7 @@ from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.models import ModelChoice
-from cellgate.proxy.request.routes import RoutingHeaders
+from cellgate.proxy.request.routes import NAME_CHARS, RoutingHeaders
 from cellgate.router.backlog import Backlog
 from cellgate.router.board import Board
 from cellgate.router.cost import Cost, Expected, terms
@@ -84,7 +84,6 @@ class RoutingExplain:
         self._routing_headers = RoutingHeaders(headers)
         # The parameters, by the request headers that they replace.
         self._lines = {
-            "session": headers.session.encode(),
             "tenant": headers.tenant.encode(),
             "priority": headers.priority.encode(),
             "ttft_ms": b"x-slo-ttft-ms",
@@ -106,7 +105,8 @@ class RoutingExplain:
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
             ask = self._routing_headers.apply(ask, lines, self._now())
         if isinstance(ask, Ask):
-            ask = self._named(ask)._replace(payer=self._payer)
+            ask = ask._replace(session=query.get("session", ask.session)[:NAME_CHARS], payer=self._payer)
+            ask = self._named(ask)
             ask = self._stored.bind(ask) or self._stored.unknown(ask)
         if isinstance(ask, Failure):
             return ask
@@ -428,6 +428,7 @@ def _waits(router: Router, ask: Ask, now: float, best: UnitCost, size: int) -> t
         None,
         (own, rules.due_at(tokens, now), 1 << 62),
         ask.payer,
+        ask.session,
     )
     wait_s = fair.wait_s(entry, tokens_s)  # type: ignore[arg-type]
     if now + wait_s > expires_at and router.board.is_sure_of(pool):

@@ -107,7 +107,7 @@ def ask_of(
 ) -> Ask:
     """What a parsed body asks for, whose prompt is known."""
     blocks, size, fingerprint = prompt
-    follows, user, priority, wanted_id, beside = _personal(data) if shape.is_personal else _NO_PARTS
+    follows, session, priority, wanted_id, beside = _personal(data) if shape.is_personal else _NO_PARTS
     limit: Any = 0
     answers = 1
     if name := shape.limit:
@@ -123,7 +123,7 @@ def ask_of(
         follows,
         size,
         blocks,
-        user,
+        session,
         "",
         priority,
         inf,
@@ -170,11 +170,13 @@ def _no_model(model: object) -> Failure:
 
 
 def _personal(data: dict[str, Any]) -> tuple[str | None, str, int, str | None, tuple[str, ...]]:
-    """The response that it follows, its user, its priority, what its client calls it, and other models."""
-    user, priority, wanted_id = data.get("user"), data.get("priority"), data.get("request_id")
+    """The response that it follows, its session, its priority, what its client calls it, and other models."""
+    session, priority, wanted_id = data.get("prompt_cache_key"), data.get("priority"), data.get("request_id")
+    if not (session and isinstance(session, str)):
+        session = data.get("user")
     return (
         _followed(data),
-        user[: LIMITS.name_chars] if isinstance(user, str) else "",
+        session[: LIMITS.name_chars] if isinstance(session, str) else "",
         0 if priority is None else priority if isinstance(priority, int) else _engines_integer(priority),
         wanted_id if isinstance(wanted_id, str) and len(wanted_id) <= LIMITS.name_chars else None,
         models_beside(data),

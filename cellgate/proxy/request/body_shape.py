@@ -24,7 +24,10 @@ NAMES = frozenset((*_SHAPE_PREAMBLE, *_SHAPE_PROMPTS, *_RENDERING))
 """All fields of a body that its prompt depends on."""
 _SHAPE_MULTIPLIES = MULTIPLIES | (LIMIT_NAMES - ONLY_LIMIT.keys())
 _PERSONAL = frozenset(
-    ("previous_response_id", "conversation", "input_file_id", "request_id", "user", "priority", *BESIDE)
+    (
+        *("previous_response_id", "conversation", "input_file_id", "request_id", "prompt_cache_key", "user"),
+        *("priority", *BESIDE),
+    )
 )
 VARIES = frozenset(
     (
@@ -54,8 +57,8 @@ class BodyShape:
     this order; `rendering` changes all of it; `more` are other fields that change the work of an engine;
     `weighty` counts the fields that say who answers, and how long (see one_meaning.py). `limit` is the one
     field that bounds the answer on `limit_routes`, empty if there is none; `multiplies`: others may as well,
-    or ask for several. `is_personal`: it tells its user, a priority, its name, the response that it follows,
-    or other models.
+    or ask for several. `is_personal`: it tells its session, a priority, its name, the response that it
+    follows, or other models.
     """
 
     __slots__ = (

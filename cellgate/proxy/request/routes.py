@@ -238,7 +238,8 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
 
 
 NAME_CHARS = 256
-"""The longest name of a session or tenant, in characters."""
+"""The longest name of a tenant, in characters; of a session so many count."""
+_NO_RANK = 1 << 30
 
 _TENANT = Ask._fields.index("tenant")
 _new = tuple.__new__
@@ -252,17 +253,19 @@ class RoutingHeaders:
     """Reads the routing header lines: those of `names`. What a proxy has set wrongly is ignored."""
 
     def __init__(self, headers: HeaderNames) -> None:
+        self._sessions = {name.encode(): rank for rank, name in enumerate(headers.sessions)}
         self._reads: dict[bytes, Read] = {
-            headers.session.encode(): _session,
             headers.tenant.encode(): _tenant,
             headers.priority.encode(): _priority,
             b"x-slo-ttft-ms": _deadline,
             b"authorization": _credentials,
         }
-        self.names = frozenset((*self._reads, _ENVOY))
+        self.names = frozenset((*self._reads, *self._sessions, _ENVOY))
 
-    def apply(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
-        """`ask` with the values of the routing headers, received at `now`."""
+    def apply(self, ask: Ask, fields: Fields, now: float, best: int = _NO_RANK) -> Ask | Failure:
+        """`ask` with the values of the routing headers, received at `now`. Only headers of sessions that come
+        before the place `best` in their list count.
+        """
         reads = self._reads
         for name, value in fields:
             if name in reads:
@@ -275,6 +278,9 @@ class RoutingHeaders:
                     return Failure(FailureKind.BAD_HEADER, message, param=line)
             elif name == _ENVOY:
                 ask = _envoys(ask, value.decode("latin-1"), now)
+            elif value and (rank := self._sessions.get(name, _NO_RANK)) < best:
+                # Other programs may mean something else by these names: nothing in them is an error.
+                best, ask = rank, ask._replace(session=value[:NAME_CHARS].decode("latin-1"))
         return ask
 
 
@@ -284,10 +290,6 @@ def _envoys(ask: Ask, value: str, now: float) -> Ask:
         return _deadline(ask, value, now)
     except ValueError:
         return ask
-
-
-def _session(ask: Ask, value: str, _now: float) -> Ask:
-    return ask._replace(session=_name(value))
 
 
 def _tenant(ask: Ask, value: str, _now: float) -> Ask:

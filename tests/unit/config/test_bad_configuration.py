@@ -65,7 +65,12 @@ from tests.unit.config.files import CELLS, lines, probes_of, problems, read, sam
         ("roll: {}", "roll: …operator: FILE, and there roll: {…}…"),
         ("leases: {}", "leases: …operator: FILE, and there leases: {…}…"),
         ("resume_s: 5", "resume_s: …a client that loses its connection sends its request again…"),
-        ("headers: {session: x-a}", "headers: …session_header: NAME is what can still be chosen"),
+        ("headers: {session: x-a}", "headers: …session_headers: [NAME] is what can still be chosen"),
+        (
+            "session_headers: x-a",
+            "session_headers: … a list of at most 16 header names, such as x-session-id, found 'x-a'; "
+            "did you mean [x-a]?",
+        ),
         ("redis_username: me", "redis_username: …the environment says it, CELLGATE_REDIS_USERNAME…"),
         ("rules: {passes: 3}", "rules.passes: is no setting any more: the gate uses 2"),
         ("pool_metrics: true", "pool_metrics: …at /metrics/engine…"),

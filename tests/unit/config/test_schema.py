@@ -74,7 +74,7 @@ DOCUMENTS: list[Any] = yaml.safe_load("""
   tls: {cert: FILE, key: FILE, ca: FILE, unit_cert: FILE, unit_key: FILE, admin_cert: FILE, admin_key: FILE,
     admin_client_ca: FILE}
   queue: {limit: 7, max_wait_s: 9}
-  session_header: x-a
+  session_headers: [X-A, x-b]
   poison: {ban_s: 5}
   known_answer: {every_s: 7}
   guardrail: {url: "http://guard:1/g", request: false, answer: whole, timeout_s: 3, fail: open}
@@ -270,6 +270,8 @@ def said(key: str, default: object) -> str:
             return f"`{default // MIB}MiB`" if default % MIB == 0 else f"`{default // KIB}KiB`"
         case float():
             return f"`{default:g}`"
+        case tuple():
+            return f"`[{', '.join(default)}]`"
     return f"`{default}`"
 
 

@@ -217,7 +217,6 @@ def test_what_else_may_decide_is_noted() -> None:
         ({"prompt_tokens": "²"}, "prompt_tokens: expected an integer"),
         ({"priority": "high"}, "x-priority: expected an integer"),
         ({"ttft_ms": "0"}, "x-slo-ttft-ms: expected milliseconds above 0"),
-        ({"session": ""}, "x-session-id: expected a name"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_told_so(query: dict[str, str], says: str) -> None:

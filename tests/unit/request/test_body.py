@@ -169,8 +169,16 @@ def test_names_without_end_are_refused_or_cut() -> None:
     long = "x" * 1_000_000
     failure = refusal_of(orjson.dumps({"model": long}))
     assert (failure.message, failure.param) == ("`model` is longer than 1024 characters", "model")
-    ask = ask_of(user=long, previous_response_id=long)
-    assert (ask.session, ask.follows) == ("x" * LIMITS.name_chars, None)
+    for name in ("user", "prompt_cache_key"):
+        ask = ask_of(**{name: long}, previous_response_id=long)
+        assert (ask.session, ask.follows) == ("x" * LIMITS.name_chars, None)
+
+
+def test_the_session_of_a_body_is_its_cache_key_or_else_its_user() -> None:
+    assert ask_of(user="u", prompt_cache_key="k").session == "k"
+    assert (
+        ask_of(user="u", prompt_cache_key="").session == ask_of(user="u", prompt_cache_key=7).session == "u"
+    )
 
 
 def marks(body: bytes) -> int:

@@ -178,7 +178,28 @@ def test_session_tenant_and_priority_are_read_and_come_before_what_the_body_says
     for ask in (heed(*lines), heed(*lines, ask=body)):
         assert (ask.session, ask.tenant, ask.priority) == ("s-1", "team", -3)
     assert heed(("host", "gate"), ("accept", "*/*"), ask=body) == body
-    assert heed(("x-chat", "c-9"), *lines, headers=HeaderNames(session="x-chat")).session == "c-9"
+    assert heed(("x-chat", "c-9"), *lines, headers=HeaderNames(sessions=("x-chat",))).session == "c-9"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        {"x-claude-code-session-id": "ROOT", "x-claude-code-agent-id": "sub"},
+        {"session-id": "ROOT", "thread-id": "sub", "x-codex-parent-thread-id": "other"},
+        {"x-session-affinity": "sub", "x-session-id": "sub", "x-parent-session-id": "ROOT"},
+        {"x-opencode-session": "ROOT", "x-opencode-request": "1"},
+        {"x-session-id": "", "x-session-affinity": "ROOT"},
+    ],
+    ids=["Claude Code", "Codex", "opencode", "opencode at its own gateway", "an empty line"],
+)
+def test_sub_agents_of_the_usual_clients_are_of_the_session_above_them(lines: dict[str, str]) -> None:
+    for order in (lines.items(), reversed(lines.items())):
+        assert heed(*order, ask=Ask("m", session="of the body")).session == "ROOT"
+
+
+def test_a_session_without_end_is_cut_and_what_is_no_session_changes_nothing() -> None:
+    assert heed(("session-id", "s" * 9999)).session == "s" * NAME_CHARS
+    assert heed(("session-id", ""), ask=Ask("m", session="of the body")).session == "of the body"
 
 
 def test_who_shows_the_same_credentials_is_the_same_tenant_unless_a_line_says_otherwise() -> None:
@@ -210,8 +231,6 @@ def test_the_nearest_deadline_counts() -> None:
         ("x-slo-ttft-ms", "0"),
         ("x-slo-ttft-ms", "nan"),
         ("x-slo-ttft-ms", "inf"),
-        ("x-session-id", ""),
-        ("x-session-id", "s" * (NAME_CHARS + 1)),
         ("x-gateway-inference-fairness-id", ""),
     ],
 )

@@ -388,6 +388,39 @@ def test_short_work_overtakes_long_work_of_the_same_tenant_only_for_so_long() ->
     assert line.rest() == ["short", "long", "too late"]
 
 
+def test_an_agent_with_many_sub_agents_takes_the_turns_of_one_and_a_fleet_of_single_asks_none_away() -> None:
+    line = Line(age_s=8.0, age_tokens=8000)
+    for number in range(20):
+        line.add(f"sub {number}", session="swarm", tokens=1000)
+    mine = line.add("mine", NOW + 0.1, session="mine", tokens=1000)
+    line.add("of nobody", NOW + 0.2, tokens=1000)
+    later = line.add("later", NOW + 1.5, session="other", tokens=1000)
+    assert isinstance(mine, Entry)
+    assert isinstance(later, Entry)
+    assert line.queue.wait_s(mine, TOKENS_S) == pytest.approx(1.0)
+    assert line.queue.wait_s(later, TOKENS_S) == pytest.approx(4.0)
+    assert line.rest()[:6] == ["sub 0", "mine", "of nobody", "sub 1", "later", "sub 2"]
+
+
+def test_short_work_of_a_session_still_goes_before_its_long_work() -> None:
+    line = Line()
+    line.add("long", session="app", tokens=30_000)
+    line.add("short", NOW + 1.0, session="app", tokens=10)
+    line.add("shorter", NOW + 1.0, session="app", tokens=5)
+    assert line.rest() == ["shorter", "short", "long"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from(["", "s", "t"]))))
+def test_what_clients_say_of_sessions_changes_nothing_for_other_tenants(asked: list[tuple[str, ...]]) -> None:
+    def tenants(*, told: bool) -> list[tuple[str, str]]:
+        line = Line()
+        for number, (payer, tenant, session) in enumerate(asked):
+            line.add(f"{number}", payer=payer, tenant=tenant, session=session if told else "", tokens=100)
+        return [asked[int(name)][:2] for name in line.rest()]  # type: ignore[misc]
+
+    assert tenants(told=True) == tenants(told=False)
+
+
 def test_who_has_no_unit_for_a_while_saves_nothing_up() -> None:
     line = Line(quantum_tokens=100)
     for number in range(50):
