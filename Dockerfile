@@ -1,7 +1,7 @@
 # The gate in an image of its own: Python, the packages of requirements/gate.lock, and the gate's wheel.
 #
-#   docker build -t cellgate .                                   # dns, ecs, k8s for discovery, otel for tracing
-#   docker build -t cellgate --build-arg EXTRAS="k8s jwt" .      # and the others of requirements/: kv-events
+#   docker build -t cellgate .                                   # no extra: units by name, from a file or from Redis
+#   docker build -t cellgate --build-arg EXTRAS="k8s jwt" .      # extras: dns ecs k8s (discovery) otel jwt kv-events
 #   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
 #
 # The base is a tag, so that it brings security fixes; a build that must be repeatable names a digest:
@@ -20,6 +20,7 @@ RUN pip install --no-cache-dir --require-hashes -r requirements/build.lock \
     ${EXTRAS:+$(printf ' -r requirements/%s.lock' $EXTRAS)}
 COPY pyproject.toml README.md LICENSE ./
 COPY cellgate cellgate
+COPY docs docs
 COPY deploy/image/sbom.py deploy/image/sbom.py
 # And what it is made of, for scanners: CycloneDX, made of what was installed.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

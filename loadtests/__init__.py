@@ -11,8 +11,7 @@ from types import TracebackType
 def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A package that a tool needs, and the gate does not, is one line."""
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "loadtests":
-        how = "make check, or pip install 'cellgate[load]'"
-        print(f"{error.name} is not installed, which this tool needs; type:  {how}", file=sys.stderr)
+        print(f"{error.name} is not installed, which this tool needs; type:  make check", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all steps, print a table, leave the report. Returns the exit code."""
     args = _arguments(arguments)
     if find_spec("locust") is None:
-        print("locust is not installed; type:  make check, or pip install 'cellgate[load]'", file=sys.stderr)
+        print("locust is not installed; type:  make check", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     began_at = time.time()

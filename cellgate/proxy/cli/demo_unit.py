@@ -150,8 +150,8 @@ class DemoApi:
         if not body.get("stream"):
             return web.json_response(answer.whole("".join([word async for word in words])))
         stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await stream.prepare(request)
-        with suppress(ConnectionResetError):  # A client that has left is no news.
+        with suppress(ConnectionResetError):  # A client that has left is no news, nor that many have.
+            await stream.prepare(request)
             await self._send(stream, answer, words, body)
         return stream
 

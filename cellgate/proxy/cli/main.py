@@ -13,7 +13,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from cellgate.proxy.cli.terminal import (
     admin_address,
     near,
     overrides,
+    page_file,
+    with_pages,
 )
 from cellgate.proxy.config.load_process import ConfigError, ConfigReader, read_settings
 
@@ -141,10 +143,10 @@ def _run(words: Sequence[str]) -> int:
     try:
         return COMMANDS[name].run(args)
     except ConfigError as error:
-        print(*error.problems, sep="\n", file=sys.stderr)
+        print(*map(with_pages, error.problems), sep="\n", file=sys.stderr)
         return WRONG
     except CommandError as error:
-        print(f"cellgate: {error}", file=sys.stderr)
+        print(f"cellgate: {with_pages(str(error))}", file=sys.stderr)
         return FAILED
 
 
@@ -173,7 +175,9 @@ def _top_parser() -> CommandParser:
         "cellgate",
         usage="cellgate COMMAND ...",
         description="A gate in front of inference units.",
-        epilog="\n".join(["commands (each has --help):", *lines, "", "pages: (docs/README.md)"]),
+        epilog="\n".join(
+            ["commands (each has --help):", *lines, "", "pages: cellgate help README (docs/README.md)"]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cellgate {VERSION}")
@@ -184,14 +188,22 @@ def _top_parser() -> CommandParser:
 
 
 def help_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of which command."""
-    parser.add_argument("of", metavar="COMMAND", nargs="?", choices=sorted(COMMANDS))
+    """Of which command, or which page."""
+    words = "a command, or a page of docs/, such as redis, keys or runbooks/unit-down"
+    parser.add_argument("of", metavar="COMMAND", nargs="?", help=words)
 
 
 def run_help(args: argparse.Namespace) -> int:
-    """Print it; for a call without a command, too."""
-    parser = parser_of(args.of) if args.of else _top_parser()
-    parser.print_help()
+    """Print it; for a call without a command, too. Raises CommandError."""
+    if args.of in COMMANDS or not args.of:
+        parser = parser_of(args.of) if args.of else _top_parser()
+        parser.print_help()
+        return 0
+    page = page_file(args.of.removeprefix("docs/").removesuffix(".md"))
+    if page is None:
+        hint = near(args.of, COMMANDS)
+        raise CommandError(f"help: there is no command and no page {args.of!r}{hint}; see: cellgate help")
+    print(page.read_text(encoding="utf-8"), end="")
     return 0
 
 
@@ -276,7 +288,8 @@ def _words(name: str) -> Words:
 def _choices(action: argparse.Action) -> tuple[str, ...]:
     from cellgate.policies import POLICIES
 
-    return tuple(POLICIES) if action.metavar == "POLICY" else tuple(map(str, action.choices or ()))
+    known: dict[object, Collection[str]] = {"POLICY": POLICIES, "COMMAND": COMMANDS}
+    return tuple(known.get(action.metavar, tuple(map(str, action.choices or ()))))
 
 
 def _asked(kind: str) -> str:

@@ -27,6 +27,7 @@ from cellgate.proxy.cli.terminal import (
     unit_rows,
     units_table,
     verdict,
+    with_pages,
 )
 from cellgate.proxy.config.settings import Address
 
@@ -106,7 +107,11 @@ def run_why(args: argparse.Namespace) -> int:
         found = model
     if args.decoder is not None:
         found = admin_client.link_of(found, args.name, args.decoder)
-    print(json.dumps(found, indent=2) if args.json else "\n".join(shown(str(line)) for line in found["why"]))
+    print(
+        json.dumps(found, indent=2)
+        if args.json
+        else with_pages("\n".join(shown(str(line)) for line in found["why"]))
+    )
     return 0
 
 
@@ -157,6 +162,8 @@ def drain_arguments(parser: argparse.ArgumentParser) -> None:
         least = "the unit whose prefix cache is missed least, before there is one unit less"
         whom.add_argument("--least-valued", action="store_true", help=least)
         parser.add_argument("--model", metavar="NAME", help="with --least-valued: of the units of this model")
+        until = "return when they have no request in flight any more"
+        parser.add_argument("--wait", action="store_true", help=until)
     add_admin(parser)
 
 
@@ -165,17 +172,37 @@ def run_drain(args: argparse.Namespace) -> int:
     drained = args.command == "drain"
     if getattr(args, "least_valued", False):
         whom = admin_client.drain_least_valued(args.admin, args.model)
+        units = [whom]
     elif args.cell is None:
-        for name in args.names:
+        units = args.names
+        for name in units:
             admin_client.set_drain(args.admin, name, drained=drained)
-        whom = ", ".join(args.names)
+        whom = ", ".join(units)
     else:
         units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
         whom = f"cell {args.cell} ({', '.join(units)})"
-    print(f"{whom}: {_OPERATE_DONE[args.command]}")
-    if drained and args.names:
-        _warn_of_last(args.admin)
+    print(f"{whom}: {_OPERATE_DONE[args.command]}", flush=True)
+    if drained:
+        if not args.least_valued:
+            _warn_of_last(args.admin)
+        if args.wait:
+            _wait_until_empty(args.admin, units)
     return 0
+
+
+def _wait_until_empty(admin: Address, names: Sequence[str]) -> None:
+    """Return when these have no request in flight. Raises CommandError."""
+    shown_last = -1
+    while left := sum(unit["in_flight"] for unit in admin_client.units(admin) if unit["name"] in names):
+        if left != shown_last:
+            print(f"{left} in flight", flush=True)
+            shown_last = left
+        time.sleep(WAIT_S)
+    print(f"{', '.join(names)}: nothing in flight", flush=True)
+
+
+WAIT_S = 0.5
+"""How often it is looked whether requests are left."""
 
 
 def _warn_of_last(admin: Address) -> None:

@@ -48,7 +48,7 @@ class CommandParser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def format_help(self) -> str:
-        """With pages where the reader has them: in a checkout, or on the site of the release."""
+        """With pages where the reader has them."""
         return re.sub(r" \(docs/(\S+\.md)\)", lambda found: _page(found[1]), super().format_help())
 
     def error(self, message: str) -> NoReturn:
@@ -70,9 +70,25 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from actions_of(below)
 
 
+def page_file(name: str) -> Path | None:
+    """Where a page of the documentation is: in the checkout, or beside an installed package."""
+    for folder in (Path(__file__).parents[3] / "docs", Path(sys.prefix) / "share/cellgate/docs"):
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9/-]*", name) and (folder / f"{name}.md").is_file():
+            return folder / f"{name}.md"
+    return None
+
+
+def with_pages(text: str) -> str:
+    """The text, in which pages are named so that they can be read here: `cellgate help redis`."""
+    if (Path(__file__).parents[3] / "docs").is_dir():
+        return text
+    return re.sub(r"\bdocs/([a-z0-9/-]+)\.md(#[\w-]+)?", r"cellgate help \1", text)
+
+
 def _page(name: str) -> str:
-    if (Path(__file__).parents[3] / "docs" / name).is_file():
-        return f" (docs/{name})"
+    topic = name.removesuffix(".md")
+    if (file := page_file(topic)) is not None:
+        return f" (cellgate help {topic})" if "share" in file.parts[-4:] else f" (docs/{name})"
     from importlib import metadata  # Late: for helps alone.
 
     urls = metadata.metadata("cellgate").get_all("Project-URL") or ()
@@ -269,7 +285,16 @@ def explain_text(found: Mapping[str, Any]) -> str:
     )
     wait = f" for about {_seconds(found['wait_s'])}" if found.get("wait_s") is not None else ""
     outcome = f"{found['decision']}{wait}: {found['reason']} (policy {found['policy']})"
-    return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"])])
+    legend = _COLUMNS if found["units"] else ()
+    return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"]), *legend])
+
+
+_COLUMNS = (
+    "",
+    "Seconds that follow if it goes there. TOTAL: all, its own and those of requests beside it.",
+    "QUEUE: until its turn. PREFILL: for what is not cached of its prompt. DECODE: for its answer.",
+    "BESIDE: what it costs those beside it. OTHER: room for its text, doubts, distance (--json has each).",
+)
 
 
 def _note(unit: Mapping[str, Any]) -> str:

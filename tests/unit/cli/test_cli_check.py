@@ -139,7 +139,6 @@ WRONG = {
     "drain": "cellgate drain: one of the arguments UNIT --cell --least-valued is required; see: cellgate",
     "poison clean": "cellgate poison: argument action: invalid choice: 'clean' (choose from ",
     "completion": "cellgate completion: the following arguments are required: shell",
-    "help unit": "cellgate help: argument COMMAND: invalid choice: 'unit' (choose from ",
     "serve a.yaml -c b.yaml": "cellgate serve: argument -c/--config: not allowed with argument FILE",
     "schema x": "cellgate schema: unrecognized arguments: x; see: cellgate schema --help",
     "explain --tokens 9": "cellgate explain: unrecognized arguments: --tokens 9; did you mean --prompt-tok",

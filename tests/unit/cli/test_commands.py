@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cellgate.proxy.cli import admin_client, terminal
+from cellgate.proxy.cli import admin_client, operate, terminal
 from cellgate.proxy.cli.main import main
 from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.settings import Address
@@ -248,6 +248,23 @@ def test_help_names_a_page_where_the_reader_has_it(
     assert "the configuration (https://git.test/gate/docs/configuration.md); flags" in shown()
 
 
+def test_help_shows_a_page_and_a_package_names_pages_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["help", "redis"]) == 0
+    assert capsys.readouterr().out.startswith("# ")
+    assert main(["help", "unit"]) == 1
+    assert "no page 'unit'; did you mean units?" in capsys.readouterr().err
+    (tmp_path / "share/cellgate/docs/runbooks").mkdir(parents=True)
+    (tmp_path / "share/cellgate/docs/runbooks/unit-down.md").write_text("# a unit\n")
+    monkeypatch.setattr(terminal, "__file__", "/site-packages/cellgate/proxy/cli/terminal.py")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert main(["help", "docs/runbooks/unit-down.md"]) == 0
+    assert capsys.readouterr().out == "# a unit\n"
+    assert main(["help", "../../../etc/passwd"]) == 1
+    assert terminal.with_pages("rights: docs/redis.md#rights.") == "rights: cellgate help redis."
+
+
 FULL = "cellgate: the output cannot be written: No space left on device\n"
 
 
@@ -272,7 +289,8 @@ def test_units_and_cells_are_drained_and_undrained_with_the_token(
     command: str, says: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = ask(f"{command} --cell a/b", {"cell": "a/b", "units": [UNIT_A1, UNIT_B1]})
-    assert (told.code, told.calls) == (0, [f"POST /cells/a%2Fb/{command} None"])
+    looks = ["GET /status None"] if command == "drain" else []
+    assert (told.code, told.calls) == (0, [f"POST /cells/a%2Fb/{command} None", *looks])
     assert told.out.startswith(f"cell a/b (a1, b1): {says}")
     assert ask(f"{command} --cell a", []).code == 1
     monkeypatch.setenv("CELLGATE_ADMIN_TOKEN", "s3cret")
@@ -318,7 +336,8 @@ def test_explain_shows_the_outcome_and_each_term(ask: Ask) -> None:
     command = "explain --model m/1 --prompt-tokens 10 --ttft-ms 500"
     told = ask(command, CHOICE)
     assert (told.code, told.calls) == (0, ["GET /explain?model=m%2F1&prompt_tokens=10&ttft_ms=500 None"])
-    outcome, _, head, row, note = told.out.splitlines()
+    outcome, _, head, row, note, _, *legend = told.out.splitlines()
+    assert all(f"{column}:" in " ".join(legend) for column in head.split()[2:8])
     assert outcome == "waits for about 1.500 s: no unit has room (policy prefix_affinity)"
     assert head.split()[:4] == ["UNIT", "CELL", "TOTAL", "QUEUE"]
     assert " ".join(row.split()) == (
@@ -326,6 +345,19 @@ def test_explain_shows_the_outcome_and_each_term(ask: Ask) -> None:
     )
     assert note == "of 99 units?[2J"
     assert json.loads(ask(f"{command} --json", CHOICE).out) == CHOICE
+
+
+def test_a_drain_may_wait_until_nothing_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = iter([2, 2, 1, 0])
+    a1, b1 = {"name": "a1", "drained": True, "usable": False}, {"name": "b1", "in_flight": 9, "usable": True}
+    monkeypatch.setattr(admin_client, "set_drain", lambda *_args, **_named: None)
+    monkeypatch.setattr(admin_client, "status", lambda _admin: {"units": [a1, b1]})
+    monkeypatch.setattr(admin_client, "units", lambda _admin: [a1 | {"in_flight": next(left)}, b1])
+    monkeypatch.setattr(operate, "WAIT_S", 0.0)
+    assert main(["drain", "a1", "--wait"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["2 in flight", "1 in flight", "a1: nothing in flight"]
 
 
 def test_a_proxy_of_the_environment_is_not_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
