@@ -24,6 +24,7 @@ from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in
 from cellgate.probes.engines import (
     APIS,
     MEDIA,
+    NOTHING_GENERATED,
     at,
     encoded,
     engine,
@@ -257,6 +258,8 @@ class _Fate(NamedTuple):
     """It answered with an error."""
     is_refused: bool = False
     """The error is one of the request."""
+    is_empty: bool = False
+    """It answered with nothing, and ended in good order."""
 
     def evidence(self, unit: str, at: float, *, is_unseen: bool) -> Evidence:
         """What it says of the unit."""
@@ -270,6 +273,7 @@ class _Fate(NamedTuple):
             is_unseen=is_unseen,
             is_reply=self.is_refusal,
             is_refusal=self.is_refused,
+            is_empty=self.is_empty,
         )
 
 
@@ -616,7 +620,8 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
     said = _say(kind, reply)
     if reply.status == 200:
         if wrong := why_no_answer(APIS[kind.api], reply, stream=kind.stream):
-            return _Fate(Sign.BAD, Strength.STRONG, f"{wrong} in {said}")
+            is_empty = wrong == NOTHING_GENERATED
+            return _Fate(Sign.BAD, Strength.STRONG, f"{wrong} in {said}", is_empty=is_empty)
         return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
         return _Fate(Sign.BAD, Strength.STRONG, said, is_refusal=True)

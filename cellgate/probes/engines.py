@@ -316,6 +316,9 @@ _ENGINE_ENDED = re.compile(
 )
 
 
+NOTHING_GENERATED = "nothing generated"
+
+
 def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
     """What is wrong with a 200; empty when it is a good answer."""
     said = reply.headers.get("content-type", "").lower()
@@ -329,11 +332,11 @@ def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
             return "no event stream"
         if any(_is_error(line[5:]) for line in reply.body.splitlines() if line.startswith(b"data:")):
             return "an error in the stream"
-        return "" if is_shown else "nothing generated"
+        return "" if is_shown else NOTHING_GENERATED
     if not has_answer(api, reply.body):
         return "no token"
     # A token may be one that is not shown; but an end without any is an answer of nothing.
-    return "nothing generated" if not is_shown and _ENGINE_ENDED.search(reply.body) else ""
+    return NOTHING_GENERATED if not is_shown and _ENGINE_ENDED.search(reply.body) else ""
 
 
 def _is_error(data: bytes) -> bool:

@@ -11,6 +11,8 @@ unit, asked since, does not; and when no other unit of the records is out for it
 4. Where neither holds, nobody can tell who is right, and all stay. So a minority is out at most.
 5. When most units say something new, that is right: weights were updated, or a template has the date in
 it.
+6. A unit that says now this, now that, and comes back by itself, is no measure of others: where kernels are
+not deterministic, units do not agree with themselves.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ STRIKES = 2
 """Answers in a row that differ, before a unit can be wrong."""
 STRIKES_OF_TEXT = 3
 """The same where an engine shows no log probabilities: a tie of two tokens looks like another answer."""
+WAVERS_S = 3600.0
+"""For so long a unit that has said now this, now that is no measure."""
 AnswerTokens = tuple[AnswerToken, ...]
 
 
@@ -58,6 +62,8 @@ class AnswerRecord(NamedTuple):
     at: float
     differing: int = 0
     differs_since: float = inf
+    wavered_at: float = -inf
+    """When it last came back to what it had said, after other words and without a fault."""
 
     @property
     def needed(self) -> int:
@@ -112,15 +118,22 @@ def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRe
     old, tokens, at = records.get(answered.unit), answered.tokens, answered.at
     if old is None or old.question != answered.question:
         old = AnswerRecord(answered.question, tokens, at, tokens, at)
+    has_come_back = not is_same(old.first, old.latest, tolerance) and is_same(old.first, tokens, tolerance)
+    agrees_with_itself = is_same(old.latest, tokens, tolerance)
     record = old._replace(latest=tokens, at=at)
     records = {**records, answered.unit: record}
     alike = _alike(record, records, tolerance)
     has_moved = not is_same(record.first, tokens, tolerance)
+    if has_come_back and record.differing < record.needed:
+        record = record._replace(wavered_at=at)
     if _is_majority(alike, records):
         record = record._replace(first=tokens, first_at=at) if has_moved else record
         return record._replace(differing=0, differs_since=inf)
     if not has_moved and len(alike) == len(records):
         return record._replace(differing=0, differs_since=inf)
+    if record.needed == STRIKES_OF_TEXT and record.differing and not agrees_with_itself:
+        # Asked twice, it says this and that.
+        return record._replace(differing=1, differs_since=at)
     return record._replace(differing=record.differing + 1, differs_since=min(record.differs_since, at))
 
 
@@ -161,13 +174,15 @@ def why_wrong(name: str, records: Records, out: Collection[str], tolerance: floa
         for unit, peer in records.items()
         if unit != name and unit not in out and peer.at >= record.differs_since
     }
+    wavering = {unit for unit, peer in fresh.items() if peer.at - peer.wavered_at < WAVERS_S}
+    fresh = {unit: peer for unit, peer in fresh.items() if unit not in wavering}
     for peer in fresh.values():
         alike = _alike(peer, fresh, tolerance)
         # Text alone must be the same everywhere else.
         is_enough = record.needed == STRIKES or len(alike) == len(fresh)
         if is_enough and _is_majority(alike, records) and not is_same(peer.latest, record.latest, tolerance):
             return f"{', '.join(sorted(alike))} agree on another answer"
-    if out or not record.first or is_same(record.first, record.latest, tolerance):
+    if out or wavering or not record.first or is_same(record.first, record.latest, tolerance):
         return ""
     moved = {unit for unit, peer in fresh.items() if not is_same(peer.first, peer.latest, tolerance)}
     steady = {unit for unit, peer in fresh.items() if peer.first_at < record.differs_since} - moved

@@ -252,7 +252,8 @@ class Evidence:
 
     `is_unseen`: a time-out of ours, and nothing else that was seen of the unit speaks against it. `is_reply`:
     what the unit answered to a new request, which says nothing of those that it has. `is_refusal`:
-    a canary was answered with 401, 403, 404 or the like, which may be the gate's own fault.
+    a canary was answered with 401, 403, 404 or the like, which may be the gate's own fault. `is_empty`: one
+    was answered with nothing, which its model may do.
     """
 
     unit: str
@@ -266,6 +267,7 @@ class Evidence:
     is_unseen: bool = False
     is_reply: bool = False
     is_refusal: bool = False
+    is_empty: bool = False
 
 
 class Verdict(Enum):

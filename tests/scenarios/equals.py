@@ -28,9 +28,9 @@ from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
-from tests.sim.engine import CANARY
+from tests.sim.engine import CANARY, KNOWN
 from tests.sim.http_server import Request
-from tests.sim.odd import BAD, KINDS, TIMING, Asked, Kind, Odd
+from tests.sim.odd import BAD, KINDS, OF_MODELS, TIMING, Asked, Kind, Odd
 
 LASTING_S = 40.0
 UNITS = range(2, 9)
@@ -56,7 +56,7 @@ _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What is played. `chance`: of an odd answer to anybody; clients that ask for one name their own chance,
-    in `asked` of their requests.
+    in `asked` of their requests. `canaries`: those are answered so as well.
     """
 
     seed: int
@@ -67,6 +67,7 @@ class Scene:
     streams: float
     rate: int
     asked: float
+    canaries: bool = False
 
     @classmethod
     def draw(cls, seed: int, kinds: Sequence[str]) -> Scene:
@@ -82,6 +83,7 @@ class Scene:
             rng.choice((0.0, 0.5, 1.0)),
             rng.choice((1, 4, 12)),
             rng.choice((0.1, 0.5, 1.0)) if is_asked else 0.0,
+            rng.random() < 0.3 and kinds[seed % len(kinds)] in OF_MODELS,
         )
 
 
@@ -90,10 +92,12 @@ class Unit:
 
     def __init__(self, scene: Scene, rng: Random, more: float = 0.0) -> None:
         self._scene, self._rng, self.more = scene, rng, more
+        self.at_canaries = False
 
     def __call__(self, request: Request) -> Odd | None:
         """An odd answer, or None."""
-        if request.headers.get("x-request-id", "").startswith(CANARY):
+        given_id = request.headers.get("x-request-id", "")
+        if given_id.startswith(KNOWN) or (given_id.startswith(CANARY) and not self.at_canaries):
             return None
         mark = _MARK.search(request.body)
         chance = (float(mark[1]) if mark is not None else self._scene.chance) + self.more
@@ -132,6 +136,8 @@ class Played:
         self._count()
 
     async def _scenario(self) -> None:
+        for unit in self._units.values():
+            unit.at_canaries = self.scene.canaries
         await self._load(LASTING_S)
 
     async def _mirrored(self) -> None:

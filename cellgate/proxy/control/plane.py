@@ -189,7 +189,9 @@ class Plane:
         settings = self.settings
         token, known_answer_s = settings.agent_token or "", settings.known_answer.every_s
         prober = Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
-        prober.weigh_canary = RefusedCanaries(self.board, self.events, prober.look_now).weighed
+        prober.weigh_canary = RefusedCanaries(
+            self.board, self.events, prober.look_now, lambda found, use: self.refused_watch.take(found, use)
+        ).weighed
         prober.on_load = FullEngines(self.events.add).look
         return prober
 

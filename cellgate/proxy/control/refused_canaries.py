@@ -2,6 +2,8 @@
 
 A unit is to blame only while others answer canaries, and while it does no work: users' requests that are
 served there, or all units that refuse alike, say that the gate is. Then it is told, and takes no unit out.
+A canary that is answered with nothing speaks of its model: it raises the question whether the unit answers
+worse than others (refused_watch.py), and no more.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
+from cellgate.probes.engines import NOTHING_GENERATED
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board
 from cellgate.router.judge import CANARY_SOURCE
-from cellgate.router.nouns import Evidence, Sign
+from cellgate.router.nouns import Evidence, Sign, Use
+from cellgate.router.opinions import Refusing
 from cellgate.router.unit_state import UnitState
 
 WORKS_S = 10.0
@@ -22,12 +26,19 @@ TOLD_EVERY_S = 60.0
 
 
 class RefusedCanaries:
-    """Of one gate. `look_now` runs a probe of a unit."""
+    """Of one gate. `look_now` runs a probe of a unit, `compare` asks whether it answers as others do."""
 
-    def __init__(self, board: Board, events: EventLog, look_now: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        events: EventLog,
+        look_now: Callable[[str, str], None],
+        compare: Callable[[Refusing, Use], None],
+    ) -> None:
         self._board = board
         self._events = events
         self._look_now = look_now
+        self._compare = compare
         self._passed_at: dict[str, float] = {}
         self._refused_since: dict[str, float] = {}
         self._told: dict[str, float] = {}
@@ -41,6 +52,11 @@ class RefusedCanaries:
             self._passed_at[unit] = evidence.at
             self._refused_since.pop(unit, None)
             state.canary_refused = ""
+        if evidence.is_empty and evidence.sign is Sign.BAD and state.is_usable():
+            usual = Use("chat", False, min(state.models, default=""))
+            use = next(iter(self._board.uses.of(state, evidence.at)), usual)
+            self._compare(Refusing(unit, NOTHING_GENERATED, " of canaries", 1, 1, is_apart=True), use)
+            return replace(evidence, sign=Sign.NEUTRAL)
         if not (evidence.is_refusal and evidence.sign is Sign.BAD and state.is_usable()):
             return evidence
         since = self._refused_since.setdefault(unit, evidence.at)

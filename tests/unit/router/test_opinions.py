@@ -251,6 +251,18 @@ class Fleet:
         return is_right(unit, self.records, self.out, TOLERANCE)
 
 
+def test_units_that_do_not_agree_with_themselves_are_no_measure_of_others() -> None:
+    fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
+    assert fleet.round(b=ROME) == []
+    assert fleet.round(b=PARIS, c=PARIS) == [], "it came back by itself"
+    assert fleet.round(a=ROME, b=PARIS, c=PARIS) == []
+    assert fleet.round(a=ROME, b=PARIS, c=PARIS) == []
+    # Where all others agree with themselves, it is wrong.
+    steady = Fleet(a=PARIS, b=PARIS, c=PARIS)
+    assert steady.round(a=ROME, b=PARIS, c=PARIS) == []
+    assert steady.round(a=ROME, b=PARIS, c=PARIS) == ["a"]
+
+
 TIED = said("a b", next_one="c", lead=0.5)
 FLAT = (AnswerToken("a", -4.0, (("b", -4.1), ("c", -4.2))),)
 NAN = said("a", logprob=math.nan)
