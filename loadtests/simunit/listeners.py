@@ -20,7 +20,7 @@ class Whole:
         self.text = ""
         self.failure = ""
 
-    def token(self, text: str, finish: FinishReason | None) -> None:
+    def token(self, text: str, finish: FinishReason | None, _: str | None = None) -> None:
         """Keep the text."""
         self.text += text
         if finish:
@@ -40,11 +40,11 @@ class Stream:
         self._transport = transport
         self._reply = reply
 
-    def token(self, text: str, finish: FinishReason | None) -> None:
+    def token(self, text: str, finish: FinishReason | None, said: str | None = None) -> None:
         """Send the text, the role before the first."""
         if self.done.done():
             return
-        for event in self._reply.events(text, finish):
+        for event in self._reply.events(text, finish, text if said is None else said):
             self.send(event)
         if finish:
             _settle(self.done, finish)
@@ -67,18 +67,25 @@ class StopFilter:
         self._listener = listener
         self._scanner = StopScanner(stops)
         self._stopped = False
+        self._said = ""
+        """What was generated and not passed on yet."""
 
-    def token(self, text: str, finish: FinishReason | None) -> None:
+    def token(self, text: str, finish: FinishReason | None, _: str | None = None) -> None:
         """Pass on what can no longer become a stop string."""
         if self._stopped:
             return
+        self._said += text
         shown, self._stopped = self._scanner.feed(text)
         if self._stopped:
-            self._listener.token(shown, "stop")
+            self._pass_on(shown, "stop")
         elif finish:
-            self._listener.token(shown + self._scanner.flush(), finish)
+            self._pass_on(shown + self._scanner.flush(), finish)
         elif shown:
-            self._listener.token(shown, None)
+            self._pass_on(shown, None)
+
+    def _pass_on(self, shown: str, finish: FinishReason | None) -> None:
+        said, self._said = self._said, ""
+        self._listener.token(shown, finish, said)
 
     def fail(self, message: str) -> None:
         """Pass on; what was held back is lost, as it is with a real engine."""

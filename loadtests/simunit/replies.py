@@ -28,8 +28,8 @@ class AnyReply(Protocol):
     def accepted(self) -> Items[bytes]:
         """The events before anything is computed."""
 
-    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
-        """The events for a piece of text."""
+    def events(self, text: str, finish: FinishReason | None, said: str) -> Items[bytes]:
+        """The events for a piece of text; `said` is what was generated for it."""
 
     def failed(self, message: str) -> bytes:
         """The event for a failure of the engine."""
@@ -53,7 +53,7 @@ class BlockReply:
         """The events before anything is computed."""
         return self._speaker.accept()
 
-    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
+    def events(self, text: str, finish: FinishReason | None, _said: str) -> Items[bytes]:
         """The events for a piece of text."""
         events = [] if self._said else self._speaker.begin()
         self._said += 1
@@ -95,11 +95,12 @@ class Reply:
         """Nothing is sent before the first token."""
         return ()
 
-    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
+    def events(self, text: str, finish: FinishReason | None, said: str) -> Items[bytes]:
         """The event for a piece of text, the role before the first."""
         role = [self.event("", None, role="assistant")] if self.chat and not self._is_begun else []
+        found = [*role, self.event(text, finish, said=said)]
         self._is_begun = True
-        return [*role, self.event(text, finish)]
+        return found
 
     def failed(self, message: str) -> bytes:
         """The event for a failure of the engine."""
@@ -125,8 +126,10 @@ class Reply:
         answer = {"choices": [choice], "usage": usage(sequence), "kv_transfer_params": sequence.handed}
         return orjson.dumps(self._head(kind) | answer)
 
-    def event(self, text: str, finish: FinishReason | None, *, role: str | None = None) -> bytes:
-        """One SSE event with a piece of text."""
+    def event(
+        self, text: str, finish: FinishReason | None, *, role: str | None = None, said: str = ""
+    ) -> bytes:
+        """One SSE event with a piece of text; `said` is what was generated for it."""
         choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish}
         head = self._head(self._chunk_kind())
         if role is not None:
@@ -142,7 +145,9 @@ class Reply:
         else:
             choice["text"] = text
         if self.prompt is not None:
-            choice["token_ids"] = tokenize(text)
+            choice["token_ids"] = tokenize(said)
+            if not (self.chat or self._is_begun):
+                choice["prompt_token_ids"] = self.prompt
         return sse(head | {"choices": [choice]})
 
     def usage_event(self, sequence: Sequence) -> bytes:

@@ -36,7 +36,7 @@ class Timing:
 class Listener(Protocol):
     """Who is told what a sequence brings."""
 
-    def token(self, text: str, finish: FinishReason | None) -> None:
+    def token(self, text: str, finish: FinishReason | None, said: str | None = None) -> None:
         """One generated token, and whether it was the last. A prefill-only sequence ends with empty text."""
 
     def fail(self, message: str) -> None:

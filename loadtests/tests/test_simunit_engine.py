@@ -22,7 +22,7 @@ TIMING = Timing(
 class Nobody:
     """Listens to nothing: these tests look at outputs."""
 
-    def token(self, text: str, finish: FinishReason | None) -> None:
+    def token(self, text: str, finish: FinishReason | None, said: str | None = None) -> None:
         """Nothing."""
 
     def fail(self, message: str) -> None:

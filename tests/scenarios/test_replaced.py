@@ -14,7 +14,7 @@ from tests.scenarios.visit import Visit
 from tests.sim.timing import Timing
 from tests.sim.world import played
 
-PER_S = 10
+PER_S, MANY_PER_S = 10, 50
 NIGHTLY = pytest.mark.nightly
 
 
@@ -50,10 +50,10 @@ class Replaced(Stage):
             if late_s is not None:
                 self.world.loop.call_later(late_s, engine.restart)
 
-    async def load(self, seconds: float) -> None:
-        for _ in range(round(seconds * PER_S)):
+    async def load(self, seconds: float, per_s: int = PER_S) -> None:
+        for _ in range(round(seconds * per_s)):
             self.asked.append(asyncio.ensure_future(self.ask(max_tokens=3)))
-            await asyncio.sleep(1.0 / PER_S)
+            await asyncio.sleep(1.0 / per_s)
 
     async def refused(self) -> list[str]:
         """What was not answered."""
@@ -71,10 +71,17 @@ class Replaced(Stage):
 
 @pytest.mark.parametrize("name", ["n", "o"], ids=["new names", "new URLs"])
 @pytest.mark.parametrize(
-    ("size", "late_s"), [(2, 0.1), (8, 3.0), (2, 30.0), pytest.param(100, 5.0, marks=NIGHTLY)]
+    ("size", "late_s", "per_s"),
+    [
+        (2, 0.1, PER_S),
+        (8, 3.0, PER_S),
+        (2, 30.0, PER_S),
+        pytest.param(100, 3.0, MANY_PER_S, marks=NIGHTLY),
+        pytest.param(100, 30.0, MANY_PER_S, marks=NIGHTLY),
+    ],
 )
 def test_old_units_serve_until_a_new_one_is_up_and_get_nothing_from_then_on(
-    size: int, late_s: float, name: str
+    size: int, late_s: float, per_s: int, name: str
 ) -> None:
     stage = Replaced(size)
 
@@ -82,13 +89,29 @@ def test_old_units_serve_until_a_new_one_is_up_and_get_nothing_from_then_on(
         await stage.begin_with(stage.units_at("o"))
         stage.add_new(late_s)
         stage.reload(stage.units_at("n", name))
-        await stage.load(late_s + 3.0)
+        await stage.load(late_s + 3.0, per_s)
         assert await stage.refused() == []
         assert stage.late_picks("http://o") == []
         assert any("http://n" in pick.url for pick in stage.gate.router.picks)
         assert list(stage.gate.board.units) == [f"{name}{n}" for n in range(size)]
 
     stage.play(replaced(), until_up=False)
+
+
+@pytest.mark.nightly
+def test_a_hundred_old_units_serve_on_for_as_long_as_they_live_if_no_new_one_ever_comes() -> None:
+    stage = Replaced(100)
+
+    async def never() -> None:
+        await stage.begin_with(stage.units_at("o"))
+        stage.add_new()
+        stage.reload(stage.units_at("n"))
+        await stage.load(45.0, MANY_PER_S)
+        assert await stage.refused() == []
+        assert len(stage.asked) == 2255
+        assert len(stage.gate.board.units) == 200
+
+    stage.play(never(), until_up=False)
 
 
 @played(Replaced, 2)

@@ -89,6 +89,25 @@ async def test_a_unit_that_fails_before_a_token_costs_no_request(
 
 
 @played(Stage)
+async def test_one_500_of_an_idle_unit_is_looked_into_at_once_and_told_in_the_engine_s_words(
+    stage: Stage,
+) -> None:
+    await asyncio.sleep(20.0)
+    stage.engines["a"].behaviour = stage.engines["b"].behaviour = Behaviour(error_rate=1.0)
+    visit = await stage.ask()
+    await asyncio.sleep(0.5)
+    picked = [name for name in "ab" if stage.verdict(name) is not Verdict.UP]
+    assert picked == ["a", "b"], visit.code
+    for name in picked:
+        flip = next(
+            event for event in stage.told("flip") if event["unit"] == name and event["before"] == "up"
+        )
+        assert "500 'simulated'" in flip["reason"] or "500: 'simulated'" in flip["reason"], flip
+    reasons = [evidence.reason for evidence in stage.gate.board.units["a"].case.window]
+    assert any(reason == "unit a answered 500: 'simulated'" for reason in reasons), reasons
+
+
+@played(Stage)
 async def test_a_unit_whose_engine_has_just_died_costs_no_request_however_many_come_at_once(
     stage: Stage,
 ) -> None:

@@ -195,7 +195,7 @@ class Rig:
 
     # The exchange
 
-    def accepts(self, head: ReplyHead) -> bool:
+    def accepts(self, head: ReplyHead, _: list[bytes]) -> bool:
         self.response.status = head.status
         return True
 

@@ -20,6 +20,7 @@ from cellgate.probes.agents import AgentLink, AgentReport, is_connected
 from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary, late_at
 from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
@@ -55,13 +56,13 @@ from cellgate.router.unit_state import UnitState
 
 _OTHER_GATE = "gate "
 """How the sources of what other gates say begin."""
-_LOOK_AT: dict[Verdict, str] = {
-    # Whether its health check is good meanwhile tells a wedge from a crash.
-    Verdict.SUSPECT: Readiness.name,
+_LOOK_AT: dict[Verdict, tuple[str, ...]] = {
+    # Whether its health check is good meanwhile tells a wedge from a crash; and its ranks may say why.
+    Verdict.SUSPECT: (Readiness.name, FaultStatus.name),
     # It may have restarted while it was down: that must be known before it gets requests.
-    Verdict.PROBATION: EngineMetrics.name,
+    Verdict.PROBATION: (EngineMetrics.name,),
     # Another process may be another build, and only a known one may resume streams.
-    Verdict.STARTING: EngineVersion.name,
+    Verdict.STARTING: (EngineVersion.name,),
 }
 """What is looked at as soon as a unit has this verdict."""
 
@@ -210,8 +211,8 @@ class Prober:
         if evidence.sign is Sign.BAD and evidence.source != Canary.name:
             self._hasten_canary(evidence)
         if consequence.flip is not None:
-            if probe := _LOOK_AT.get(consequence.flip.after):
-                self.look_now(evidence.unit, probe)
+            if probes := _LOOK_AT.get(consequence.flip.after):
+                self.look_now(evidence.unit, *probes)
             if consequence.flip.after in (Verdict.SUSPECT, Verdict.DOWN):
                 self._ask_ranks(evidence.unit)
             self._on_consequence(consequence)
@@ -294,7 +295,11 @@ class Prober:
             case Models():
                 self._board.set_models(_bounded(finding))
             case Served():
+                before = state.engine
                 self._board.set_engine(finding)
+                if state.engine != before:
+                    # Not each engine tells of its ranks: until now it was not known whether this one does.
+                    self.look_now(finding.unit, FaultStatus.name)
             case EnginePause():
                 self.on_quiescence(state, finding)
             case Built():

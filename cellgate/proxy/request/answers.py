@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cellgate.probes.base import words_in
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ContinuationResult
@@ -33,8 +34,10 @@ WAITING, RELAYING, OVER = ExchangeState.WAITING, ExchangeState.RELAYING, Exchang
 _OK = Outcome.OK
 
 
-def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
-    """Whether the reply is sent to the client. A busy or failing unit means a retry elsewhere first."""
+def judge_head(exchange: Exchange, head: ReplyHead, pieces: list[bytes]) -> bool:
+    """Whether the reply is sent to the client. A busy or failing unit means a retry elsewhere first.
+    `pieces` are what has come of its body.
+    """
     response, status = exchange.response, head.status
     for observer in response.observers:
         observer.replied(status)
@@ -47,10 +50,10 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
         # What was created has a place as well.
         with_own_origin(head, urlsplit(exchange.in_flight().lease.unit_state.unit.url).netloc.encode())
         return True
-    return not _is_turned_down(exchange, head)
+    return not _is_turned_down(exchange, head, pieces)
 
 
-def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
+def _is_turned_down(exchange: Exchange, head: ReplyHead, pieces: list[bytes]) -> bool:
     """Whether an error that a unit answered is not sent to the client."""
     attempt, gate = exchange.in_flight(), exchange.gate
     unit = attempt.lease.unit
@@ -61,7 +64,10 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         return True
     if failure is not None:
         attempt.lease.on_evict = None
-        attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
+        # What the engine says of it is for operators, not for clients.
+        words = words_in(b"".join(pieces))
+        said = Failure(failure.kind, f"{failure.message}: {words}") if words else failure
+        attempt.blame(said, judged=exchange.route.kind is not UNLISTED)
         return _goes_elsewhere(exchange, attempt.lease, failure, head, now)
     if exchange.response.begun:
         give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")

@@ -227,7 +227,7 @@ class Attempt:
             if reply.hints:
                 self._response.hint(reply.hints)
                 reply.hints = b""
-            if reply.head is None or not self._begin(reply.head, conn):
+            if reply.head is None or not self._begin(reply.head, pieces, conn):
                 return
         is_events = self._response.is_events
         if is_events and not pieces and not reply.ended:
@@ -352,9 +352,9 @@ class Attempt:
             return False
         return self._response.status >= 300 or b"application/json" in head.content_lines
 
-    def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
+    def _begin(self, head: ReplyHead, pieces: list[bytes], conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""
-        if not self._owner.accepts(head):
+        if not self._owner.accepts(head, pieces):
             self.over = True
             self._conn = None
             conn.discard()
@@ -449,8 +449,10 @@ class Attempt:
 class Owner(Protocol):
     """The exchange that an attempt belongs to."""
 
-    def accepts(self, head: ReplyHead) -> bool:
-        """Whether this reply is sent to the client; False: the owner has moved to another unit."""
+    def accepts(self, head: ReplyHead, pieces: list[bytes]) -> bool:
+        """Whether this reply is sent to the client, of which these pieces have come with its head; False: the
+        owner has moved to another unit.
+        """
 
     def doubts(self, what: str, body: bytes) -> bool:
         """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""

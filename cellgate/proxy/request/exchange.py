@@ -464,11 +464,11 @@ class Exchange:
         """A unit was found, or none."""
         self.table[self.state, ON_GRANTED if isinstance(found, Lease) else ON_REFUSED].action(self, found)
 
-    def accepts(self, head: ReplyHead) -> bool:
+    def accepts(self, head: ReplyHead, pieces: list[bytes]) -> bool:
         """Whether a unit's reply is sent to the client. A busy or failing unit means a retry elsewhere
         first.
         """
-        accepts: bool = self.table[self.state, ON_REPLIED].action(self, head)
+        accepts: bool = self.table[self.state, ON_REPLIED].action(self, head, pieces)
         return accepts
 
     def doubts(self, what: str, body: bytes) -> bool:

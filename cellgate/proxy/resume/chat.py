@@ -413,7 +413,7 @@ def open_message(stream: BrokenStream) -> PlainWay:
     tokens than a tokenizer.
     """
     tokens = stream.transcript.tokens
-    if tokens is not None and tokens.ids:
+    if tokens is not None and tokens.ids and tokens.prompt:
         return (yield from _open_by_ids(stream, tokens))
     body, transcript = stream.body, stream.transcript
     text = transcript.text
@@ -533,7 +533,9 @@ def ways_for(stream: BrokenStream) -> list[MakePlainWay]:
     shown = stream.transcript.shown
     if not (shown.size or shown.calls or stream.transcript.finish):
         return [again]
-    return [way for way in PLAIN_WAYS[kind_of(stream.body, shown)] if stream.ways & _NEEDS[way]]
+    ways = [way for way in PLAIN_WAYS[kind_of(stream.body, shown)] if stream.ways & _NEEDS[way]]
+    # What goes on behind the tokens of a completion is an open text.
+    return ways if stream.chat else [way for way in ways if _NEEDS[way] != TOKENS]
 
 
 def _last_events(stream: BrokenStream, tokens: Tokens) -> bytes:

@@ -14,6 +14,7 @@ import pytest
 from cellgate.probes.base import FetchError, Net, Reply, Trouble
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
 from cellgate.proxy.config.limits import LIMITS, REACHED
@@ -356,10 +357,10 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     (flip,) = scene.flips
     assert flip.evidence.reason == "stalled for 1.0 s with 1 requests in flight; the limit is 1.0 s"
     doubted = "a", Canary.name, EngineMetrics.name
-    assert scene.asked == [doubted, ("a", Readiness.name)]
+    assert scene.asked == [doubted, ("a", Readiness.name, FaultStatus.name)]
     for quarter in range(5, 13):
         scene.stall_watch.tick(NOW + quarter / 4, 0.0)
-    assert scene.asked == [doubted, ("a", Readiness.name), doubted, doubted]
+    assert scene.asked == [doubted, ("a", Readiness.name, FaultStatus.name), doubted, doubted]
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.board.report(Load("a", NOW, running=1, progress=1.0, sighted=True))
