@@ -76,7 +76,7 @@ from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.models import choice_of
 from cellgate.proxy.request.ports import Dispatcher
-from cellgate.proxy.telemetry import send_metrics, trace
+from cellgate.proxy.telemetry import send_metrics, trace, watch_generations
 from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
 
@@ -162,7 +162,7 @@ class App:
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
         await self._add(discover(plane, feed))
-        if (sender := send_metrics(settings.otlp_metrics, plane.metrics)) is not None:
+        if (sender := send_metrics(settings.otlp_metrics, plane.metrics, plane.generations)) is not None:
             await self._add(Part(sender.close))
         if settings.redis is not None:
             await self._add(_shared(plane, lambda: self._core.port, settings.redis, feed, self._gate))
@@ -573,6 +573,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
     )
     if tracing is not None:
         tracing.watch(gate.gateway)
+    watch_generations(settings.otlp_metrics, gate.gateway)
 
     async def let_clients_in(_: Signals) -> bool:
         await gate.gateway.listen(tls.clients(), listening_for(listeners, LISTEN))

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.generations import watch
 from cellgate.proxy.observe.log import log_line
 
 if TYPE_CHECKING:
+    from cellgate.proxy.gateway import Gateway
     from cellgate.proxy.observe.counters import Metrics
+    from cellgate.proxy.observe.gen_ai import GenAiMetrics
     from cellgate.proxy.tracing import MetricsSender, Tracing
 
 
@@ -28,7 +31,15 @@ def trace(settings: TracingSettings | None) -> Tracing | None:
     return Tracing(settings)
 
 
-def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSender | None:
+def watch_generations(settings: OtlpMetrics | None, gateway: Gateway) -> None:
+    """Let its requests be counted by the names that OpenTelemetry has, where they are sent."""
+    if settings is not None:
+        watch(gateway)
+
+
+def send_metrics(
+    settings: OtlpMetrics | None, metrics: Metrics, generations: GenAiMetrics
+) -> MetricsSender | None:
     """What sends the metrics of a gate to a collector; None: nothing does."""
     if settings is None:
         return None
@@ -37,7 +48,7 @@ def send_metrics(settings: OtlpMetrics | None, metrics: Metrics) -> MetricsSende
     except ModuleNotFoundError as error:
         _missing("metrics are not sent by OTLP", error)
         return None
-    return MetricsSender(settings, metrics)
+    return MetricsSender(settings, metrics, generations)
 
 
 def _missing(what: str, error: ModuleNotFoundError) -> None:

@@ -21,7 +21,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -61,9 +62,11 @@ from prometheus_client import Metric as Family
 
 from cellgate import VERSION
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.generations import OPERATIONS
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import EXPORTS, ContinuationResult, Metrics, tally
 from cellgate.proxy.observe.defects import report_defect
+from cellgate.proxy.observe.gen_ai import GenAiMetrics, GenAiSeries
 from cellgate.proxy.observe.log import Level, log_line
 from cellgate.proxy.request.ports import TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
@@ -189,14 +192,6 @@ def _asked(request: Request, client: ResponseClient) -> dict[str, AttributeValue
 
 SendReport = Callable[[TracedRequest], None]
 PROPAGATOR = TraceContextTextMapPropagator()
-OPERATIONS = {
-    "chat": "chat",
-    "completions": "text_completion",
-    "embeddings": "embeddings",
-    "messages": "chat",
-    "responses": "chat",
-}
-"""Routes that are a gen_ai.operation.name."""
 
 _GOOD = (Outcome.OK, Outcome.CLIENT_LEFT)
 _NOBODYS_FAULT = (*_GOOD, Outcome.CLIENT_ERROR)
@@ -496,6 +491,7 @@ def resource() -> Resource:
 
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
+_METRIC = attrgetter("metric")
 
 
 @dataclass(slots=True)
@@ -507,12 +503,25 @@ class _Row:
     total: float = 0.0
 
 
-def metrics_data(families: Iterable[Family], resource: Resource, start_ns: int, now_ns: int) -> MetricsData:
-    """All families, as they stand at `now_ns`; counters began at `start_ns` (nanoseconds since 1970)."""
+def metrics_data(
+    families: Iterable[Family], series: Iterable[GenAiSeries], resource: Resource, start_ns: int, now_ns: int
+) -> MetricsData:
+    """All families, and series of generations, as they stand at `now_ns`; counters began at `start_ns`
+    (nanoseconds since 1970).
+    """
     metrics = [
         Metric(family.name, family.documentation, "", _data(family, start_ns, now_ns))
         for family in families
         if family.samples
+    ]
+    metrics += [
+        Metric(
+            metric.name,
+            metric.text,
+            "s",
+            Histogram([_generations(each, start_ns, now_ns) for each in group], CUMULATIVE),
+        )
+        for metric, group in groupby(sorted(series, key=_METRIC), _METRIC)
     ]
     scope = ScopeMetrics(InstrumentationScope("cellgate"), metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
@@ -529,21 +538,37 @@ def _data(family: Family, start_ns: int, now_ns: int) -> Sum | Gauge | Histogram
 
 
 def _distributions(family: Family, start_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
-    unknown: Any = None
     for labels, row in _rows(family).items():
         bounds = [bound for bound, _ in row.buckets[:-1]]
         counts = [later - before for before, later in pairwise([0.0, *(n for _, n in row.buckets)])]
-        yield HistogramDataPoint(
-            attributes=dict(labels),
-            start_time_unix_nano=start_ns,
-            time_unix_nano=now_ns,
-            count=int(row.count),
-            sum=row.total,
-            bucket_counts=[int(each) for each in counts] or [int(row.count)],
-            explicit_bounds=bounds,
-            min=unknown,
-            max=unknown,
-        )
+        whole = [int(each) for each in counts] or [int(row.count)]
+        yield _point(dict(labels), whole, bounds, row.total, start_ns, now_ns)
+
+
+def _generations(series: GenAiSeries, start_ns: int, now_ns: int) -> HistogramDataPoint:
+    return _point(series.attributes, series.counts, series.metric.bounds, series.total, start_ns, now_ns)
+
+
+def _point(
+    attributes: Mapping[str, str],
+    counts: Sequence[int],
+    bounds: Sequence[float],
+    total: float,
+    start_ns: int,
+    now_ns: int,
+) -> HistogramDataPoint:
+    unknown: Any = None
+    return HistogramDataPoint(
+        attributes=attributes,
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=sum(counts),
+        sum=total,
+        bucket_counts=counts,
+        explicit_bounds=bounds,
+        min=unknown,
+        max=unknown,
+    )
 
 
 def _rows(family: Family) -> dict[tuple[tuple[str, str], ...], _Row]:
@@ -568,8 +593,9 @@ def _rows(family: Family) -> dict[tuple[tuple[str, str], ...], _Row]:
 class MetricsSender:
     """Of one gate. It has begun."""
 
-    def __init__(self, settings: OtlpMetrics, metrics: Metrics) -> None:
+    def __init__(self, settings: OtlpMetrics, metrics: Metrics, generations: GenAiMetrics) -> None:
         self._metrics = metrics
+        self._series = generations.read
         self._every_s = settings.every_s
         self._resource = resource()
         self._start_ns = time.time_ns()
@@ -601,8 +627,9 @@ class MetricsSender:
 
     async def _send(self) -> None:
         families = [family async for family in self._metrics.families()]
-        await asyncio.to_thread(self._link.send, lambda: self._export(families), 1)
+        series = self._series()
+        await asyncio.to_thread(self._link.send, lambda: self._export(families, series), 1)
 
-    def _export(self, families: list[Family]) -> bool:
-        data = metrics_data(families, self._resource, self._start_ns, time.time_ns())
+    def _export(self, families: list[Family], series: list[GenAiSeries]) -> bool:
+        data = metrics_data(families, series, self._resource, self._start_ns, time.time_ns())
         return self._exporter.export(data) is MetricExportResult.SUCCESS

@@ -14,6 +14,7 @@ ORDER = (
     "workers",
     "telemetry",
     "tracing",
+    "generations",
     "gateway",
     "redis admin",
     "discovery",

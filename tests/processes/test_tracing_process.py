@@ -18,6 +18,7 @@ from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
 AT_ONCE = {"drain_delay_s": 0}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
@@ -44,13 +45,21 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
                 url = f"{gate.url}/v1"
                 async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
                     while not any(span.name == "continuation" for span in collector.spans):
-                        async for _ in await client.chat.completions.create(**asked, stream=True):
+                        async for _ in await client.chat.completions.create(**asked, **STREAM):
                             pass
                         await asyncio.sleep(0.2)
                 page = await asyncio.to_thread(metrics, gate, OPENMETRICS)
                 gate.signal(signal.SIGTERM)
                 assert await asyncio.to_thread(gate.exit_code) == 0
             [requests] = collector.metrics["cellgate_client_requests"].sum.data_points
+            generated = {
+                name.rpartition(".")[2]: [
+                    ({pair.key: pair.value.string_value for pair in point.attributes}, point.count)
+                    for point in metric.histogram.data_points
+                ]
+                for name, metric in collector.metrics.items()
+                if name.startswith("gen_ai.server.")
+            }
     finally:
         for unit in units:
             unit.stop()
@@ -60,6 +69,9 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
     assert attempts[0].about["error.type"] == "stream_error"
     assert continuation.about == {"cellgate.unit": "a", "cellgate.outcome": "continued"}
     assert requests.as_double == len(collector.named("POST /v1/chat/completions"))
+    about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "sim"}
+    times = ("duration", "time_to_first_token", "time_per_output_token")
+    assert generated == {time: [(about, requests.as_double)] for time in times}
     exemplars = set(re.findall(r'# {trace_id="([0-9a-f]{32})"}', page))
     assert exemplars
     assert exemplars <= {span.trace_id for span in collector.spans}

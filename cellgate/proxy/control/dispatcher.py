@@ -18,6 +18,7 @@ from cellgate.proxy.request.ports import (
     NOT_QUEUED,
     Forged,
     GateFault,
+    Generated,
     ImpossibleUsage,
     Pending,
     PickRequest,
@@ -395,6 +396,7 @@ class LocalReports:
         """A request is over. It is counted with one call."""
         self._takes: dict[type[Report], Callable[..., object]] = {
             TracedRequest: metrics.traced,
+            Generated: plane.generations.answered,
             Retried: metrics.retry,
             Resumed: plane.continuations.record,
             SplitStep: lambda *step: plane.link_watch.apply(SplitStep(*step)),

@@ -55,6 +55,7 @@ from cellgate.proxy.observe.exposition import (
     TallyMetrics,
     Traffic,
 )
+from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics, SplitMetrics
@@ -98,6 +99,7 @@ class Plane:
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
+        self.generations = GenAiMetrics()
         self.reach, self.helpers = self._make_reach(unit_tls), self._make_helpers()
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)

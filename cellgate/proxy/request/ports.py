@@ -173,6 +173,18 @@ class TracedRequest(NamedTuple):
     trace_id: str
 
 
+class Generated(NamedTuple):
+    """A request for a generation is over: see `GenAiMetrics.answered`, proxy/observe/gen_ai.py."""
+
+    operation: str
+    provider: str
+    model: str
+    error: str
+    duration_s: float
+    first_token_s: float | None
+    output_token_s: float | None
+
+
 class Retried(NamedTuple):
     """A request is retried on another unit because this one failed."""
 
@@ -212,7 +224,9 @@ class GateFault(NamedTuple):
     reason: str
 
 
-Report = TracedRequest | Retried | Resumed | SplitStep | Refuses | ImpossibleUsage | Forged | GateFault
+Report = (
+    TracedRequest | Generated | Retried | Resumed | SplitStep | Refuses | ImpossibleUsage | Forged | GateFault
+)
 """SplitStep: a step of a request whose prompt another unit computes."""
 
 

@@ -45,7 +45,7 @@ from cellgate.proxy.process.signals import Signals, Ticker
 from cellgate.proxy.process.tcp_info import accept_queue
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
-from cellgate.proxy.telemetry import trace
+from cellgate.proxy.telemetry import trace, watch_generations
 from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
 from cellgate.proxy.workers.remote import (
     BoardReplica,
@@ -560,6 +560,7 @@ async def run_worker(
     tracing = trace(settings.tracing)
     if tracing is not None:
         tracing.watch(worker.gateway)
+    watch_generations(settings.otlp_metrics, worker.gateway)
     supervisor = SupervisorChannel(channel)
     supervisor.on_socket = _meeting(worker)
     life = Signals(

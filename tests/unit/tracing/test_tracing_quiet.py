@@ -23,7 +23,9 @@ from prometheus_client.samples import Sample
 from cellgate.proxy import tracing
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.observe import gen_ai
 from cellgate.proxy.observe.counters import Metrics
+from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.log import Level
 from cellgate.proxy.telemetry import send_metrics, trace
 from cellgate.proxy.tracing import Exporter, MetricsSender
@@ -109,7 +111,12 @@ def test_a_gate_without_the_packages_says_what_to_install(
         monkeypatch.undo()
         monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
         monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
-        assert send_metrics(OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules()))) is None
+        assert (
+            send_metrics(
+                OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules())), GenAiMetrics()
+            )
+            is None
+        )
     spans, metrics = caplog.messages
     assert f"opentelemetry.context is not installed: {how_to_install('otel')}" in spans
     assert metrics.startswith(f"metrics are not sent by OTLP, though it is configured: {exporter}")
@@ -150,7 +157,7 @@ async def test_each_number_of_the_exposition_comes_once() -> None:
     for unit, ttft_s in (("a1", 0.2), ("a2", 400.0), ("a2", None)):
         metrics.finished(DONE._replace(unit=unit, ttft_s=ttft_s))
     async with collecting() as collector:
-        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics)
+        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics, GenAiMetrics())
         while collector.batches < 2:  # noqa: ASYNC110 - nobody tells.
             await asyncio.sleep(OFTEN_S)
         await sender.close()
@@ -165,6 +172,42 @@ async def test_each_number_of_the_exposition_comes_once() -> None:
     ttft = collector.metrics["cellgate_ttft_seconds"].histogram
     assert ttft.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
     assert collector.metrics["cellgate_client_requests"].sum.is_monotonic
+
+
+async def test_generations_have_the_names_attributes_and_bounds_of_the_convention() -> None:
+    metrics, generations = make(A1)[0], GenAiMetrics()
+    generations.answered("chat", "vllm", "tiny", "", 3.0, 0.3, 0.03)
+    generations.answered("chat", "vllm", "tiny", "", 2.0, 0.3, None)
+    generations.answered("embeddings", "cellgate", "", "no_unit", 0.001, 0.5, 0.5)
+    async with collecting() as collector:
+        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics, generations)
+        while not collector.batches:  # noqa: ASYNC110 - nobody tells.
+            await asyncio.sleep(OFTEN_S)
+        await sender.close()
+    found = {}
+    for metric in (gen_ai.DURATION, gen_ai.FIRST_TOKEN, gen_ai.OUTPUT_TOKEN):
+        sent = collector.metrics[metric.name]
+        assert (sent.unit, sent.description) == ("s", metric.text)
+        for point in sent.histogram.data_points:
+            assert list(point.explicit_bounds) == list(metric.bounds)
+            assert sum(point.bucket_counts) == point.count
+            about = {pair.key.rpartition("gen_ai.")[2]: pair.value.string_value for pair in point.attributes}
+            found[metric.name.rpartition(".")[2], *about.items()] = (point.count, point.sum)
+    tiny = (("operation.name", "chat"), ("provider.name", "vllm"), ("request.model", "tiny"))
+    refused = (("operation.name", "embeddings"), ("provider.name", "cellgate"), ("error.type", "no_unit"))
+    assert found == {
+        ("duration", *tiny): (2, 5.0),
+        ("duration", *refused): (1, 0.001),
+        ("time_to_first_token", *tiny): (2, 0.6),
+        ("time_per_output_token", *tiny): (1, 0.03),
+    }
+
+
+def test_of_more_models_than_anybody_has_there_are_no_more_histograms() -> None:
+    generations = GenAiMetrics()
+    for number in range(2 * gen_ai.SERIES_MOST):
+        generations.answered("chat", "vllm", f"m{number}", "", 1.0, None, None)
+    assert len(generations.read()) == gen_ai.SERIES_MOST
 
 
 class Watched:
@@ -194,7 +237,7 @@ async def test_a_collector_that_is_away_costs_one_line_and_metrics_that_cannot_b
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
     metrics: Any = Watched(OTLPMetricExporter(endpoint, timeout=0.01).export)
     with caplog.at_level(logging.INFO):
-        sender = MetricsSender(OtlpMetrics(endpoint, OFTEN_S), metrics)
+        sender = MetricsSender(OtlpMetrics(endpoint, OFTEN_S), metrics, GenAiMetrics())
         sender._exporter = metrics
         while metrics.sent < 3:  # noqa: ASYNC110 - nobody tells.
             await asyncio.sleep(OFTEN_S)

@@ -1,0 +1,100 @@
+"""Watches requests that ask for a generation, and tells how long each took, for proxy/observe/gen_ai.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.request.ports import Generated, Observer
+from cellgate.proxy.request.routes import find_route
+from cellgate.router.nouns import Outcome
+
+if TYPE_CHECKING:
+    from cellgate.proxy.gateway import Gateway, Observe
+    from cellgate.proxy.http.client import ResponseClient
+    from cellgate.proxy.http.request import Request
+    from cellgate.proxy.observe.access_log import Finished
+    from cellgate.proxy.observe.counters import ContinuationResult
+    from cellgate.proxy.request.ports import Reports
+    from cellgate.router.cost_model import Usage
+    from cellgate.router.unit_state import Lease
+
+OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+    "messages": "chat",
+    "responses": "chat",
+}
+"""Routes that are a gen_ai.operation.name."""
+GATE = "cellgate"
+"""Who answered where no unit of a known engine did."""
+
+
+class Generations:
+    """Of one gate, or one of its workers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._reports = gateway.reports
+        self._others: Observe | None = gateway.observe
+
+    def observers(self, client: ResponseClient, request: Request, now: float) -> tuple[Observer, ...]:
+        """The observers of `request`: those that it has, and its generation, if it asks for one."""
+        others = () if self._others is None else self._others(client, request, now)
+        operation = OPERATIONS.get(find_route(request.path).name)
+        return others if operation is None else (*others, Generation(operation, self._reports))
+
+
+def watch(gateway: Gateway) -> None:
+    """Tell of its requests from now on."""
+    gateway.observe = Generations(gateway).observers
+
+
+class Generation:
+    """One of them, an Observer."""
+
+    __slots__ = ("_engine", "_is_stream", "_model", "_operation", "_reports", "_tokens", "unit_lines")
+
+    def __init__(self, operation: str, reports: Reports) -> None:
+        self._operation = operation
+        self._reports = reports
+        self._engine, self._model, self._is_stream, self._tokens = GATE, "", False, 0
+        self.unit_lines = b""
+
+    def waited(self, since: float, until: float) -> None:
+        """It was queued."""
+
+    def attempted(self, lease: Lease, _before: int) -> None:
+        """An attempt on a unit begins. What no unit lists is a client's word, and names no series."""
+        state, model = lease.unit_state, lease.ask.model or ""
+        self._engine = state.engine or GATE
+        self._model = model if model in state.models else ""
+        self._is_stream = lease.ask.stream
+
+    def replied(self, status: int) -> None:
+        """The unit has sent the head of its reply."""
+
+    def failing(self, code: str) -> None:
+        """The attempt in flight fails, for this reason."""
+
+    def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
+        """The attempt in flight is over."""
+
+    def completed(self, usage: Usage | None) -> None:
+        """A generation has ended, whole."""
+        self._tokens = 0 if usage is None else usage.answer_tokens
+
+    def broke(self, unit: str, at: float) -> None:
+        """A unit broke its answer after the commit."""
+
+    def settled(self, result: ContinuationResult) -> None:
+        """The result of the first break without a result is known."""
+
+    def over(self, record: Finished, _at: float) -> None:
+        """The response has ended. Of an answer in one piece nobody knows when its first token was there."""
+        error = "" if record.outcome is Outcome.OK else record.code or str(record.status)
+        first_s = record.ttft_s if self._is_stream else None
+        each_s = None
+        if first_s is not None and self._tokens > 1:
+            each_s = (record.duration_s - first_s) / (self._tokens - 1)
+        about = self._operation, self._engine, self._model, error
+        self._reports.send(Generated(*about, record.duration_s, first_s, each_s))
