@@ -102,6 +102,7 @@ _CHANGES = {
     "pyproject.toml": with_urls,
     "README.md": with_links,
     "deploy/monitoring/rules.yaml": with_runbooks,
+    "deploy/helm/files/rules.yaml": with_runbooks,
 }
 
 if __name__ == "__main__":

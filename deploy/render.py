@@ -1,4 +1,5 @@
-"""`python -m deploy.render`: what is made of the chart: deploy/kubernetes, and the schema of its values.
+"""`python -m deploy.render`: what is made of the chart: deploy/kubernetes, and the schema of its values; and
+what the chart has a copy of: alerts and dashboard.
 
 For those who use kubectl and Kustomize, each folder of deploy/kubernetes has an example of the chart as
 `manifests.yaml`, and the gate's configuration beside it: kustomization.yaml makes the ConfigMap of that, so
@@ -13,9 +14,13 @@ from typing import Any
 
 import yaml
 
+from cellgate.proxy.config.schema import json_schema
+
 DEPLOY = Path(__file__).resolve().parent
 HELM = DEPLOY.parent / ".venv-helm" / "helm"
 CHART = DEPLOY / "helm"
+SHIPPED = ("rules.yaml", "dashboard.json")
+"""Of deploy/monitoring, which the chart has as well: Helm reads no file beside its chart."""
 RELEASES = {"cell": "cellgate", "sidecar": "cellgate", "fleet-router": "cellgate-router"}
 """The folders of deploy/kubernetes, and what their release is called."""
 
@@ -25,6 +30,7 @@ _FREE = {
     "annotations",
     "config",
     "labels",
+    "podLabels",
     "nodeSelector",
     "operator",
     "podAnnotations",
@@ -50,13 +56,24 @@ def files(text: str, example: str) -> dict[str, str]:
 
 def configuration(things: list[dict[str, Any]]) -> str:
     """The gate's configuration among what was rendered."""
-    [found] = [thing["data"]["cellgate.yaml"] for thing in things if thing["kind"] == "ConfigMap"]
+    maps = [thing["data"] for thing in things if thing["kind"] == "ConfigMap"]
+    [found] = [data["cellgate.yaml"] for data in maps if "cellgate.yaml" in data]
     return str(found)
 
 
 def values_schema(values: dict[str, Any]) -> dict[str, Any]:
     """The JSON Schema of values like these: Helm refuses a key that is not there, instead of ignoring it."""
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **_schema(values)}
+    schema = _schema(values)
+    schema["properties"]["config"] = _configuration_schema()
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+
+
+def _configuration_schema() -> dict[str, Any]:
+    """That of the gate's keys: a typo under `config` is found by Helm. The mode makes what is required."""
+    schema = json_schema()
+    for key in ("$schema", "title", "required"):
+        schema.pop(key, None)
+    return schema
 
 
 def _schema(value: object) -> dict[str, Any]:
@@ -86,6 +103,8 @@ def main() -> int:
         return 1
     schema = values_schema(yaml.safe_load((CHART / "values.yaml").read_text()))
     (CHART / "values.schema.json").write_text(json.dumps(schema, indent=1) + "\n")
+    for name in SHIPPED:
+        (CHART / "files" / name).write_text((DEPLOY / "monitoring" / name).read_text())
     for example, release in RELEASES.items():
         for name, text in files(rendered(str(HELM), example, release), example).items():
             (DEPLOY / "kubernetes" / example / name).write_text(text)

@@ -67,6 +67,7 @@ from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import EXPORTS, ContinuationResult, Metrics, tally
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.gen_ai import GenAiMetrics, GenAiSeries
+from cellgate.proxy.observe.helpers import LAST_WORDS
 from cellgate.proxy.observe.log import Level, log_line
 from cellgate.proxy.request.ports import TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
@@ -421,18 +422,19 @@ class CollectorLink:
             _FIRST_WORDS_OF_PATHS.said.text = repr(error)
             accepted = False
         tally(EXPORTS, self._what, "sent" if accepted else "dropped")
-        if accepted:
+        if self._section in LAST_WORDS:
+            if not accepted:
+                LAST_WORDS[self._section] = _FIRST_WORDS_OF_PATHS.said.text
+        elif accepted:
             if self._lost:
                 again = f"accepts {self._what} again; at least {self._lost} were lost"
                 self._log("info", f"{self._section}: {self._endpoint} {again}")
-            self._lost = 0
-        else:
-            if not self._lost:
-                reason = _FIRST_WORDS_OF_PATHS.said.text or "it gave no reason"
-                lost = f"{self._what} are dropped until it does; requests are not affected"
-                refuses = f"does not accept {self._what} ({reason})"
-                self._log("warning", f"{self._section}: {self._endpoint} {refuses}: {lost}")
-            self._lost += count
+        elif not self._lost:
+            reason = _FIRST_WORDS_OF_PATHS.said.text or "it gave no reason"
+            lost = f"{self._what} are dropped until it does; requests are not affected"
+            refuses = f"does not accept {self._what} ({reason})"
+            self._log("warning", f"{self._section}: {self._endpoint} {refuses}: {lost}")
+        self._lost = 0 if accepted else self._lost + count
         return accepted
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.render import CHART, RELEASES, configuration, files, rendered, values_schema
+from deploy.render import CHART, RELEASES, SHIPPED, configuration, files, rendered, values_schema
 from tests.documented import Typed, typed
 from tests.manifests import DEPLOY, Thing, containers, pod_templates, selects, validate
 from tests.real.programs import ROOT, find, python_of
 
 EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
-OF_OTHERS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
+OF_OTHERS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1", "gateway.networking.k8s.io/v1")
 """Kinds of other projects, whose schemas are not here: their fields are looked at one by one below."""
 NO_LABELS = ("", "Big", "big_one", "big.one", "-big", "big-", "1big", "b" * 46)
 """None of these can be the name of a LeaderWorkerSet, whose pods and Service are called after it."""
@@ -100,6 +100,19 @@ def test_with_everything_the_hubs_token_is_a_secret_monitors_find_ports_and_scal
     [endpoint] = of_kind(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
     [leader] = [each for each in engines if "--headless" not in each["args"]]
     assert endpoint["port"] in [port["name"] for port in leader["ports"]]
+    gate = of_kind(found, "Deployment")["spec"]["template"]
+    assert [each["name"] for each in gate["spec"]["containers"]] == ["cellgate", "log-shipper"]
+    assert "@sha256:" in gate["spec"]["containers"][0]["image"]
+    assert gate["metadata"]["labels"]["team"] == "inference"
+    assert "eks.amazonaws.com/role-arn" in of_kind(found, "ServiceAccount")["metadata"]["annotations"]
+    [rule] = of_kind(found, "HTTPRoute")["spec"]["rules"]
+    assert rule["backendRefs"][0]["name"] in [
+        each["metadata"]["name"] for each in found if each["kind"] == "Service"
+    ]
+    rules = yaml.safe_load((ROOT / "deploy" / "monitoring" / "rules.yaml").read_text())
+    assert of_kind(found, "PrometheusRule")["spec"] == rules
+    shown = of_kind(found, "ConfigMap", "cellgate-dashboard")["data"]["cellgate.json"]
+    assert json.loads(shown) == json.loads((ROOT / "deploy" / "monitoring" / "dashboard.json").read_text())
     for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
         target = of_kind(found, kind)["spec"]["scaleTargetRef"]
         assert "replicas" not in of_kind(found, target["kind"], target["name"])["spec"]
@@ -192,6 +205,8 @@ def test_an_engine_may_trace_no_other_process_of_its_pod(helm: str) -> None:
         (["--set=engine.create=false"], "engine.create is false: name the units in config.cells"),
         (["--set=files.usageLog=usage"], "files.usageLog: what is logged is the use of keys"),
         (["--set=monitoring.serviceMonitor.enabled=true"], "networkPolicy.operators: name the namespace"),
+        (["--set=config.polcy=p2c"], "config: Additional property polcy is not allowed"),
+        (["--set=route.enabled=true"], "route.parentRefs: name the Gateway"),
         (["--set=autoscaling.gate.enabled=true,gate.replicas=5"], "autoscaling.gate.maxReplicas: expected"),
         (
             ["--set=autoscaling.units.enabled=true,autoscaling.units.minUnits=9"],
@@ -292,6 +307,11 @@ def test_pods_go_where_they_are_told_with_what_is_added_to_them(helm: str, examp
             assert PLACED.items() <= pod.items()
     for thing in found:
         validate(thing)
+
+
+def test_the_chart_has_the_alerts_and_the_dashboard_as_they_are() -> None:
+    for name in SHIPPED:
+        assert (CHART / "files" / name).read_text() == (ROOT / "deploy" / "monitoring" / name).read_text()
 
 
 def test_the_schema_is_that_of_the_values() -> None:

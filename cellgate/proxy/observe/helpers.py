@@ -118,6 +118,12 @@ class _Known:
     since: float
 
 
+LAST_WORDS: dict[str, str] = {}
+"""Why the last call of a helper failed, by its name; those that are here have their event from this process,
+and log nothing themselves.
+"""
+
+
 class CountedHelper:
     """A helper whose calls are counted (proxy/observe/counters.py), in any process of the gate: it fails
     while calls fail and none succeeds.
@@ -156,7 +162,8 @@ class CountedHelper:
         if grown & self._good:
             self._trouble = None
         elif failed := grown & self._bad:
-            self._trouble = HelperTrouble(self._says.format(why=", ".join(sorted(failed))))
+            why = LAST_WORDS.get(self._name) or ", ".join(sorted(failed))
+            self._trouble = HelperTrouble(self._says.format(why=why))
         return {self._name: self._trouble}
 
 
@@ -167,12 +174,14 @@ def counted_helpers(settings: Settings, elsewhere: Mapping[TallyKey, int]) -> It
         follows = "requests pass unseen" if guardrail.fail == "open" else "requests get 503"
         says = f"{guardrail.url} gives no verdict ({{why}}): {follows} (guardrail.fail: {guardrail.fail})"
         yield make("guardrail", (GUARDRAIL,), _VERDICTS, _NO_VERDICT, says)
-    says = "{} accepts no {}, they are dropped; requests are not affected"
+    says = "{} does not accept {} ({{why}}): they are dropped until it does; requests are not affected"
     sent, dropped = frozenset({"sent"}), frozenset({"dropped"})
     if (tracing := settings.tracing) is not None:
+        LAST_WORDS["tracing"] = ""
         spans = says.format(tracing.endpoint, "spans")
         yield make("tracing", (EXPORTS, "spans"), sent, dropped, spans)
     if (otlp := settings.otlp_metrics) is not None:
+        LAST_WORDS["otlp_metrics"] = ""
         metrics = says.format(otlp.endpoint, "metrics")
         yield make("otlp_metrics", (EXPORTS, "metrics"), sent, dropped, metrics)
     if settings.keys is not None and (jwt := settings.keys.jwt) is not None:

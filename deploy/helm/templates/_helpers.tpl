@@ -5,14 +5,19 @@
 {{- range $what, $found := dict "image.repository" .Values.image.repository "secret.name" .Values.secret.name }}
 {{- include "cellgate.required" (list $what $found) }}
 {{- end }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
-{{- fail (printf "the release: expected a DNS label that begins with a letter, found %s: Services cannot be called so" .Release.Name) }}
+{{- $name := include "cellgate.name" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- $what := ternary "fullnameOverride" "the release" (ne .Values.fullnameOverride "") }}
+{{- fail (printf "%s: expected a DNS label that begins with a letter, found %s: Services cannot be called so" $what $name) }}
 {{- end }}
 {{- if not (has .Values.service.type (list "ClusterIP" "NodePort" "LoadBalancer")) }}
 {{- fail (printf "service.type: expected ClusterIP, NodePort or LoadBalancer, found %s" .Values.service.type) }}
 {{- end }}
 {{- range $what, $found := dict "gate.replicas" .Values.gate.replicas "service.port" .Values.service.port "drain.seconds" .Values.drain.seconds }}
 {{- include "cellgate.counted" (list $what $found) }}
+{{- end }}
+{{- if and .Values.route.enabled (not .Values.route.parentRefs) }}
+{{- fail "route.parentRefs: name the Gateway that the route is of" }}
 {{- end }}
 {{- if and .Values.files.usageLog (not .Values.files.keys) (not .Values.config.keys) }}
 {{- fail "files.usageLog: what is logged is the use of keys: give files.keys as well" }}
@@ -47,7 +52,7 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$" .name) }}
 {{- fail (printf "engine.name: expected a DNS label (a-z, 0-9 and -, a letter first, at most 45), found %q" .name) }}
 {{- end }}
-{{- if has .name (list $.Release.Name (printf "%s-admin" $.Release.Name)) }}
+{{- if has .name (list (include "cellgate.name" $) (printf "%s-admin" (include "cellgate.name" $))) }}
 {{- fail (printf "engine.name: %s is a Service of the release already: choose another name" .name) }}
 {{- end }}
 {{- range $what, $found := dict "units" .units "nodes" .nodes "gpusPerNode" .gpusPerNode "maxInFlight" .maxInFlight }}
@@ -83,8 +88,15 @@ app.kubernetes.io/name: cellgate
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* What objects are called. */ -}}
+{{- define "cellgate.name" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
 {{- define "cellgate.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image }}
+{{- .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- /* drain_delay_s + drain_s and a little. SIGTERM does all: no preStop is needed. */ -}}
@@ -112,7 +124,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.files.unitApiKey }}{{ $_ := set $unit "api_key_file" "/etc/cellgate-files/unitApiKey/api-key" }}{{ end }}
 {{- if eq .Values.mode "fleet" }}
 {{- $_ := set $made "discovery" "redis" }}
-{{- $_ := set $made "redis" (printf "%s://%s-redis:6379/0" (ternary "rediss" "redis" (ne .Values.redis.tls "")) .Release.Name) }}
+{{- $_ := set $made "redis" (printf "%s://%s-redis:6379/0" (ternary "rediss" "redis" (ne .Values.redis.tls "")) (include "cellgate.name" .)) }}
 {{- else if and (eq .Values.mode "cell") $engine.create }}
 {{- $found := dict "from" "lws" "name" $engine.name "port" 8000 "agent_port" 9911 "unit" $unit }}
 {{- $_ := set $made "cells" (list (dict "name" $engine.cell "discover" $found)) }}
@@ -197,7 +209,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "cellgate.volumes" -}}
 - name: config
-  configMap: {name: {{ .Release.Name }}}
+  configMap: {name: {{ include "cellgate.name" . }}}
 - name: tmp
   emptyDir: {}
 {{- if and .Values.redis.tls (eq .Values.mode "fleet") }}
