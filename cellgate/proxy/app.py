@@ -73,6 +73,7 @@ from cellgate.proxy.process.listeners import gate_name
 from cellgate.proxy.process.memory import Garbage, calm_the_collector, return_large_blocks, slow_build
 from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
 from cellgate.proxy.process.tls import LiveTls
+from cellgate.proxy.process.warnings import cannot_be_meant
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.models import choice_of
 from cellgate.proxy.request.ports import Dispatcher
@@ -335,6 +336,8 @@ class App:
         listening = f"{self._settings.listen.host}:{self._core.port}"
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
         if line := descriptors.shortage(self._settings):
+            log_line("warning", line)
+        for line in cannot_be_meant(self._settings):
             log_line("warning", line)
         for line in unsaid_ports(self._settings.fleet):
             log_line("info", line)

@@ -28,13 +28,13 @@ from cellgate.proxy.cli.terminal import (
     overrides,
     table,
 )
-from cellgate.proxy.cli.warnings import warnings_of
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import FileKeys, json_schema
 from cellgate.proxy.config.settings import TICK_S, RedisAccess, Settings
 from cellgate.proxy.observe.text import unsaid_ports
+from cellgate.proxy.process.warnings import warnings_of
 from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STALLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
 from cellgate.router.nouns import Fleet, Rules, Unit

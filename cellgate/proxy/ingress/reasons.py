@@ -124,6 +124,10 @@ _NODES = (
 )
 _NODES += "unit on all its nodes. This gate notices by itself."
 _UNWATCHED = "start the agent of node {nodes} again (cellgate agent); until then, probes alone watch it."
+_WANTS_TOKEN = (
+    "give this gate the token that the agent of node {nodes} was started with (CELLGATE_AGENT_TOKEN), "
+)
+_WANTS_TOKEN += "and start this gate again; until then, probes alone watch it."
 _REFUSES = "compare its key, its model's name and its command line with those of another unit: "
 _REFUSES += "cellgate units -o wide; docs/4xx.md."
 _ITS_KEY = (
@@ -199,7 +203,8 @@ def shortcomings(state: UnitState) -> list[Shortcoming]:
         found.append(Shortcoming("slow", f"slow: a token takes {times}", _SLOW))
     if unwatched := unseen_nodes(state):
         said, names = "; ".join(map(_sourced, unwatched.values())), " and ".join(sorted(unwatched))
-        found.append(Shortcoming("node not watched", said, _UNWATCHED.format(nodes=names)))
+        helps = _WANTS_TOKEN if " token" in said else _UNWATCHED
+        found.append(Shortcoming("node not watched", said, helps.format(nodes=names)))
     if state.canary_refused:
         found.append(Shortcoming("its key?", state.canary_refused, _ITS_KEY))
     if state.load is not None and state.load.kv_use >= KV_FULL:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.cli.warnings import warnings_of
 from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.process.warnings import warnings_of
 from cellgate.router.nouns import Fleet, Node, Role, Unit
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8100", models=("m",))

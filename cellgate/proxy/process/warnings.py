@@ -1,6 +1,7 @@
-"""Warnings about a configuration that is valid: what cannot be meant, or will fail. For `cellgate check`.
+"""Warnings about a configuration that is valid: what cannot be meant, or will fail. For `cellgate check`, and
+at the start of a gate.
 
-In this order: `warnings_of`.
+In this order: `warnings_of`, `cannot_be_meant`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 def warnings_of(settings: Settings) -> Iterator[str]:
     """One line each."""
     yield from _certificates(settings)
-    yield from _places(settings)
-    yield from _trust(settings)
-    yield from _aliases(settings)
-    yield from _agents(settings)
+    yield from cannot_be_meant(settings)
     for source in settings.sources:
         path = getattr(source, "path", None)
         if isinstance(path, str) and not Path(path).is_file():
             yield f"{source.title}: there is no such file yet: no unit comes from it until there is"
+
+
+def cannot_be_meant(settings: Settings) -> Iterator[str]:
+    """Those that a gate says once, at its start; of certificates and sources it tells as of helpers."""
+    yield from _places(settings)
+    yield from _trust(settings)
+    yield from _aliases(settings)
+    yield from _agents(settings)
 
 
 def _certificates(settings: Settings) -> Iterator[str]:
