@@ -98,8 +98,7 @@ class Plane:
         self.ticker = ticker
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
-        self.metrics = Metrics(self.board)
-        self.generations = GenAiMetrics()
+        self.metrics, self.generations = Metrics(self.board), GenAiMetrics()
         self.reach, self.helpers = self._make_reach(unit_tls), self._make_helpers()
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)
