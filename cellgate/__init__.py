@@ -1,2 +1,2 @@
-VERSION = "0.1.0"
+VERSION = "0.1.1"
 """Of Cellgate, stated here alone; `importlib.metadata` would look it up for a megabyte."""

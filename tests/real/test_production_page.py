@@ -35,7 +35,7 @@ def test_the_values_make_what_the_page_promises(tmp_path: Path) -> None:
     }
     assert "max_in_flight: 64" in configuration(found)
     images = {container["image"] for container, _ in containers(found)}
-    assert "registry.example.com/cellgate:0.1.0" in images
+    assert "registry.example.com/cellgate:0.1.1" in images
 
 
 def test_the_values_for_a_set_that_is_there_make_gates_alone(tmp_path: Path) -> None:
