@@ -68,7 +68,7 @@ from cellgate.proxy.observe.log import configure, log_line
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
-from cellgate.proxy.process.certificates import CertificateMetrics, Expiry, trouble_of
+from cellgate.proxy.process.certificates import CertificateMetrics, Expiry, shown_by_helpers, trouble_of
 from cellgate.proxy.process.listeners import gate_name
 from cellgate.proxy.process.memory import Garbage, calm_the_collector, return_large_blocks, slow_build
 from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
@@ -299,7 +299,8 @@ class App:
 
     def _expiries(self) -> list[Expiry]:
         ends = self._plane.reach.certificate_ends()
-        return [*self._tls.expiries, *(Expiry(f"unit {unit}", "", end) for unit, end in ends.items())]
+        units = [Expiry(f"unit {unit}", "", end) for unit, end in ends.items()]
+        return [*self._tls.expiries, *units, *shown_by_helpers()]
 
     def _tls_and_configuration(self) -> dict[str, HelperTrouble | None]:
         """What is wrong with certificates, those of units as well, and with the file as it is now."""
@@ -311,7 +312,7 @@ class App:
         ends = self._plane.reach.certificate_ends()
         for unit, end in ends.items():
             found[f"unit {unit}"] = trouble_of(Expiry(f"unit {unit}", "", end), wall)
-        return found
+        return found | {f"certificate of {one.of}": trouble_of(one, wall) for one in shown_by_helpers()}
 
     def _take_remedies(self, settings: Settings) -> None:
         if self._operator is None and settings.remedies:

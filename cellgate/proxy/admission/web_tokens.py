@@ -22,6 +22,7 @@ from cellgate.proxy.config.settings import JwtSettings
 from cellgate.proxy.observe.counters import JWKS, tally
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.process.certificates import note_shown
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys. A shared secret would let whoever verifies also sign."""
@@ -115,6 +116,8 @@ class WebTokens:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(self._settings.jwks_url, ssl=self._tls, allow_redirects=False) as reply,
         ):
+            if reply.connection is not None and (there := reply.connection.transport) is not None:
+                note_shown("JSON Web Tokens", there.get_extra_info("peercert"))
             if reply.status != 200:
                 raise ValueError(f"it answered {reply.status}")
             page = await reply.content.read(PAGE_BYTES + 1)

@@ -2,17 +2,17 @@
 
 Read from the encoding itself (RFC 5280, 4.1): Python's ssl shows the dates of certificates of others only.
 
-In this order: `Expiry`, `expiries`, `trouble_of`, `ends_of`, `CertificateMetrics`.
+In this order: `Expiry`, `expiries`, `trouble_of`, `note_shown`, `ends_of`, `CertificateMetrics`.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -76,6 +76,20 @@ def trouble_of(one: Expiry, wall: float) -> HelperTrouble | None:
     if one.end > wall:
         return HelperTrouble(f"{said}; then {follows}: {renew}", "soon")
     return HelperTrouble(f"{said}: {follows}; {renew}", weight)
+
+
+_SHOWN: dict[str, float] = {}
+
+
+def note_shown(of: str, certificate: Mapping[str, Any] | None) -> None:
+    """A helper of the gate has shown this certificate (as Python's ssl has it) on a connection."""
+    if certificate and "notAfter" in certificate:
+        _SHOWN[of] = ssl.cert_time_to_seconds(certificate["notAfter"])
+
+
+def shown_by_helpers() -> list[Expiry]:
+    """The ends of what helpers have shown last."""
+    return [Expiry(of, "", end) for of, end in _SHOWN.items()]
 
 
 def ends_of(path: str) -> list[float]:

@@ -40,6 +40,7 @@ from cellgate.proxy.config.checks import address
 from cellgate.proxy.config.settings import Address, RedisAccess, Tls
 from cellgate.proxy.control.containment import Containment, fingerprint_name
 from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.process.certificates import note_shown
 from cellgate.proxy.redis.reports import Names, UnitReport, written
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 from cellgate.router.poison import Ban
@@ -678,9 +679,20 @@ def _options(access: RedisAccess, url: RedisUrl, tls: Tls) -> dict[str, Any]:
     }
     if not url.is_secured:
         return options
-    secured = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.unit_cert, "ssl_keyfile": tls.unit_key}
+    secured: dict[str, Any] = {
+        "ssl_ca_certs": tls.ca,
+        "ssl_certfile": tls.unit_cert,
+        "ssl_keyfile": tls.unit_key,
+        "redis_connect_func": _note_certificate,
+    }
     # A URL says itself that it wants TLS.
     return options | secured | ({} if url.kind is RedisKind.SERVER else {"ssl": True})
+
+
+async def _note_certificate(connection: Any) -> None:
+    """What redis-py does with a new connection; and when the certificate of the other end ends."""
+    await connection.on_connect()
+    note_shown("Redis", connection._writer.get_extra_info("peercert"))
 
 
 def _by_sentinel(access: RedisAccess, url: RedisUrl, options: dict[str, Any]) -> ServerClient:

@@ -13,7 +13,15 @@ from cellgate.proxy.config.settings import GuardrailSettings, Settings, Tls
 from cellgate.proxy.observe.counters import GUARDRAIL, TallyKey
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.observe.helpers import Helpers, HelperTrouble, counted_helpers
-from cellgate.proxy.process.certificates import Expiry, ends_of, expiries, expiry_words, trouble_of
+from cellgate.proxy.process.certificates import (
+    Expiry,
+    ends_of,
+    expiries,
+    expiry_words,
+    note_shown,
+    shown_by_helpers,
+    trouble_of,
+)
 from cellgate.router.nouns import Fleet
 from tests.real.certificates import authority, signed_by
 
@@ -121,3 +129,19 @@ def test_a_certificate_is_spoken_of_from_a_month_before_its_end() -> None:
     assert [each and each.weight for each in (soon, over, unit)] == ["soon", "grave", "lost"]
     assert over is not None
     assert "clients refuse connections to this gate; renew the file" in over.says
+
+
+def test_what_a_helper_showed_last_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cellgate.proxy.process.certificates._SHOWN", {})
+    for certificate in (
+        {"notAfter": "Jan  1 00:00:00 2026 GMT"},
+        {"notAfter": "Jan  2 00:00:00 2026 GMT"},
+        None,
+        {},
+    ):
+        note_shown("Redis", certificate)
+    [shown] = shown_by_helpers()
+    assert shown == Expiry("Redis", "", 1767312000.0)
+    trouble = trouble_of(shown, shown.end + DAY_S)
+    assert trouble is not None
+    assert trouble.says.endswith("the gate refuses Redis; renew it there")
