@@ -224,9 +224,12 @@ async def test_they_reach_the_router_and_cross_to_the_unit(monkeypatch: pytest.M
         one, other, same = (ask.tenant for ask in asks[1:])
         assert one == same != other
         assert here.unit.requests[1].get("authorization") == "Bearer a"
+        # A sub-agent that has a session of its own is of the one above it.
+        await client.ask(chat(head="X-Session-Affinity: own\r\nX-Parent-Session-Id: s-1\r\n"))
+        assert asks.pop().session == "s-1"
         # One that makes no sense is named, and reaches no unit.
         reply = await client.ask(chat(head="x-slo-ttft-ms: soon\r\n"))
-        assert (reply.status, reply.error["param"], here.received) == (400, "x-slo-ttft-ms", 4)
+        assert (reply.status, reply.error["param"], here.received) == (400, "x-slo-ttft-ms", 5)
         assert reply.error["message"] == "x-slo-ttft-ms: expected milliseconds above 0, found 'soon'"
 
 
